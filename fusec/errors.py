@@ -1,0 +1,35 @@
+"""Every error a user of fusec can meet, one small tree.
+
+Each message says what is wrong, where (file, node, tensor) and, where one is known, the remedy.
+The command line prints the message alone and exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class FusecError(Exception):
+    """Base of all errors raised on purpose; anything else is a defect of fusec."""
+
+
+class ModelError(FusecError):
+    """The model (file, bytes, graph or text) is malformed or uses what fusec does not take."""
+
+
+class VerifyError(FusecError):
+    """A graph breaks a rule of the IR: types, order, use lists, names."""
+
+
+class TargetError(FusecError):
+    """A target, a driver, cuDNN or a library it needs is unknown or missing."""
+
+
+class LoweringError(FusecError):
+    """A partition cannot be expressed as a cuDNN graph."""
+
+
+class ExecutionError(FusecError):
+    """Bad arguments of a call, or a failure while a compiled program runs."""
+
+
+class CheckError(FusecError):
+    """A check the user asked for (verify, must-fuse) did not hold."""
