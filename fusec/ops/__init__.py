@@ -1,0 +1,75 @@
+"""Every op there is: ALL, a tuple one can read; BY_NAME finds one by its name in the text form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fusec.ir import Op
+from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.matmul import MatMul
+from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
+from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
+from fusec.ops.pooling import AvgPool, MaxPool
+from fusec.ops.reduction import Reduce, Softmax
+from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
+
+ALL: tuple[type[Op], ...] = (
+    *CLASSES.values(),
+    Cast,
+    Conv,
+    ConvTranspose,
+    MatMul,
+    BatchNorm,
+    InstanceNorm,
+    GroupNorm,
+    LayerNorm,
+    RmsNorm,
+    LocalResponseNorm,
+    MaxPool,
+    AvgPool,
+    Reduce,
+    Softmax,
+    Reshape,
+    Transpose,
+    Relayout,
+    Expand,
+    Concat,
+    Split,
+    Slice,
+    Pad,
+    Gather,
+    Resize,
+)
+
+BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
+
+__all__ = [
+    "ALL",
+    "BY_NAME",
+    "AvgPool",
+    "BatchNorm",
+    "Cast",
+    "Concat",
+    "Conv",
+    "ConvTranspose",
+    "Expand",
+    "Gather",
+    "GroupNorm",
+    "InstanceNorm",
+    "LayerNorm",
+    "LocalResponseNorm",
+    "MatMul",
+    "MaxPool",
+    "Pad",
+    "Pointwise",
+    "Reduce",
+    "Relayout",
+    "Reshape",
+    "Resize",
+    "RmsNorm",
+    "Slice",
+    "Softmax",
+    "Split",
+    "Transpose",
+    "pw",
+]

@@ -1,0 +1,183 @@
+"""Convolution and transposed convolution in 1, 2 or 3 spatial dims; a bias is a separate add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fusec.ir import Array, Op, TensorType
+from fusec.ops.spec import require, require_arity, require_float, widened
+
+
+@dataclass(frozen=True)
+class Conv(Op):
+    """Cross-correlation: x[N, C, spatial…] with w[K, C/groups, window…] -> [N, K, spatial…].
+
+    Attributes have one entry per spatial dim; `pads` all the starts, then all the ends.
+    """
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+    name: ClassVar[str] = "conv"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 2)
+        x, w = operands
+        require_float(self.name, x, w)
+        _check_window(self.name, x, w, self.strides, self.pads, self.dilations)
+        require(self.groups >= 1, f"groups is {self.groups}")
+        require(
+            x.shape[1] == w.shape[1] * self.groups,
+            f"weight takes {w.shape[1] * self.groups} channels, x has {x.shape[1]} (groups={self.groups})",
+        )
+        require(w.shape[0] % self.groups == 0, f"{w.shape[0]} filters do not divide into {self.groups} groups")
+        spatial = windows_along(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
+        return (TensorType((x.shape[0], w.shape[0], *spatial), x.dtype, x.order),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        return (widened(lambda x, w: correlate(xp, x, w, self), *operands),)
+
+
+@dataclass(frozen=True)
+class ConvTranspose(Op):
+    """Gradient of a convolution as an op: x[N, C, …] with w[C, K/groups, window…] -> [N, K, …]."""
+
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    groups: int = 1
+    name: ClassVar[str] = "conv_transpose"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 2)
+        x, w = operands
+        require_float(self.name, x, w)
+        _check_window(self.name, x, w, self.strides, self.pads, self.dilations)
+        n = x.rank - 2
+        require(len(self.output_padding) == n, f"output_padding needs {n} entries, not {len(self.output_padding)}")
+        require(all(p >= 0 for p in self.output_padding), f"negative output_padding {self.output_padding}")
+        require(self.groups >= 1 and x.shape[1] % self.groups == 0, f"groups={self.groups} with {x.shape[1]} channels")
+        require(x.shape[1] == w.shape[0], f"weight takes {w.shape[0]} channels, x has {x.shape[1]}")
+        spatial = tuple(
+            s * (i - 1) + o + d * (k - 1) + 1 - p0 - p1
+            for i, k, s, d, o, p0, p1 in zip(
+                x.shape[2:],
+                w.shape[2:],
+                self.strides,
+                self.dilations,
+                self.output_padding,
+                self.pads[:n],
+                self.pads[n:],
+                strict=True,
+            )
+        )
+        require(all(s >= 1 for s in spatial), f"the pads leave nothing of the output: {list(spatial)}")
+        return (TensorType((x.shape[0], w.shape[1] * self.groups, *spatial), x.dtype, x.order),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        return (widened(lambda x, w: scatter(xp, x, w, self), *operands),)
+
+
+def _check_window(
+    op: str, x: TensorType, w: TensorType, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> None:
+    n = x.rank - 2
+    require(1 <= n <= 3, f"{op} takes 1 to 3 spatial dims, x has shape {list(x.shape)}")
+    require(w.rank == x.rank, f"weight has rank {w.rank}, x rank {x.rank}")
+    check_window(op, n, strides, pads, dilations)
+
+
+def check_window(op: str, n: int, strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]) -> None:
+    """Check the attributes of a sliding window over `n` spatial dims."""
+    require(len(strides) == n, f"strides needs {n} entries, not {len(strides)}")
+    require(len(dilations) == n, f"dilations needs {n} entries, not {len(dilations)}")
+    require(len(pads) == 2 * n, f"pads needs {2 * n} entries, not {len(pads)}")
+    require(all(s >= 1 for s in strides), f"strides must be positive: {list(strides)}")
+    require(all(d >= 1 for d in dilations), f"dilations must be positive: {list(dilations)}")
+    require(all(p >= 0 for p in pads), f"{op}: negative pads {list(pads)}")
+
+
+def windows_along(
+    spatial: Sequence[int], window: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
+) -> tuple[int, ...]:
+    """How many windows fit along each spatial dim; VerifyError if one dim is smaller than its window."""
+    n = len(spatial)
+    result: list[int] = []
+    for i, k, s, p0, p1, d in zip(spatial, window, strides, pads[:n], pads[n:], dilations, strict=True):
+        room = i + p0 + p1 - d * (k - 1) - 1
+        require(room >= 0 and k >= 1, f"a window of {k} (dilation {d}) does not fit {i} padded by {p0}+{p1}")
+        result.append(room // s + 1)
+    return tuple(result)
+
+
+def sliding(
+    xp: Any, x: Array, window: Sequence[int], strides: Sequence[int], dilations: Sequence[int], count: Sequence[int]
+) -> Array:
+    """A view [N, C, window…, count…] of x[N, C, spatial…], which is already padded."""
+    step = x.strides[2:]
+    shape = (*x.shape[:2], *window, *count)
+    by = (
+        *x.strides[:2],
+        *(b * d for b, d in zip(step, dilations, strict=True)),
+        *(b * s for b, s in zip(step, strides, strict=True)),
+    )
+    return xp.lib.stride_tricks.as_strided(x, shape, by)
+
+
+def pad_spatial(xp: Any, x: Array, pads: Sequence[int], value: float = 0.0) -> Array:
+    """x[N, C, spatial…] padded by `pads` (starts, then ends)."""
+    n = x.ndim - 2
+    if not any(pads):
+        return x
+    widths = [(0, 0), (0, 0), *zip(pads[:n], pads[n:], strict=True)]
+    return xp.pad(x, widths, constant_values=value)
+
+
+def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
+    """The convolution by im2col and one batched matrix product per image."""
+    count = windows_along(x.shape[2:], w.shape[2:], op.strides, op.pads, op.dilations)
+    groups, taps = op.groups, math.prod(w.shape[1:])
+    filters = w.reshape(groups, w.shape[0] // groups, taps)
+    padded = pad_spatial(xp, x, op.pads)
+    columns = sliding(xp, padded, w.shape[2:], op.strides, op.dilations, count)
+    result = xp.empty((x.shape[0], w.shape[0], *count), x.dtype)
+    for image in range(x.shape[0]):  # one image at a time bounds the memory of im2col
+        matrix = columns[image].reshape(groups, taps, math.prod(count))
+        result[image] = xp.matmul(filters, matrix).reshape(w.shape[0], *count)
+    return result
+
+
+def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
+    """Transposed convolution: each input element adds its scaled filter to the output."""
+    n, groups = x.ndim - 2, op.groups
+    batch, channels = x.shape[:2]
+    spatial, window = x.shape[2:], w.shape[2:]
+    filters = w.reshape(groups, channels // groups, w.shape[1] * math.prod(window))
+    flat = x.reshape(batch, groups, channels // groups, math.prod(spatial))
+    parts = xp.matmul(xp.swapaxes(filters, 1, 2)[None], flat)
+    parts = parts.reshape(batch, groups * w.shape[1], *window, *spatial)
+    full = [
+        s * (i - 1) + d * (k - 1) + 1 + o
+        for i, k, s, d, o in zip(spatial, window, op.strides, op.dilations, op.output_padding, strict=True)
+    ]
+    result = xp.zeros((batch, groups * w.shape[1], *full), x.dtype)
+    for tap in _indices(window):
+        place = tuple(
+            slice(t * d, t * d + s * (i - 1) + 1, s)
+            for t, d, s, i in zip(tap, op.dilations, op.strides, spatial, strict=True)
+        )
+        result[(slice(None), slice(None), *place)] += parts[(slice(None), slice(None), *tap)]
+    crop = tuple(slice(p0, size - p1) for p0, p1, size in zip(op.pads[:n], op.pads[n:], full, strict=True))
+    return result[(slice(None), slice(None), *crop)]
+
+
+def _indices(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    indices: list[tuple[int, ...]] = [()]
+    for size in shape:
+        indices = [(*index, i) for index in indices for i in range(size)]
+    return indices

@@ -1,0 +1,279 @@
+"""Pointwise ops, one table row each: name, attributes with defaults, rule for dtypes, meaning.
+
+Rows marked with a cuDNN mode of the same meaning carry cuDNN's name (CUDNN_POINTWISE_*); operands
+broadcast as in NumPy. 16-bit floats are computed in f32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.spec import broadcast, require, require_arity, result_order, special, widened
+
+SQRT_HALF = math.sqrt(0.5)
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+Reference = Callable[..., Array]  # (xp, attributes, *operands) -> array
+
+
+@dataclass(frozen=True)
+class Row:
+    """`rule`: float | number | any (operands of one such dtype, result alike), bool (same, of bools),
+    compare (one dtype -> bool), test (float -> bool), select (bool, T, T -> T)."""
+
+    name: str
+    arity: int
+    rule: str
+    reference: Reference
+    defaults: Mapping[str, float | int] = field(default_factory=dict[str, float | int])
+    commutative: bool = False
+
+
+class Pointwise(Op):
+    """Base of the ops made from the table."""
+
+    row: ClassVar[Row]
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        row = self.row
+        require_arity(row.name, operands, row.arity)
+        same = operands[1:] if row.rule == "select" else operands
+        require(
+            all(t.dtype == same[0].dtype for t in same),
+            f"operands differ in dtype: {', '.join(t.dtype.value for t in operands)}",
+        )
+        dtype = same[0].dtype
+        if row.rule in ("float", "test"):
+            require(dtype.is_float, f"{row.name} takes floating-point operands, not {dtype.value}")
+        elif row.rule == "number":
+            require(dtype is not DType.BOOL, f"{row.name} takes numbers, not bool")
+        elif row.rule == "bool":
+            require(dtype is DType.BOOL, f"{row.name} takes bools, not {dtype.value}")
+        elif row.rule == "int":
+            require(dtype.is_int, f"{row.name} takes integers, not {dtype.value}")
+        elif row.rule == "select":
+            require(operands[0].dtype is DType.BOOL, f"the condition is {operands[0].dtype.value}, not bool")
+        if "axis" in row.defaults:
+            axis = self.attributes["axis"]
+            require(0 <= axis < operands[0].rank, f"axis {axis} is out of range for rank {operands[0].rank}")
+        shape = broadcast([t.shape for t in operands])
+        result = DType.BOOL if row.rule in ("compare", "test") else dtype
+        return (TensorType(shape, result, result_order(shape, operands)),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        row = self.row
+
+        def compute(*arrays: Array) -> Array:
+            with np.errstate(all="ignore"):
+                return row.reference(xp, self, *arrays)
+
+        if row.rule in ("compare", "test", "bool"):
+            return (compute(*operands),)
+        if row.rule == "select":
+            return (compute(*operands),)
+        return (widened(compute, *operands).astype(operands[0].dtype, copy=False),)
+
+
+def _sigmoid(xp: Any, x: Array) -> Array:
+    """1/(1+exp(-x)) without overflow: tanh saturates."""
+    return 0.5 * (xp.tanh(0.5 * x) + 1.0)
+
+
+def _softplus(xp: Any, x: Array) -> Array:
+    return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def _gelu_cdf(xp: Any, x: Array) -> Array:
+    return 0.5 * (1.0 + special(xp).erf(x * SQRT_HALF))
+
+
+def _gelu_tanh_inner(xp: Any, x: Array) -> Array:
+    return xp.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
+
+
+def _divide(xp: Any, a: Array, b: Array) -> Array:
+    """Floats: a/b. Integers: rounded towards zero, as ONNX and C do."""
+    if DType.of(a.dtype).is_float:
+        return a / b
+    quotient = a // b
+    return quotient + ((quotient < 0) & (quotient * b != a))
+
+
+def _gelu_tanh_gradient(xp: Any, dy: Array, x: Array) -> Array:
+    t = _gelu_tanh_inner(xp, x)
+    inner = SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * x * x)
+    return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+
+
+def _swish_gradient(xp: Any, beta: float, dy: Array, x: Array) -> Array:
+    s = _sigmoid(xp, beta * x)
+    return dy * (s + beta * x * s * (1.0 - s))
+
+
+def _index(xp: Any, axis: int, x: Array) -> Array:
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return xp.broadcast_to(xp.arange(x.shape[axis]).reshape(shape), x.shape).astype(x.dtype)
+
+
+def _row(
+    name: str, arity: int, rule: str, reference: Reference, *, commutative: bool = False, **defaults: float
+) -> Row:
+    return Row(name, arity, rule, reference, defaults, commutative)
+
+
+TABLE: tuple[Row, ...] = (
+    # one operand, cuDNN's modes
+    _row("abs", 1, "number", lambda xp, a, x: xp.abs(x)),
+    _row("ceil", 1, "float", lambda xp, a, x: xp.ceil(x)),
+    _row("cos", 1, "float", lambda xp, a, x: xp.cos(x)),
+    _row("erf", 1, "float", lambda xp, a, x: special(xp).erf(x)),
+    _row("exp", 1, "float", lambda xp, a, x: xp.exp(x)),
+    _row("floor", 1, "float", lambda xp, a, x: xp.floor(x)),
+    _row("identity", 1, "any", lambda xp, a, x: x),
+    _row("log", 1, "float", lambda xp, a, x: xp.log(x)),
+    _row("neg", 1, "number", lambda xp, a, x: -x),
+    _row("reciprocal", 1, "float", lambda xp, a, x: 1.0 / x),
+    _row("relu", 1, "number", lambda xp, a, x: xp.maximum(x, 0)),
+    _row("rsqrt", 1, "float", lambda xp, a, x: 1.0 / xp.sqrt(x)),
+    _row("sigmoid", 1, "float", lambda xp, a, x: _sigmoid(xp, x)),
+    _row("sin", 1, "float", lambda xp, a, x: xp.sin(x)),
+    _row("softplus", 1, "float", lambda xp, a, x: _softplus(xp, x)),
+    _row("sqrt", 1, "float", lambda xp, a, x: xp.sqrt(x)),
+    _row("tan", 1, "float", lambda xp, a, x: xp.tan(x)),
+    _row("tanh", 1, "float", lambda xp, a, x: xp.tanh(x)),
+    _row("elu", 1, "float", lambda xp, a, x: xp.where(x > 0, x, a.alpha * xp.expm1(xp.minimum(x, 0))), alpha=1.0),
+    _row("gelu", 1, "float", lambda xp, a, x: x * _gelu_cdf(xp, x)),
+    _row("gelu_tanh", 1, "float", lambda xp, a, x: 0.5 * x * (1.0 + _gelu_tanh_inner(xp, x))),
+    _row("swish", 1, "float", lambda xp, a, x: x * _sigmoid(xp, a.beta * x), beta=1.0),
+    _row("leaky_relu", 1, "float", lambda xp, a, x: xp.where(x >= 0, x, a.alpha * x), alpha=0.01),
+    _row("logical_not", 1, "bool", lambda xp, a, x: ~x),
+    _row("gen_index", 1, "number", lambda xp, a, x: _index(xp, a.axis, x), axis=0),
+    # one operand, beyond cuDNN's modes
+    _row("clip", 1, "number", lambda xp, a, x: _clip(xp, a, x), min=-math.inf, max=math.inf),
+    _row("hard_sigmoid", 1, "float", lambda xp, a, x: xp.clip(a.alpha * x + a.beta, 0.0, 1.0), alpha=0.2, beta=0.5),
+    _row("hard_swish", 1, "float", lambda xp, a, x: x * xp.clip(x / 6.0 + 0.5, 0.0, 1.0)),
+    _row(
+        "selu",
+        1,
+        "float",
+        lambda xp, a, x: a.gamma * xp.where(x > 0, x, a.alpha * xp.expm1(xp.minimum(x, 0))),
+        alpha=1.67326319217681884765625,
+        gamma=1.05070102214813232421875,
+    ),
+    _row(
+        "celu",
+        1,
+        "float",
+        lambda xp, a, x: xp.maximum(x, 0) + xp.minimum(0, a.alpha * xp.expm1(xp.minimum(x, 0) / a.alpha)),
+        alpha=1.0,
+    ),
+    _row("mish", 1, "float", lambda xp, a, x: x * xp.tanh(_softplus(xp, x))),
+    _row("softsign", 1, "float", lambda xp, a, x: x / (1.0 + xp.abs(x))),
+    _row("thresholded_relu", 1, "float", lambda xp, a, x: xp.where(x > a.alpha, x, 0.0), alpha=1.0),
+    _row("sign", 1, "number", lambda xp, a, x: xp.sign(x)),
+    _row("round", 1, "float", lambda xp, a, x: xp.rint(x)),
+    _row("acos", 1, "float", lambda xp, a, x: xp.arccos(x)),
+    _row("asin", 1, "float", lambda xp, a, x: xp.arcsin(x)),
+    _row("atan", 1, "float", lambda xp, a, x: xp.arctan(x)),
+    _row("cosh", 1, "float", lambda xp, a, x: xp.cosh(x)),
+    _row("sinh", 1, "float", lambda xp, a, x: xp.sinh(x)),
+    _row("acosh", 1, "float", lambda xp, a, x: xp.arccosh(x)),
+    _row("asinh", 1, "float", lambda xp, a, x: xp.arcsinh(x)),
+    _row("atanh", 1, "float", lambda xp, a, x: xp.arctanh(x)),
+    _row("is_nan", 1, "test", lambda xp, a, x: xp.isnan(x)),
+    _row("is_inf", 1, "test", lambda xp, a, x: xp.isinf(x)),
+    # two operands, cuDNN's modes
+    _row("add", 2, "number", lambda xp, a, x, y: x + y, commutative=True),
+    _row("add_square", 2, "number", lambda xp, a, x, y: x + y * y),
+    _row("sub", 2, "number", lambda xp, a, x, y: x - y),
+    _row("mul", 2, "number", lambda xp, a, x, y: x * y, commutative=True),
+    _row("div", 2, "number", lambda xp, a, x, y: _divide(xp, x, y)),
+    _row("max", 2, "number", lambda xp, a, x, y: xp.maximum(x, y), commutative=True),
+    _row("min", 2, "number", lambda xp, a, x, y: xp.minimum(x, y), commutative=True),
+    _row("mod", 2, "number", lambda xp, a, x, y: xp.fmod(x, y)),  # sign of the dividend, as C's fmod
+    _row("pow", 2, "number", lambda xp, a, x, y: xp.power(x, y)),
+    _row("cmp_eq", 2, "compare", lambda xp, a, x, y: x == y, commutative=True),
+    _row("cmp_neq", 2, "compare", lambda xp, a, x, y: x != y, commutative=True),
+    _row("cmp_gt", 2, "compare", lambda xp, a, x, y: x > y),
+    _row("cmp_ge", 2, "compare", lambda xp, a, x, y: x >= y),
+    _row("cmp_lt", 2, "compare", lambda xp, a, x, y: x < y),
+    _row("cmp_le", 2, "compare", lambda xp, a, x, y: x <= y),
+    _row("logical_and", 2, "bool", lambda xp, a, x, y: x & y, commutative=True),
+    _row("logical_or", 2, "bool", lambda xp, a, x, y: x | y, commutative=True),
+    # two operands, beyond cuDNN's modes
+    _row("logical_xor", 2, "bool", lambda xp, a, x, y: x ^ y, commutative=True),
+    _row("floor_mod", 2, "number", lambda xp, a, x, y: xp.remainder(x, y)),  # sign of the divisor, as Python's
+    _row("prelu", 2, "float", lambda xp, a, x, slope: xp.where(x >= 0, x, slope * x)),
+    # backward: gradient of the result, then the forward operand x
+    _row("relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, 0.0)),
+    _row("leaky_relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, a.alpha * dy), alpha=0.01),
+    _row("sigmoid_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x) * (1.0 - _sigmoid(xp, x))),
+    _row("tanh_backward", 2, "float", lambda xp, a, dy, x: dy * (1.0 - xp.tanh(x) ** 2)),
+    _row(
+        "elu_backward",
+        2,
+        "float",
+        lambda xp, a, dy, x: xp.where(x > 0, dy, dy * a.alpha * xp.exp(xp.minimum(x, 0))),
+        alpha=1.0,
+    ),
+    _row(
+        "gelu_backward",
+        2,
+        "float",
+        lambda xp, a, dy, x: dy * (_gelu_cdf(xp, x) + x * xp.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)),
+    ),
+    _row("gelu_tanh_backward", 2, "float", lambda xp, a, dy, x: _gelu_tanh_gradient(xp, dy, x)),
+    _row("softplus_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x)),
+    _row("swish_backward", 2, "float", lambda xp, a, dy, x: _swish_gradient(xp, a.beta, dy, x), beta=1.0),
+    # three operands
+    _row("where", 3, "select", lambda xp, a, c, x, y: xp.where(c, x, y)),  # cuDNN: binary_select
+)
+
+
+def _clip(xp: Any, a: Any, x: Array) -> Array:
+    """Bounds beyond an integer type's range do not bound it."""
+    low, high = a.min, a.max
+    if not DType.of(x.dtype).is_float:
+        info = np.iinfo(x.dtype)
+        low, high = int(max(low, info.min)), int(min(high, info.max))
+    return xp.minimum(xp.maximum(x, x.dtype.type(low)), x.dtype.type(high))
+
+
+def _make(row: Row) -> type[Pointwise]:
+    return make_dataclass(
+        row.name,
+        [(k, type(v), field(default=v)) for k, v in row.defaults.items()],
+        bases=(Pointwise,),
+        namespace={"name": row.name, "row": row, "commutative": row.commutative, "__module__": __name__},
+        frozen=True,
+    )
+
+
+CLASSES: Mapping[str, type[Pointwise]] = {row.name: _make(row) for row in TABLE}
+
+
+def pw(name: str, **attributes: float) -> Pointwise:
+    """The pointwise op of that name: `pw("leaky_relu", alpha=0.1)`."""
+    return CLASSES[name](**attributes)
+
+
+@dataclass(frozen=True)
+class Cast(Op):
+    """Convert to another dtype: floats to integers truncate, to bool test for non-zero."""
+
+    to: DType
+    name: ClassVar[str] = "cast"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        return (operands[0].with_dtype(self.to),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            return (operands[0].astype(self.to.numpy),)

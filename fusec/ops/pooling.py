@@ -1,0 +1,115 @@
+"""Max and average pooling; a global pool is a reduction over the spatial dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.convolution import check_window, pad_spatial, sliding
+from fusec.ops.spec import require, require_arity, widened
+
+
+@dataclass(frozen=True)
+class _Pool(Op):
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]  # all the starts, then all the ends
+    dilations: tuple[int, ...]
+    ceil_mode: bool = False
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        x = operands[0]
+        n = x.rank - 2
+        require(1 <= n <= 3, f"{self.name} takes 1 to 3 spatial dims, x has shape {list(x.shape)}")
+        require(len(self.window) == n and all(k >= 1 for k in self.window), f"window {list(self.window)} for {n} dims")
+        check_window(self.name, n, self.strides, self.pads, self.dilations)
+        for k, d, p in zip(self.window * 2, self.dilations * 2, self.pads, strict=True):
+            require(p < d * (k - 1) + 1, f"a pad of {p} is as large as the window {k} (dilation {d})")
+        return (TensorType((*x.shape[:2], *self.counts(x.shape[2:])), x.dtype, x.order),)
+
+    def counts(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """Windows along each dim. With ceil_mode a last window may hang over the end, as long as it
+        starts inside the input or its leading pad (ONNX, and PyTorch's rule)."""
+        n = len(spatial)
+        result: list[int] = []
+        for i, k, s, d, p0, p1 in zip(
+            spatial, self.window, self.strides, self.dilations, self.pads[:n], self.pads[n:], strict=True
+        ):
+            room = i + p0 + p1 - d * (k - 1) - 1
+            require(room >= 0, f"a window of {k} (dilation {d}) does not fit {i} padded by {p0}+{p1}")
+            count = (-(-room // s) if self.ceil_mode else room // s) + 1
+            if self.ceil_mode and (count - 1) * s >= i + p0:
+                count -= 1
+            result.append(count)
+        return tuple(result)
+
+    def _windows(self, xp: Any, x: Array, fill: float) -> Array:
+        """[N, C, window…, count…], out-of-range elements being `fill`."""
+        n = x.ndim - 2
+        counts = self.counts(x.shape[2:])
+        need = [
+            (c - 1) * s + d * (k - 1) + 1
+            for c, s, d, k in zip(counts, self.strides, self.dilations, self.window, strict=True)
+        ]
+        ends = [max(p, m - i - p0) for p, m, i, p0 in zip(self.pads[n:], need, x.shape[2:], self.pads, strict=False)]
+        padded = pad_spatial(xp, x, (*self.pads[:n], *ends), fill)
+        return sliding(xp, padded, self.window, self.strides, self.dilations, counts)
+
+
+@dataclass(frozen=True)
+class MaxPool(_Pool):
+    """Maximum over each window; padding never wins."""
+
+    name: ClassVar[str] = "max_pool"
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        x = operands[0]
+        dtype = DType.of(x.dtype)
+        fill = -math.inf if dtype.is_float else int(np.iinfo(x.dtype).min)
+        n = x.ndim - 2
+        return (widened(lambda v: self._windows(xp, v, fill).max(axis=tuple(range(2, 2 + n))), x),)
+
+
+@dataclass(frozen=True)
+class AvgPool(_Pool):
+    """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
+
+    What hangs over the padded input in ceil_mode is never counted.
+    """
+
+    count_include_pad: bool = False
+    name: ClassVar[str] = "avg_pool"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require(operands[0].dtype.is_float, f"avg_pool takes floating-point operands, not {operands[0].dtype.value}")
+        return super().infer(*operands)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        n = operands[0].ndim - 2
+        axes = tuple(range(2, 2 + n))
+
+        def compute(x: Array) -> Array:
+            ones = xp.ones((1, 1, *x.shape[2:]), x.dtype)
+            if self.count_include_pad:
+                ones = pad_spatial(xp, ones, self.pads, 1.0)
+                counting = AvgPool(self.window, self.strides, (0,) * (2 * n), self.dilations, self.ceil_mode)
+                counts = self.counts(x.shape[2:])
+                need = [
+                    max(0, (c - 1) * s + d * (k - 1) + 1 - i)
+                    for c, s, d, k, i in zip(
+                        counts, self.strides, self.dilations, self.window, ones.shape[2:], strict=True
+                    )
+                ]
+                ones = pad_spatial(xp, ones, (*([0] * n), *need))
+                weight = sliding(xp, ones, counting.window, counting.strides, counting.dilations, counts)
+            else:
+                weight = self._windows(xp, ones, 0.0)
+            return self._windows(xp, x, 0.0).sum(axis=axes) / weight.sum(axis=axes)
+
+        return (widened(compute, *operands),)

@@ -1,0 +1,91 @@
+"""Reductions over axes, softmax and log-softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.spec import normalize_axis, require, require_arity, require_float, widened
+
+
+def _logsumexp(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
+    top = x.max(axis=axes, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0.0)
+    return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
+
+
+# every entry keeps the reduced dims as size 1
+_KINDS: Mapping[str, Callable[[Any, Array, tuple[int, ...]], Array]] = {
+    "sum": lambda xp, x, axes: x.sum(axis=axes, keepdims=True, dtype=x.dtype),
+    "mean": lambda xp, x, axes: x.mean(axis=axes, keepdims=True),
+    "max": lambda xp, x, axes: x.max(axis=axes, keepdims=True),
+    "min": lambda xp, x, axes: x.min(axis=axes, keepdims=True),
+    "prod": lambda xp, x, axes: x.prod(axis=axes, keepdims=True, dtype=x.dtype),
+    "l1": lambda xp, x, axes: xp.abs(x).sum(axis=axes, keepdims=True, dtype=x.dtype),
+    "l2": lambda xp, x, axes: xp.sqrt((x * x).sum(axis=axes, keepdims=True)),
+    "sum_square": lambda xp, x, axes: (x * x).sum(axis=axes, keepdims=True, dtype=x.dtype),
+    "log_sum": lambda xp, x, axes: xp.log(x.sum(axis=axes, keepdims=True)),
+    "log_sum_exp": _logsumexp,
+}
+_FLOAT_ONLY = frozenset({"l2", "log_sum", "log_sum_exp"})
+
+
+@dataclass(frozen=True)
+class Reduce(Op):
+    """Reduce over `axes` (ascending, not negative); kinds are the keys of the table above."""
+
+    kind: str
+    axes: tuple[int, ...]
+    keepdims: bool = True
+    name: ClassVar[str] = "reduce"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        x = operands[0]
+        require(self.kind in _KINDS, f"reduce knows no kind {self.kind!r}")
+        if self.kind in _FLOAT_ONLY:
+            require_float(f"reduce {self.kind}", x)
+        require(x.dtype is not DType.BOOL, "reduce takes numbers, not bool")
+        require(self.axes == tuple(sorted(set(self.axes))), f"axes {list(self.axes)} are not ascending")
+        require(all(0 <= a < x.rank for a in self.axes), f"axes {list(self.axes)} for rank {x.rank}")
+        empty = any(x.shape[a] == 0 for a in self.axes)
+        require(not (empty and self.kind in ("max", "min", "mean")), f"{self.kind} over an empty dim")
+        if self.keepdims:
+            shape = tuple(1 if i in self.axes else d for i, d in enumerate(x.shape))
+            return (TensorType(shape, x.dtype, x.order),)
+        return (TensorType(tuple(d for i, d in enumerate(x.shape) if i not in self.axes), x.dtype),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(x: Array) -> Array:
+            with np.errstate(all="ignore"):
+                result = _KINDS[self.kind](xp, x, self.axes)
+            return (result if self.keepdims else result.squeeze(self.axes)).astype(x.dtype, copy=False)
+
+        return (widened(compute, *operands),)
+
+
+@dataclass(frozen=True)
+class Softmax(Op):
+    """exp(x - max) / sum along `axis`; the logarithm of that if `log`."""
+
+    axis: int = -1
+    log: bool = False
+    name: ClassVar[str] = "softmax"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        require_float(self.name, operands[0])
+        normalize_axis(self.axis, operands[0].rank)
+        return (operands[0],)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(x: Array) -> Array:
+            shifted = x - x.max(axis=self.axis, keepdims=True)
+            total = xp.exp(shifted).sum(axis=self.axis, keepdims=True)
+            return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
+
+        return (widened(compute, *operands),)

@@ -1,0 +1,51 @@
+"""What a graph means: evaluate it op by op with NumPy or CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.ir import Array, DType, Graph, Node, Value, quote
+
+
+def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
+    """The results of one node; a failure names it."""
+    try:
+        return node.op.reference(xp, *operands)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ExecutionError(f"{node!r}: {error}") from error
+
+
+def evaluate(
+    graph: Graph, arrays: Mapping[str, Array], xp: Any = np, precision: DType | None = None
+) -> dict[str, Array]:
+    """The graph's outputs by name, from its inputs by name.
+
+    Each result is rounded to its own dtype; with `precision` (say DType.F64) every floating-point
+    tensor has that dtype instead, constants included. Values are freed after their last use.
+    """
+    outputs, held = set(graph.outputs), dict[Value, Array]()
+    for value in graph.inputs:
+        if value.name not in arrays:
+            raise ExecutionError(f"no array for graph input {quote(value.name)}")
+        held[value] = _raised(xp.asarray(arrays[value.name]), precision)
+    left = {value: len(value.uses) for value in graph.values()}
+    for node in graph.nodes:
+        results = evaluate_node(node, [held[v] for v in node.operands], xp)
+        for value, array in zip(node.results, results, strict=True):
+            if value.uses:
+                held[value] = _raised(array, precision)
+        for value in node.operands:
+            left[value] -= 1
+            if left[value] == 0 and value not in outputs:
+                del held[value]
+    return {name: held[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+def _raised(array: Array, precision: DType | None) -> Array:
+    if precision is None or not DType.of(array.dtype).is_float:
+        return array
+    return array.astype(precision.numpy, copy=False)

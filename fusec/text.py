@@ -1,0 +1,336 @@
+"""Parse the text form of a graph, the inverse of printing; errors point at the place with a caret."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from fusec.errors import ModelError, VerifyError
+from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value
+from fusec.ops import BY_NAME
+
+_TOKEN = re.compile(
+    r"""\s*(?:\#[^\n]*\n\s*)*(?:
+    (?P<value>%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]))
+  | (?P<string>"(?:[^"\\]|\\.)*")
+  | (?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![A-Za-z0-9_]))
+  | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+  | (?P<punct>[()\[\]{},:=])
+  | (?P<end>\Z)
+  )""",
+    re.VERBOSE,
+)
+_MAX_ELEMENTS = 1 << 40  # beyond this a shape is a mistake, not a tensor
+
+
+def parse(text: str, weights: Mapping[str, Array] | None = None) -> Graph:
+    """Parse one graph. Large constants, printed as weight("label"), are looked up in `weights`.
+
+    Raises ModelError with line, column and a caret for bad syntax, unknown ops, ill-typed nodes and
+    missing weights. The result is verified.
+    """
+    parser = _Parser(text, weights or {})
+    graph = parser.graph()
+    parser.expect_end()
+    try:
+        graph.verify()
+    except VerifyError as error:
+        raise ModelError(str(error)) from error
+    return graph
+
+
+class _Parser:
+    def __init__(self, text: str, weights: Mapping[str, Array]):
+        self.text = text
+        self.weights = weights
+        self.position = 0
+        self.kind, self.token, self.start = "", "", 0
+        self.values: dict[str, Value] = {}
+        self.advance()
+
+    # tokens ------------------------------------------------------------------------------------------
+
+    def advance(self) -> str:
+        """Move to the next token; returns the one left behind."""
+        previous = self.token
+        match = _TOKEN.match(self.text, self.position)
+        if match is None:
+            self.start = len(self.text) - len(self.text[self.position :].lstrip())
+            self.fail(f"unexpected character {self.text[self.start : self.start + 1]!r}")
+        self.kind = str(match.lastgroup)
+        self.token, self.start = match[self.kind], match.start(self.kind)
+        self.position = match.end()
+        return previous
+
+    def fail(self, reason: str) -> NoReturn:
+        before = self.text[: self.start]
+        line_number = before.count("\n") + 1
+        column = len(before) - (before.rfind("\n") + 1)
+        line = self.text.split("\n")[line_number - 1]
+        raise ModelError(f"line {line_number}, column {column + 1}: {reason}\n  {line}\n  {' ' * column}^")
+
+    def take(self, token: str) -> bool:
+        if self.token == token and self.kind in ("punct", "word"):
+            self.advance()
+            return True
+        return False
+
+    def expect(self, token: str) -> None:
+        if not self.take(token):
+            self.fail(f"expected {token!r}, found {self.token!r}" if self.token else f"expected {token!r}")
+
+    def expect_end(self) -> None:
+        if self.kind != "end":
+            self.fail(f"unexpected {self.token!r} after the graph")
+
+    def string(self) -> str:
+        if self.kind != "string":
+            self.fail("expected a string in double quotes")
+        return _unquote(self.advance())
+
+    def integer(self) -> int:
+        if self.kind != "number" or not re.fullmatch(r"-?\d+", self.token):
+            self.fail(f"expected an integer, found {self.token!r}")
+        return int(self.advance())
+
+    def name(self) -> str:
+        if self.kind != "value":
+            self.fail(f"expected a %name, found {self.token!r}")
+        raw = self.advance()[1:]
+        return _unquote(raw) if raw.startswith('"') else raw
+
+    # grammar -----------------------------------------------------------------------------------------
+
+    def graph(self) -> Graph:
+        self.expect("graph")
+        graph = Graph(self.string())
+        self.expect("(")
+        while not self.take(")"):
+            at, name = self.start, self.name()
+            self.expect(":")
+            type = self.type()
+            if name in self.values:
+                self.start = at
+                self.fail(f"%{name} is defined twice")
+            self.values[name] = graph.add_input(name, type)
+            if self.token != ")":
+                self.expect(",")
+        self.expect("{")
+        while self.token != "return":
+            self.node(graph)
+        self.advance()
+        outputs: list[Value] = []
+        names: list[str] = []
+        while not self.take("}"):
+            value = self.operand()
+            outputs.append(value)
+            names.append(self.string() if self.take("as") else value.name)
+            if self.token != "}":
+                self.expect(",")
+        graph.set_outputs(outputs, names)
+        return graph
+
+    def operand(self) -> Value:
+        at, name = self.start, self.name()
+        if name not in self.values:
+            self.start = at
+            self.fail(f"%{name} is not defined")
+        return self.values[name]
+
+    def node(self, graph: Graph) -> None:
+        at = self.start
+        names = [self.name()]
+        while self.take(","):
+            names.append(self.name())
+        for name in names:
+            if name in self.values:
+                self.start = at
+                self.fail(f"%{name} is defined twice")
+        self.expect("=")
+        op_at = self.start
+        if self.token == "constant":
+            self.advance()
+            self.constant(graph, names, op_at)
+            return
+        if self.kind != "word" or self.token not in BY_NAME:
+            self.fail(f"unknown op {self.token!r}")
+        op_class = BY_NAME[self.advance()]
+        self.expect("(")
+        operands: list[Value] = []
+        while not self.take(")"):
+            operands.append(self.operand())
+            if self.token != ")":
+                self.expect(",")
+        op = self.attributes(op_class)
+        types = self.types() if self.take(":") else None
+        origin = self.origin()
+        after = self.start
+        self.start = op_at
+        try:
+            inferred = op.infer(*(v.type for v in operands))
+        except VerifyError as error:
+            self.fail(str(error))
+        if len(inferred) != len(names):
+            self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named")
+        if types is not None and len(types) != len(names):
+            self.fail(f"{len(names)} results but {len(types)} types")
+        for declared, type in zip(types or (), inferred, strict=bool(types)):
+            if not declared.same_value_type(type):
+                self.fail(f"declared {declared} but {op.name} gives {type}")
+        self.start = after
+        node = graph.insert(op, operands, names=names, types=types, origin=origin)
+        self.values.update((v.name, v) for v in node.results)
+
+    def constant(self, graph: Graph, names: list[str], at: int) -> None:
+        if self.token == "weight":
+            self.advance()
+            self.expect("(")
+            label, items = self.string(), None
+            self.expect(")")
+        elif self.token == "[":
+            label, items = names[0], cast("tuple[Any, ...]", self.attribute())
+        else:
+            self.fail('expected [elements] or weight("label")')
+        self.expect(":")
+        type = self.type()
+        origin = self.origin()
+        after, self.start = self.start, at
+        if items is not None:
+            if len(items) != type.size:
+                self.fail(f"{len(items)} elements for {type}")
+            try:
+                array = np.array(items, np.float64 if type.dtype.is_float else None).astype(type.dtype.numpy)
+            except (ValueError, TypeError, OverflowError):
+                self.fail(f"elements that are no {type.dtype.value}")
+            literal = Literal.of(array.reshape(type.shape), label)
+        else:
+            if label not in self.weights:
+                self.fail(f"no weight {label!r} was given")
+            array = np.asarray(self.weights[label])
+            if array.shape != type.shape or array.dtype != type.dtype.numpy:
+                self.fail(f"weight {label!r} is {array.dtype}{list(array.shape)}, not {type}")
+            literal = Literal.of(array, label)
+        self.start = after
+        node = graph.insert(Constant(literal), names=names, types=[type], origin=origin)
+        self.values[names[0]] = node.result
+
+    def origin(self) -> list[str]:
+        origin: list[str] = []
+        if self.take("loc"):
+            self.expect("(")
+            while not self.take(")"):
+                origin.append(self.string())
+                if self.token != ")":
+                    self.expect(",")
+        return origin
+
+    def attributes(self, op_class: type[Op]) -> Op:
+        at = self.start
+        given: dict[str, Any] = {}
+        if self.take("{"):
+            while not self.take("}"):
+                if self.kind != "word":
+                    self.fail("expected an attribute name")
+                name_at, name = self.start, self.advance()
+                declared = {
+                    f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)
+                }
+                if name not in declared or name in given:
+                    self.start = name_at
+                    self.fail(f"{op_class.name} has no attribute {name!r}" if name not in declared else "given twice")
+                self.expect("=")
+                value_at, value = self.start, self.attribute()
+                if declared[name] == "float" and isinstance(value, int) and not isinstance(value, bool):
+                    value = float(value)
+                if declared[name] == "tuple[float, ...]" and isinstance(value, tuple):
+                    value = tuple(float(v) for v in cast("tuple[float, ...]", value))
+                if not _fits(declared[name], value):
+                    self.start = value_at
+                    self.fail(f"{name} takes {declared[name]}")
+                given[name] = value
+                if self.token != "}":
+                    self.expect(",")
+        try:
+            return op_class(**given)
+        except TypeError:
+            self.start = at
+            missing = [f.name for f in _fields(op_class) if f.name not in given]
+            self.fail(f"{op_class.name} needs attributes {', '.join(missing)}")
+
+    def attribute(self) -> Any:
+        if self.kind == "string":
+            return self.string()
+        if self.kind == "number":
+            token = self.advance()
+            return int(token) if re.fullmatch(r"-?\d+", token) else float(token)
+        if self.take("["):
+            items: list[Any] = []
+            while not self.take("]"):
+                items.append(self.attribute())
+                if self.token != "]":
+                    self.expect(",")
+            return tuple(items)
+        if self.kind == "word" and self.token in ("true", "false", "none"):
+            return {"true": True, "false": False, "none": None}[self.advance()]
+        if self.kind == "word" and self.token in _DTYPES:
+            return _DTYPES[self.advance()]
+        self.fail(f"expected an attribute value, found {self.token!r}")
+
+    def types(self) -> list[TensorType]:
+        types = [self.type()]
+        while self.take(","):
+            types.append(self.type())
+        return types
+
+    def type(self) -> TensorType:
+        if self.token not in _DTYPES:
+            self.fail(f"expected a type such as f32[1,3], found {self.token!r}")
+        at, dtype = self.start, _DTYPES[self.advance()]
+        shape = self.integers("[", "]")
+        order = self.integers("{", "}") if self.token == "{" else ()
+        if math.prod(shape) > _MAX_ELEMENTS:
+            self.start = at
+            self.fail(f"a tensor of {math.prod(shape)} elements")
+        try:
+            return TensorType(shape, dtype, order)
+        except VerifyError as error:
+            self.start = at
+            self.fail(str(error))
+
+    def integers(self, open: str, close: str) -> tuple[int, ...]:
+        self.expect(open)
+        items: list[int] = []
+        while not self.take(close):
+            items.append(self.integer())
+            if self.token != close:
+                self.expect(",")
+        return tuple(items)
+
+
+_DTYPES = {d.value: d for d in DType}
+
+
+def _fields(op_class: type[Op]) -> Any:
+    return fields(cast(Any, op_class))
+
+
+def _fits(declared: str, value: Any) -> bool:
+    """Whether a parsed value is what the attribute's declared type says."""
+    if declared.startswith("tuple"):
+        item = declared.removeprefix("tuple[").split(",")[0]
+        return isinstance(value, tuple) and all(_fits(item, v) for v in cast("tuple[Any, ...]", value))
+    expected: type = {"int": int, "float": float, "bool": bool, "str": str, "DType": DType}[declared]
+    return type(value) is expected
+
+
+def _unquote(text: str) -> str:
+    def plain(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if code.startswith("x") and len(code) == 3 else code
+
+    return re.sub(r"\\(x[0-9a-f]{2}|.)", plain, text[1:-1])
