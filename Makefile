@@ -1,0 +1,60 @@
+# The two commands that do everything: `make demo` and `make test`.
+# They need Python 3.11 or newer (python3, or PYTHON=...), pip, make and a C compiler; the rest goes into .venv.
+# CUDA=12 takes the packages for a driver that knows CUDA 12 only; 13 is the default, also without a GPU.
+
+PYTHON ?= python3
+CUDA ?= 13
+# The cuDNN packages for CUDA 12 and 13 overwrite each other's files: each gets an environment of its own.
+VENV := .venv$(if $(filter 12,$(CUDA)),-cu12)
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
+EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
+
+.PHONY: demo test lint check examples format clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory examples
+	$(MAKE) --no-print-directory demo
+
+# Every check that reads the code without running it.
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-cache
+
+# A missing piece of cuDNN fails here; a bare `pytest` skips the tests that need it.
+check: $(VENV)/.test
+	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2
+
+examples: $(VENV)/.test
+	@set -e; for script in $(EXAMPLES); do echo "python $$script"; $(BIN)/python $$script; done
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fusec needs Python 3.11 or newer; choose one with: make PYTHON=python3.x" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The stamps spare a second run the installation; they age with what decides it.
+$(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[cu$(CUDA),demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.python pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[cu$(CUDA),test]'
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf .venv .venv-cu12 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find fusec tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+"""Comparison of arrays for the tests: relative L2 error, in float64, that NaN and infinity never pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def relative_l2(got: Any, want: Any) -> float:
+    """|got - want| / |want|, both as float64; NaN if either holds a NaN or an infinity."""
+    wide_got, wide_want = (np.asarray(a).astype(np.float64) for a in (got, want))
+    if not (np.isfinite(wide_got).all() and np.isfinite(wide_want).all()):
+        return float("nan")
+    difference, scale = np.linalg.norm(wide_got - wide_want), np.linalg.norm(wide_want)
+    if scale == 0:
+        return 0.0 if difference == 0 else float("inf")
+    return float(difference / scale)
+
+
+def assert_close(got: Any, want: Any, rtol: float) -> None:
+    """Fail unless shapes agree and the relative L2 error is at most `rtol`."""
+    got_shape, want_shape = np.shape(got), np.shape(want)
+    assert got_shape == want_shape, f"shape {got_shape}, wanted {want_shape}"
+    error = relative_l2(got, want)
+    assert error <= rtol, f"relative L2 error {error:.3g}, allowed {rtol:.3g}"
