@@ -596,7 +596,9 @@ def quote(name: str) -> str:
 
 def quote_string(text: str) -> str:
     """A double-quoted string with backslash escapes for quotes, backslashes and control characters."""
-    escaped = re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", text.replace("\\", "\\\\").replace('"', '\\"'))
+    escaped = re.sub(
+        r"[\x00-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", text.replace("\\", "\\\\").replace('"', '\\"')
+    )
     return f'"{escaped}"'
 
 

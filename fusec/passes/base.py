@@ -1,0 +1,79 @@
+"""What a pass is, the options all of them see, and the runner that verifies after each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from fusec.errors import VerifyError
+from fusec.ir import DType, Graph, print_graph
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. `precision` decides the storage type of floating-point tensors and
+    whether fp32 operands may be rounded to tf32; `disable` names passes and rules to leave out."""
+
+    precision: str = "fp32"
+    disable: frozenset[str] = field(default_factory=frozenset[str])
+
+    @property
+    def storage(self) -> DType:
+        """The floating-point type tensors are stored in."""
+        return {"fp16": DType.F16, "bf16": DType.BF16}.get(self.precision, DType.F32)
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether engines that round fp32 operands to tf32 may be used."""
+        return self.precision != "fp32"
+
+
+class Pass(Protocol):
+    """A frozen dataclass whose fields are the pass's own options."""
+
+    name: ClassVar[str]
+
+    def run(self, graph: Graph, options: Options) -> None:
+        """Change the graph in place; its meaning stays (up to rounding)."""
+        ...
+
+
+def run(
+    pipeline: Sequence[Pass],
+    graph: Graph,
+    options: Options | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Graph:
+    """Run the passes in order on `graph`, pruning dead code and verifying after each.
+
+    With the environment variable FUSEC_DUMP=DIR every state is written to DIR/NN-pass.txt.
+    Raises VerifyError naming the pass that broke the graph.
+    """
+    options = options or Options()
+    dump = os.environ.get("FUSEC_DUMP")
+    if dump:
+        _write(Path(dump) / "00-input.txt", graph)
+    for index, step in enumerate(pipeline, 1):
+        if step.name in options.disable:
+            continue
+        if progress is not None:
+            progress(step.name)
+        step.run(graph, options)
+        graph.prune()
+        try:
+            graph.verify()
+        except VerifyError as error:
+            raise VerifyError(f"after pass {step.name}: {error}") from error
+        if dump:
+            _write(Path(dump) / f"{index:02}-{step.name}.txt", graph)
+    return graph
+
+
+def _write(path: Path, graph: Graph) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(print_graph(graph, locations=True) + "\n", encoding="utf-8")
