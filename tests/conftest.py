@@ -67,9 +67,15 @@ def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield shared
 
 
+def seeded(test: str) -> tuple[list[int], np.random.Generator]:
+    """The seed of a test, by its name, and a generator that starts from it."""
+    seed = [SEED, zlib.crc32(test.encode())]
+    return seed, np.random.default_rng(seed)
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that depend on the test's name and FUSEC_TEST_SEED; both are printed if the test fails."""
-    seed = [SEED, zlib.crc32(request.node.nodeid.encode())]
+    seed, generator = seeded(request.node.nodeid)
     print(f"rng seeded with {seed}: repeat with FUSEC_TEST_SEED={SEED}")
-    return np.random.default_rng(seed)
+    return generator
