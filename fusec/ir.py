@@ -5,6 +5,9 @@ of `Graph` (insert, set_input, set_type, replace, erase) change wiring, so use l
 Graph outputs are the operands of one closing `return` node: replacing or erasing has no special case.
 """
 
+# Graph, Node and Value share their links and use lists; nothing outside this file may touch them.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import enum
