@@ -1,0 +1,177 @@
+"""How tensors of a body look to cuDNN: views followed by strides, and dims merged to a common frame.
+
+cuDNN takes rank 3 for matmul and pointwise graphs and rank 4 or 5 for convolutions, with explicit
+strides. A frame says which dims of the iteration space form each dim that cuDNN sees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fusec.errors import LoweringError
+from fusec.ir import Node, Value, quote
+from fusec.ops import Relayout, Reshape, Transpose
+
+VIEWS = (Reshape, Transpose, Relayout)  # ops a body may hold that only re-read memory
+
+
+@dataclass(frozen=True)
+class Strided:
+    """A tensor as a view of the memory of `root`: strides in elements of the packed storage."""
+
+    root: Value
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def trace(value: Value) -> Strided:
+    """The value as a view of the input, constant or computed value whose memory it shares."""
+    node = value.node
+    if node is None or not isinstance(node.op, VIEWS):
+        return Strided(value, value.type.shape, value.type.strides)
+    source = trace(node.operands[0])
+    return Strided(source.root, value.type.shape, _forward(node, source))
+
+
+def _forward(node: Node, source: Strided) -> tuple[int, ...]:
+    if isinstance(node.op, Transpose):
+        return tuple(source.strides[p] for p in node.op.perm)
+    if isinstance(node.op, Relayout):
+        return source.strides
+    return reshape_strides(node, source.shape, source.strides, node.result.type.shape)
+
+
+def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a view node's operand, such that its result is stored with `strides`."""
+    source = node.operands[0].type.shape
+    if isinstance(node.op, Transpose):
+        inverse = [0] * len(strides)
+        for place, dim in enumerate(node.op.perm):
+            inverse[dim] = strides[place]
+        return tuple(inverse)
+    if isinstance(node.op, Relayout):
+        return strides
+    return reshape_strides(node, node.result.type.shape, strides, source)
+
+
+def reshape_strides(
+    node: Node, shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Strides of a reshape that copies nothing; LoweringError if it would have to copy."""
+    # one byte of memory stands for the whole tensor: only the strides are computed, nothing is read
+    dummy = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), shape, strides)
+    try:
+        return tuple(dummy.reshape(target, copy=False).strides)
+    except ValueError:
+        raise LoweringError(
+            f"{quote(node.result.name)}: reshape {list(shape)} to {list(target)} of this memory order needs a copy"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """cuDNN's dims as groups of dims of the iteration space `shape`; an empty group is a dim of 1.
+
+    `order` lists cuDNN's dims from outermost to innermost in memory, for tensors that are free to choose.
+    """
+
+    shape: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.shape[i] for i in group) for group in self.groups)
+
+    def place(self, what: str, shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Dims and strides of a tensor that broadcasts to the iteration space; LoweringError if its
+        memory does not allow the grouping."""
+        lead = len(self.shape) - len(shape)
+        if lead < 0:
+            raise LoweringError(f"{what}: rank {len(shape)} in an iteration space of rank {len(self.shape)}")
+        full_shape, full_strides = [1] * lead + list(shape), [0] * lead + list(strides)
+        dims: list[int] = []
+        placed: list[int | None] = []
+        for group in self.groups:
+            wide = [i for i in group if self.shape[i] != 1]
+            full = [i for i in wide if full_shape[i] != 1]
+            if not full:
+                dims.append(1)
+                placed.append(None)
+                continue
+            if full != wide:
+                raise LoweringError(f"{what}: {list(shape)} broadcasts along part of a merged dim")
+            for outer, inner in pairwise(full):
+                if full_strides[outer] != full_strides[inner] * full_shape[inner]:
+                    raise LoweringError(f"{what}: its memory order does not let dims be merged")
+            dims.append(math.prod(full_shape[i] for i in full))
+            placed.append(full_strides[full[-1]])
+        return tuple(dims), self._fill(dims, placed)
+
+    def packed(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Dims and packed strides, in the frame's order, of a tensor that is free to choose."""
+        lead = len(self.shape) - len(shape)
+        full = [1] * lead + list(shape)
+        dims = [math.prod(full[i] for i in group) for group in self.groups]
+        return tuple(dims), self._fill(dims, [None] * len(dims))
+
+    def _fill(self, dims: Sequence[int], strides: Sequence[int | None]) -> tuple[int, ...]:
+        """Strides for the dims that have none (broadcast, size 1, or free): what packing would give."""
+        filled = list(strides)
+        step = 1
+        for axis in reversed(self.order):
+            stride = filled[axis]
+            if stride is None:
+                filled[axis] = stride = step
+            step = max(step, stride * dims[axis])
+        return tuple(s if s is not None else 1 for s in filled)
+
+
+def spatial_frame(shape: tuple[int, ...]) -> Frame:
+    """Each dim for itself, channels last; one spatial dim is lifted to two (H = 1), since the runtime
+    engines take rank 4 and 5 only."""
+    axes: list[tuple[int, ...]] = [(i,) for i in range(len(shape))]
+    if len(shape) == 3:
+        axes.insert(2, ())
+    return Frame(shape, tuple(axes), (0, *range(2, len(axes)), 1))
+
+
+def matrix_frame(shape: tuple[int, ...], fold_batch: bool) -> Frame:
+    """[batch, rows, columns]; with `fold_batch` the batch dims join the rows: [1, batch*rows, columns]."""
+    last = len(shape) - 1
+    if fold_batch:
+        return Frame(shape, ((), tuple(range(last)), (last,)), (0, 1, 2))
+    return Frame(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))
+
+
+def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Sequence[Strided]) -> Frame:
+    """The iteration space in memory order, with neighbouring dims merged wherever every tensor allows,
+    as at most three dims; LoweringError if more remain."""
+    rank = len(shape)
+    aligned = [
+        ((1,) * (rank - len(t.shape)) + tuple(t.shape), (0,) * (rank - len(t.strides)) + tuple(t.strides))
+        for t in tensors
+    ]
+
+    def mergeable(outer: int, inner: int) -> bool:
+        for dims, strides in aligned:
+            if (dims[outer] == 1) != (dims[inner] == 1):
+                return False
+            if dims[outer] != 1 and strides[outer] != strides[inner] * dims[inner]:
+                return False
+        return True
+
+    groups: list[tuple[int, ...]] = []
+    for axis in (a for a in order if shape[a] != 1):
+        if groups and mergeable(groups[-1][-1], axis):
+            groups[-1] = (*groups[-1], axis)
+        else:
+            groups.append((axis,))
+    if len(groups) > 3:
+        raise LoweringError(f"a pointwise graph over {list(shape)} needs {len(groups)} dims; cuDNN takes 3")
+    return Frame(shape, tuple([()] * (3 - len(groups)) + groups), (0, 1, 2))
