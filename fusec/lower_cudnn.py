@@ -72,7 +72,7 @@ class _Builder:
     bound: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], int] = field(
         default_factory=dict[tuple[Value, tuple[int, ...], tuple[int, ...]], int]
     )
-    scalars: dict[float, int] = field(default_factory=dict[float, int])
+    scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
@@ -161,9 +161,7 @@ class _Builder:
             raise LoweringError("reduce: only dims of size 1 are reduced")
         split = reduced.index(not reduced[0]) if not all(reduced) else 0
         if any(r != (not reduced[0]) for r in reduced[split:]) and not all(reduced):
-            raise LoweringError(
-                "reduce: the reduced dims are neither the first nor the last in memory; cuDNN needs that"
-            )
+            raise LoweringError("reduce: the reduced dims are neither the outermost nor the innermost in memory")
         return Frame(x.shape, (tuple(order[:split]), tuple(order[split:]), (), ()), (0, 2, 3, 1))
 
     def _pointwise_frame(self, compute: list[Node]) -> Frame:
@@ -207,8 +205,8 @@ class _Builder:
 
     def scalar(self, value: float, rank: int) -> int:
         """A number passed by value."""
-        key = value if value != 0 else math.copysign(0.5, value)  # 0.0 and -0.0 are one dict key
-        if key not in self.scalars or len(self.tensors[self.scalars[key] - 1].dims) != rank:
+        key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
+        if key not in self.scalars:
             ones = (1,) * rank
             self.scalars[key] = self.tensor((ones, ones), DType.F32, value=value)
         return self.scalars[key]

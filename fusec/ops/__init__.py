@@ -46,6 +46,7 @@ BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
 __all__ = [
     "ALL",
     "BY_NAME",
+    "CLASSES",
     "AvgPool",
     "BatchNorm",
     "Cast",

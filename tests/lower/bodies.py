@@ -1,0 +1,171 @@
+"""Bodies of partitions that lower, by name: text with weights drawn by label. Shared by the lowering tests."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+import numpy as np
+
+from fusec.ir import DType, Graph
+from fusec.text import parse
+
+_WEIGHT = re.compile(r'weight\("([^"]+)"\) : (\w+)\[([\d,]*)\]')
+NHWC = "{0,2,3,1}"
+CONV = "strides=[1,1], pads=[1,1,1,1], dilations=[1,1]"
+
+BODIES: dict[str, str] = {
+    "conv with residual first, bias, relu6, image in NCHW": f"""
+graph "b" (%x: f16[2,8,9,7], %z: f16[2,16,9,7]{NHWC}) {{
+  %w = constant weight("w") : f16[16,8,3,3]{NHWC}
+  %b = constant weight("b") : f16[1,16,1,1]
+  %c = conv(%x, %w) {{{CONV}}} : f16[2,16,9,7]{NHWC}
+  %d = add(%c, %z) : f16[2,16,9,7]{NHWC}
+  %e = add(%d, %b) : f16[2,16,9,7]{NHWC}
+  %f = clip(%e) {{min=0.0, max=6.0}} : f16[2,16,9,7]{NHWC}
+  return %f
+}}""",
+    "grouped, dilated, strided conv with asymmetric pads": f"""
+graph "b" (%x: f32[1,6,12,11]{NHWC}) {{
+  %w = constant weight("w") : f32[4,3,3,2]{NHWC}
+  %c = conv(%x, %w) {{strides=[2,1], pads=[1,0,2,1], dilations=[1,2], groups=2}} : f32[1,4,7,10]{NHWC}
+  %r = relu(%c) : f32[1,4,7,10]{NHWC}
+  return %r
+}}""",
+    "conv1d is lifted to two dims": """
+graph "b" (%x: f32[2,6,50]{0,2,1}) {
+  %w = constant weight("w") : f32[9,6,3]{0,2,1}
+  %c = conv(%x, %w) {strides=[2], pads=[1,2], dilations=[1]} : f32[2,9,26]{0,2,1}
+  %d = mish(%c) : f32[2,9,26]{0,2,1}
+  return %d
+}""",
+    "conv3d": """
+graph "b" (%x: f32[1,4,5,6,7]{0,2,3,4,1}) {
+  %w = constant weight("w") : f32[5,4,3,3,3]{0,2,3,4,1}
+  %c = conv(%x, %w) {strides=[1,1,1], pads=[1,1,1,1,1,1], dilations=[1,1,1]} : f32[1,5,5,6,7]{0,2,3,4,1}
+  return %c
+}""",
+    "transposed conv with output padding and groups": f"""
+graph "b" (%x: f32[2,6,5,5]{NHWC}) {{
+  %w = constant weight("w") : f32[6,4,3,3]{NHWC}
+  %c = conv_transpose(%x, %w) {{strides=[2,2], pads=[1,1,0,1], dilations=[1,1],
+                                output_padding=[1,0], groups=2}} : f32[2,8,11,9]{NHWC}
+  %d = selu(%c) : f32[2,8,11,9]{NHWC}
+  return %d
+}}""",
+    "a value needed outside is a second output": f"""
+graph "b" (%x: f32[1,4,6,6]{NHWC}) {{
+  %w = constant weight("w") : f32[4,4,3,3]{NHWC}
+  %c = conv(%x, %w) {{{CONV}}} : f32[1,4,6,6]{NHWC}
+  %s = sigmoid(%c) : f32[1,4,6,6]{NHWC}
+  %d = mul(%c, %s) : f32[1,4,6,6]{NHWC}
+  return %d, %s
+}}""",
+    "the residual is the conv's own input": f"""
+graph "b" (%x: f32[1,4,6,6]{NHWC}) {{
+  %w = constant weight("w") : f32[4,4,3,3]{NHWC}
+  %c = conv(%x, %w) {{{CONV}}} : f32[1,4,6,6]{NHWC}
+  %d = add(%c, %x) : f32[1,4,6,6]{NHWC}
+  return %d
+}}""",
+    "linear over rank 3 folds the batch into the rows": """
+graph "b" (%x: f32[2,5,32], %z: f32[2,5,24]) {
+  %w = constant weight("w") : f32[32,24]
+  %b = constant weight("b") : f32[24]
+  %c = matmul(%x, %w)
+  %d = add(%c, %b)
+  %e = add(%d, %z)
+  %f = gelu(%e)
+  return %f
+}""",
+    "batched matmul with a transposed operand and a scale": """
+graph "b" (%x: f32[2,3,5,8], %y: f32[2,3,9,8]) {
+  %t = transpose(%y) {perm=[0,1,3,2]}
+  %c = matmul(%x, %t)
+  %k = constant [0.125] : f32[]
+  %d = mul(%c, %k)
+  return %d
+}""",
+    "prologue cast into a matmul": """
+graph "b" (%x: i8[4,32]) {
+  %w = constant weight("w") : f16[32,24]
+  %h = cast(%x) {to=f16}
+  %c = matmul(%h, %w)
+  return %c
+}""",
+    "linear spelled as a 1x1 convolution": """
+graph "b" (%x: f32[7,32]) {
+  %w = constant weight("w") : f32[24,32,1,1]
+  %x4 = reshape(%x) {shape=[7,32,1,1]}
+  %c = conv(%x4, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}
+  %r = relu(%c)
+  %o = reshape(%r) {shape=[7,24]}
+  return %o
+}""",
+    "channel gate over a channels-last map": f"""
+graph "b" (%x: f32[2,32,5,4]{NHWC}, %g: f32[2,32,1,1]) {{
+  %b = constant weight("b") : f32[1,32,1,1]
+  %c = mul(%x, %g) : f32[2,32,5,4]{NHWC}
+  %d = add(%c, %b) : f32[2,32,5,4]{NHWC}
+  return %d
+}}""",
+    "row-major per-channel pointwise": """
+graph "b" (%x: f16[2,32,5,4]) {
+  %s = constant weight("s") : f16[1,32,1,1]
+  %c = mul(%x, %s)
+  %d = tanh(%c)
+  return %d
+}""",
+    "compare and select": """
+graph "b" (%x: f32[3,40], %y: f32[3,40], %m: bool[3,40]) {
+  %c = cmp_gt(%x, %y)
+  %d = logical_and(%c, %m)
+  %e = where(%d, %x, %y)
+  return %e, %d
+}""",
+    "layer norm without a bias": """
+graph "b" (%x: f32[2,7,48]) {
+  %s = constant weight("s") : f32[48]
+  %c = layer_norm(%x, %s)
+  return %c
+}""",
+    "rms norm": """
+graph "b" (%x: f16[2,7,48]) {
+  %s = constant weight("s") : f16[48]
+  %c = rms_norm(%x, %s) {epsilon=0.001}
+  return %c
+}""",
+    "instance norm": f"""
+graph "b" (%x: f32[2,7,9,10]{NHWC}, %s: f32[7], %b: f32[7]) {{
+  %c = instance_norm(%x, %s, %b) : f32[2,7,9,10]{NHWC}
+  return %c
+}}""",
+    "sum over channels": f"""
+graph "b" (%x: f16[2,7,9,10]{NHWC}) {{
+  %f = cast(%x) {{to=f32}} : f32[2,7,9,10]{NHWC}
+  %c = reduce(%f) {{kind="sum", axes=[1], keepdims=false}}
+  return %c
+}}""",
+    "maximum over everything but channels": f"""
+graph "b" (%x: f32[2,7,9,10]{NHWC}) {{
+  %c = reduce(%x) {{kind="max", axes=[0,2,3]}}
+  return %c
+}}""",
+    "cast on the way out": """
+graph "b" (%x: f16[3,50]) {
+  %y = exp(%x)
+  %c = cast(%y) {to=f32}
+  return %c
+}""",
+}
+
+
+def load(text: str) -> Graph:
+    """Parse a body; every weight("label") is drawn from a generator seeded by its label."""
+    weights = {
+        label: np.random.default_rng(zlib.crc32(label.encode()))
+        .standard_normal([int(d) for d in dims.split(",") if d])
+        .astype(DType(dtype).numpy)
+        for label, dtype, dims in _WEIGHT.findall(text)
+    }
+    return parse(text, weights)
