@@ -262,9 +262,9 @@ class _Builder:
         output: int,
         mode: str = "",
         compute: DType = DType.F32,
-        **attributes: Attribute,
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
-        self.calls.append(CudnnCall(op, inputs, (output,), mode, tuple(attributes.items()), compute))
+        self.calls.append(CudnnCall(op, inputs, (output,), mode, tuple((attributes or {}).items()), compute))
 
 
 def _rows_frame(shape: tuple[int, ...], axis: int) -> Frame:
@@ -294,10 +294,12 @@ def _convolution(b: _Builder, node: Node) -> None:
         "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad",
         (image, weight),
         b.result(node.result, b.frames[node]),
-        pre_padding=(*none, *node.op.pads[:n]),
-        post_padding=(*none, *node.op.pads[n:]),
-        stride=(*unit, *node.op.strides),
-        dilation=(*unit, *node.op.dilations),
+        attributes={
+            "pre_padding": (*none, *node.op.pads[:n]),
+            "post_padding": (*none, *node.op.pads[n:]),
+            "stride": (*unit, *node.op.strides),
+            "dilation": (*unit, *node.op.dilations),
+        },
     )
 
 
@@ -402,13 +404,13 @@ class _Steps:
     def step(self, mode: str, *inputs: int, dtype: DType = DType.F32, **attributes: Attribute) -> int:
         shape = self.node.result.type.shape
         uid = self.b.hidden(self.frame, shape, dtype)
-        self.b.call("pointwise", inputs, uid, mode, **attributes)
+        self.b.call("pointwise", inputs, uid, mode, attributes=attributes)
         return uid
 
     def last(self, mode: str, *inputs: int, **attributes: Attribute) -> None:
         output = self.b.result(self.node.result, self.frame)
         compute = DType.BOOL if mode.startswith("logical") else DType.F32
-        self.b.call("pointwise", inputs, output, mode, compute, **attributes)
+        self.b.call("pointwise", inputs, output, mode, compute, attributes)
 
 
 def _direct(b: _Builder, node: Node) -> None:
@@ -425,7 +427,8 @@ def _direct(b: _Builder, node: Node) -> None:
         case "leaky_relu" | "leaky_relu_backward":
             steps.last(node.op.name, *steps.operands, negative_slope=a["alpha"])
         case "swish" | "swish_backward":
-            steps.last(node.op.name, *steps.operands, **({} if a["beta"] == 1.0 else {"beta": a["beta"]}))
+            beta: dict[str, float] = {} if a["beta"] == 1.0 else {"beta": a["beta"]}
+            steps.last(node.op.name, *steps.operands, **beta)
         case "gelu_tanh" | "gelu_tanh_backward":
             steps.last(node.op.name.replace("gelu_tanh", "gelu_approx_tanh"), *steps.operands)
         case _:
