@@ -1,0 +1,167 @@
+"""Apply rules all over a graph: sweeps in graph order until nothing matches, linear in the graph's size.
+
+A rule is indexed by the ops its root may be. Whatever falls out of use by a rewrite is erased at once,
+and the node that replaces it takes over its origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusec.errors import VerifyError
+from fusec.ir import Constant, Graph, Node, Value
+
+MAX_SWEEPS = 8  # a rewrite upstream may open one downstream of it only in the same sweep; the reverse is rare
+
+
+class NoMatch(Exception):  # noqa: N818 - no error: the usual outcome
+    """Why a rule does not apply, and the value that prevents it."""
+
+    def __init__(self, reason: str, value: Value | None = None):
+        super().__init__(reason)
+        self.reason = reason
+        self.value = value
+
+
+class Rewriter(Protocol):
+    """A rule: what it may start from, and what replaces it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def equation(self) -> str:
+        """What equals what, for people."""
+        ...
+
+    @property
+    def roots(self) -> frozenset[str]:
+        """Names of the ops a match ends in."""
+        ...
+
+    def apply(self, graph: Graph, node: Node) -> Value | None:
+        """The value to use for `node.result` instead (new nodes inserted before `node`), or None.
+
+        NoMatch does the same as None and says why.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Local:
+    """A rule written by hand, for what a pattern cannot say."""
+
+    name: str
+    equation: str
+    roots: frozenset[str]
+    function: Callable[[Graph, Node], Value | None]
+
+    def apply(self, graph: Graph, node: Node) -> Value | None:
+        return self.function(graph, node)
+
+
+def local(*roots: str, equation: str) -> Callable[[Callable[[Graph, Node], Value | None]], Local]:
+    """Make a rule of a function from graph and root node to the new value (or None)."""
+
+    def decorate(function: Callable[[Graph, Node], Value | None]) -> Local:
+        return Local(function.__name__.strip("_"), equation, frozenset(roots), function)
+
+    return decorate
+
+
+def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = ()) -> dict[str, int]:
+    """Apply the rules (earlier ones first at a node) until none matches; how often each did."""
+    index: dict[str, list[Rewriter]] = {}
+    for rule in rules:
+        for root in rule.roots if rule.name not in disable else ():
+            index.setdefault(root, []).append(rule)
+    fired: dict[str, int] = {}
+    for _ in range(MAX_SWEEPS):
+        before = sum(fired.values())
+        _sweep(graph, index, fired)
+        if sum(fired.values()) == before:
+            break
+    return fired
+
+
+def _sweep(graph: Graph, index: dict[str, list[Rewriter]], fired: dict[str, int]) -> None:
+    waiting = [node for node in graph.nodes if not isinstance(node.op, Constant)]
+    known, erased = set(waiting), set[Node]()
+    limit = 20 * len(waiting) + 1000
+    waiting.reverse()
+    while waiting:
+        node = waiting.pop()
+        if node in erased:
+            continue
+        for rule in index.get(node.op.name, ()):
+            try:
+                new = rule.apply(graph, node)
+            except NoMatch:
+                new = None
+            if new is None:
+                continue
+            fired[rule.name] = fired.get(rule.name, 0) + 1
+            limit -= 1
+            if limit < 0:
+                raise VerifyError(f"rule {rule.name} never comes to rest at {node!r}")
+            made = _unknown(new, known)
+            known.update(made)
+            waiting += reversed(made)
+            erased |= substitute(graph, node.result, new, fresh=bool(made))
+            break
+
+
+def _unknown(value: Value, known: set[Node]) -> list[Node]:
+    """The nodes behind a value that are not known yet, in dependency order."""
+    found: dict[Node, None] = {}
+
+    def visit(node: Node | None) -> None:
+        if node is None or node in known or node in found or isinstance(node.op, Constant):
+            return
+        for operand in node.operands:
+            visit(operand.node)
+        found[node] = None
+
+    visit(value.node)
+    return list(found)
+
+
+def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set[Node]:
+    """Use `new` for `old` everywhere and erase what is of no use any more; returns what was erased.
+
+    `new` takes over the origin of everything erased, and if it is `fresh`, the name of `old`.
+    """
+    if not old.type.same_value_type(new.type):
+        raise VerifyError(f"{new!r} cannot replace {old!r}")
+    assert old.node is not None
+    name = old.name
+    graph.replace(old, new)
+    erased = erase_unused(graph, old.node)
+    if new.node is not None:
+        inherited = [o for n in erased if not isinstance(n.op, Constant) for o in n.origin]
+        new.node.origin = tuple(dict.fromkeys((*inherited, *new.node.origin)))
+        if fresh:
+            graph.rename(new, name)
+    return set(erased)
+
+
+def erase_unused(graph: Graph, node: Node) -> list[Node]:
+    """Erase `node` if nothing uses it, then what only it used; returns what went, operands first."""
+    erased: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current in erased or any(map(use_count, current.results)):
+            continue
+        operands = dict.fromkeys(v.node for v in current.operands if v.node is not None)
+        graph.erase(current)
+        erased[current] = None
+        waiting += operands
+    return list(reversed(erased))
+
+
+def use_count(value: Value) -> int:
+    """How many operands are this value. `len(value.uses)` copies: quadratic where thousands share a constant."""
+    return len(value._uses)  # pyright: ignore[reportPrivateUsage] - counted without a copy

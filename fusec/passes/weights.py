@@ -1,0 +1,79 @@
+"""Constants made from constants: small ones at once, large ones when their data is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import Array, Constant, Graph, Literal, Node, TensorType, Value
+
+EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
+
+
+def derive(
+    graph: Graph,
+    before: Node,
+    type: TensorType,
+    sources: Sequence[Literal],
+    compute: Callable[..., Array],
+    name: str,
+) -> Value:
+    """A constant of `type`, `compute`d from the arrays of `sources` and rounded once to its dtype."""
+    literal = Literal(type, _Once(type, tuple(sources), compute))
+    if max([type.nbytes, *(s.type.nbytes for s in sources)]) <= EAGER_BYTES:
+        _ = literal.array
+    node = graph.insert(Constant(literal), before=before, names=(name,), types=(type,))
+    literal.label = node.result.name  # unique in the graph, as the text form needs it
+    return node.result
+
+
+class _Once:
+    """The loader of a derived literal; lets go of its sources once they have been used."""
+
+    def __init__(self, type: TensorType, sources: tuple[Literal, ...], compute: Callable[..., Array]):
+        self.type = type
+        self.sources = sources
+        self.compute = compute
+        self.used = False
+
+    def __call__(self) -> Array:
+        assert not self.used, "a literal keeps the array it has loaded"
+        with np.errstate(all="ignore"):
+            result = np.asarray(self.compute(*(s.array for s in self.sources)))
+        self.used, self.sources = True, ()
+        return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
+
+
+def wide(literal: Literal) -> np.ndarray[Any, Any]:
+    """The payload in float64."""
+    return literal.array.astype(np.float64)
+
+
+def product(weight: Array, factor: Array) -> Array:
+    """weight * factor in float64, rounded once to the weight's dtype, without a float64 copy of it all."""
+    result = np.empty(np.broadcast_shapes(weight.shape, factor.shape), weight.dtype)
+    return np.multiply(weight, factor, out=result, dtype=np.float64, casting="unsafe")
+
+
+def per_channel(value: Value, shape: Sequence[int], axis: int) -> np.ndarray[Any, Any] | None:
+    """A constant that varies along one axis at most of what it broadcasts to, as a float64 vector
+    along that axis; None if it is no constant or varies otherwise."""
+    literal = value.literal
+    if literal is None or not literal.type.dtype.is_float or literal.type.rank > len(shape):
+        return None
+    own = (1,) * (len(shape) - literal.type.rank) + literal.type.shape
+    if any(d != 1 for i, d in enumerate(own) if i != axis) or own[axis] not in (1, shape[axis]):
+        return None
+    return np.broadcast_to(wide(literal).reshape(-1), (shape[axis],))
+
+
+def along(vector: Array, rank: int, axis: int) -> Array:
+    """A vector shaped to broadcast along `axis` of a tensor of that rank."""
+    return vector.reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def channel_constant(graph: Graph, before: Node, vector: Array, like: TensorType, axis: int, name: str) -> Value:
+    """A constant of `like`'s dtype and rank that holds `vector` along `axis`: [1, C, 1, 1] beside an image."""
+    return graph.constant(along(vector, like.rank, axis).astype(like.dtype.numpy), name, before=before)

@@ -1,0 +1,32 @@
+"""The pipeline as a whole: what must hold whatever the graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusec.passes import PIPELINE
+from fusec.passes.base import run
+from fusec.reference import evaluate
+from fusec.text import parse
+from helpers import assert_close
+
+CONV_BN = """graph "main" (%x: f32[1,4,8,8]) {
+  %w = constant weight("w") : f32[8,4,3,3]
+  %p = constant weight("p") : f32[8]
+  %c = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=1}
+  %n = batch_norm(%c, %p, %p, %p, %p)
+  %r = relu(%n)
+  return %r
+}"""
+
+
+def test_conv_batchnorm_relu_becomes_conv_add_relu(rng: np.random.Generator) -> None:
+    weights = {
+        "w": rng.standard_normal((8, 4, 3, 3)).astype(np.float32),
+        "p": rng.uniform(0.5, 1.5, 8).astype(np.float32),
+    }
+    graph, x = parse(CONV_BN, weights), rng.standard_normal((1, 4, 8, 8)).astype(np.float32)
+    want = evaluate(graph, {"x": x})["r"]
+    after = run(PIPELINE, graph)
+    assert [n.op.name for n in after.nodes if n.op.name != "constant"] == ["conv", "add", "relu"]
+    assert_close(evaluate(after, {"x": x})["r"], want, 1e-6)
