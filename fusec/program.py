@@ -88,6 +88,11 @@ class Program:
         """The step that runs a node."""
         return {node: step for step in self.steps for node in step.nodes}
 
+    @property
+    def launches(self) -> int:
+        """Steps that do work: all but views."""
+        return sum(step.kind is not Kind.VIEW for step in self.steps)
+
     def is_virtual(self, value: Value) -> bool:
         """Whether a value never reaches memory."""
         if value.node is None or value.node not in self.step_of:

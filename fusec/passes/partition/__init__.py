@@ -1,0 +1,76 @@
+"""Cut a graph into steps: cuDNN partitions grown from anchors, views, and kernels for what is left.
+
+convex.py says what may be merged, grow.py what to propose, spell.py in which forms, answers.py what the
+oracle said, cost.py what it is worth, plan.py decides. Why each rule is as it is: docs/partitioning.md.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from fusec.ir import Graph, Node
+from fusec.passes.partition.answers import canonical_key
+from fusec.passes.partition.convex import Wiring
+from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.plan import Planner
+from fusec.passes.partition.spell import respell, spellings
+from fusec.program import Kind, Partition, Program, body_of
+from fusec.target import Target
+from fusec.views import is_view
+
+__all__ = ["Oracle", "canonical_key", "partition", "spellings"]
+
+
+def partition(
+    graph: Graph, oracle: Oracle, target: Target, progress: Callable[[int, int], None] | None = None
+) -> Program:
+    """The graph as steps in an order that respects dependencies, each cuDNN step accepted by the oracle.
+
+    Deterministic: the same graph, target and verdicts give the same program. `progress` is told how many
+    bodies are judged, of how many known so far. The graph is not changed.
+    """
+    planner = Planner(graph, oracle, target, progress)
+    plan = planner.run()
+    steps: list[Partition] = []
+    taken: set[int] = set()
+    for numbers, answer in plan.steps:
+        nodes = planner.nodes(numbers)
+        accepted = answer.legal
+        assert accepted is not None
+        names, verdict = accepted
+        body = respell(body_of(graph, nodes), names)
+        steps.append(Partition(nodes, Kind.CUDNN, body, names, verdict))
+        taken.update(numbers)
+    for i, node in enumerate(planner.wiring.nodes):
+        if i not in taken:
+            kind = Kind.VIEW if is_view(node) else Kind.KERNEL
+            steps.append(Partition((node,), kind, body_of(graph, [node])))
+    program = Program(graph, ordered(steps, planner.wiring), tuple(planner.refusals(plan)))
+    program.verify()
+    return program
+
+
+def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:
+    """Steps by dependency; of those that are ready, the one that begins first in the graph."""
+    step_of: dict[Node, int] = {node: s for s, step in enumerate(steps) for node in step.nodes}
+    of = [step_of[node] for node in wiring.nodes]
+    edges = dict.fromkeys((of[p], of[i]) for i, preds in enumerate(wiring.preds) for p in preds if of[p] != of[i])
+    followers: list[list[int]] = [[] for _ in steps]
+    missing = [0] * len(steps)
+    for before, after in edges:
+        followers[before].append(after)
+        missing[after] += 1
+    begins = [wiring.index[step.nodes[0]] for step in steps]
+    ready = [(begins[s], s) for s in range(len(steps)) if not missing[s]]
+    heapq.heapify(ready)
+    result: list[Partition] = []
+    while ready:
+        _, s = heapq.heappop(ready)
+        result.append(steps[s])
+        for after in followers[s]:
+            missing[after] -= 1
+            if not missing[after]:
+                heapq.heappush(ready, (begins[after], after))
+    assert len(result) == len(steps), "the condensation has a cycle"
+    return tuple(result)

@@ -1,0 +1,190 @@
+"""What is put forward to cuDNN: around an anchor (or among pointwise ops alone) the largest convex set.
+
+A candidate lists nodes in the order they joined, so each of its beginnings is convex too and may be
+asked for when the whole is refused. These rules only propose; measured facts behind them are cited.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from fusec.ir import Node, Op, TensorType
+from fusec.ops import (
+    Cast,
+    Conv,
+    ConvTranspose,
+    InstanceNorm,
+    LayerNorm,
+    MatMul,
+    Pointwise,
+    Reduce,
+    RmsNorm,
+)
+from fusec.passes.partition.convex import Condensation, Wiring
+
+EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul, LayerNorm, RmsNorm, InstanceNorm)
+ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Reduce)
+POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
+
+# Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
+MAX_POINTWISE = 24
+# Prologues measured: on a convolution's image one chain of at most three (scale, bias, relu).
+MAX_PROLOGUE = 3
+# A convolution's prologue: cast, relu, swish and per-channel scale and bias build on sm_90; scaling by an
+# (N,C,1,1) tensor is offered but does not build, and a prologue on the weight is refused.
+CONV_PROLOGUE = frozenset({"cast", "relu", "swish", "mul", "add"})
+# A matmul's: on both operands, scaled by anything that broadcasts.
+MATMUL_PROLOGUE = frozenset({"cast", "relu", "swish", "mul", "relu_backward"})
+
+
+@dataclass
+class Candidate:
+    """Nodes by number in the order they joined; `blocked` are neighbours that would close a cycle."""
+
+    nodes: list[int]
+    blocked: list[int] = field(default_factory=list[int])
+
+
+class Grower:
+    """Grows candidates among the nodes that are still free."""
+
+    def __init__(self, wiring: Wiring, condensation: Condensation, free: list[bool]):
+        self.wiring = wiring
+        self.condensation = condensation
+        self.free = free
+        nodes = wiring.nodes
+        self.pointwise = [isinstance(n.op, POINTWISE) for n in nodes]
+        self.type = [n.results[0].type for n in nodes]
+        self.owned = self._owned()
+
+    def _owned(self) -> list[bool]:
+        """Whether a pointwise node can be an epilogue of some anchor: it then is no other's prologue,
+        since an epilogue costs nothing and keeps the precompiled engines."""
+        nodes, owned = self.wiring.nodes, list[bool]()
+        for i in range(len(nodes)):
+            fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
+            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, EPILOGUES) for p in fed))
+        return owned
+
+    def reset(self, condensation: Condensation, free: list[bool]) -> None:
+        """Start over with nothing merged."""
+        self.condensation, self.free = condensation, free
+
+    def around(self, anchor: int) -> Candidate:
+        """Anchor, epilogue, side chains joining it, prologue: the nodes worth most come first."""
+        candidate = Candidate([anchor])
+        op = self.wiring.nodes[anchor].op
+        if isinstance(op, Reduce):
+            self._feed(candidate, anchor)
+            return candidate
+        self._epilogue(candidate, anchor)
+        self._sides(candidate)
+        if isinstance(op, (Conv, MatMul)):
+            self._prologue(candidate, anchor)
+        return candidate
+
+    def cluster(self, seed: int) -> Candidate:
+        """Pointwise ops connected to `seed` that share its iteration space and memory order (a pointwise
+        graph of mixed orders is refused: it would be a transposing copy)."""
+        candidate = Candidate([seed])
+        inside = {seed}
+        kind = self.type[seed]
+        heap = [*self.wiring.succs[seed], *self.wiring.preds[seed]]
+        heapq.heapify(heap)
+        seen = {seed, *heap}
+        while heap and len(inside) < MAX_POINTWISE:
+            i = heapq.heappop(heap)
+            if not (self._joins(i, kind) and self.type[i].order == kind.order):
+                continue
+            if not self._take(candidate, inside, i):
+                continue
+            for j in (*self.wiring.succs[i], *self.wiring.preds[i]):
+                if j not in seen:
+                    seen.add(j)
+                    heapq.heappush(heap, j)
+        return candidate
+
+    def _joins(self, i: int, kind: TensorType) -> bool:
+        return self.free[i] and self.pointwise[i] and self.type[i].shape == kind.shape
+
+    def _take(self, candidate: Candidate, inside: set[int], i: int) -> bool:
+        if not self.condensation.stays_convex(inside, i):
+            candidate.blocked.append(i)
+            return False
+        inside.add(i)
+        candidate.nodes.append(i)
+        return True
+
+    def _epilogue(self, candidate: Candidate, anchor: int) -> None:
+        """Pointwise consumers over the anchor's result space, in graph order, so operands that are made
+        inside are there before their users."""
+        inside, kind = {anchor}, self.type[anchor]
+        heap = list(self.wiring.succs[anchor])
+        heapq.heapify(heap)
+        seen = set(heap)
+        while heap and len(inside) <= MAX_POINTWISE:
+            i = heapq.heappop(heap)
+            if not self._joins(i, kind) or not self._take(candidate, inside, i):
+                continue
+            for j in self.wiring.succs[i]:
+                if j not in seen:
+                    seen.add(j)
+                    heapq.heappush(heap, j)
+
+    def _sides(self, candidate: Candidate) -> None:
+        """Pointwise chains that feed the epilogue and nothing else."""
+        inside, kind = set(candidate.nodes), self.type[candidate.nodes[0]]
+        for i in candidate.nodes[1:]:
+            stack = [i]
+            while stack and len(inside) <= MAX_POINTWISE:
+                for p in self.wiring.preds[stack.pop()]:
+                    if p not in inside and self._feeds_only(p, inside) and self._joins(p, kind) and not self.owned[p]:
+                        if self._take(candidate, inside, p):
+                            stack.append(p)
+
+    def _prologue(self, candidate: Candidate, anchor: int) -> None:
+        """One chain above the image of a convolution, or above each operand of a matmul."""
+        node = self.wiring.nodes[anchor]
+        is_conv = isinstance(node.op, Conv)
+        inside = set(candidate.nodes)
+        for operand in node.operands[:1] if is_conv else node.operands:
+            kind, value = operand.type, operand
+            for _ in range(MAX_PROLOGUE):
+                i = self.wiring.producer(value)
+                if i is None or i in inside or self.owned[i] or not self._joins(i, kind):
+                    break
+                if not self._feeds_only(i, inside) or not _is_prologue(self.wiring.nodes[i], is_conv):
+                    break
+                if not self._take(candidate, inside, i):
+                    break
+                chained = [v for v in self.wiring.nodes[i].operands if v.type.shape == kind.shape and v.literal is None]
+                if len(chained) != 1:
+                    break
+                value = chained[0]
+
+    def _feed(self, candidate: Candidate, anchor: int) -> None:
+        """Pointwise ops before a reduction; their results may be outputs as well, but the reduced one may
+        not feed another op of the same graph, so nothing follows it."""
+        kind = self.wiring.nodes[anchor].operands[0].type
+        inside = {anchor}
+        heap = [-p for p in self.wiring.preds[anchor]]
+        heapq.heapify(heap)
+        seen = set(heap)
+        while heap and len(inside) <= MAX_POINTWISE:
+            i = -heapq.heappop(heap)
+            if self.owned[i] or not self._joins(i, kind) or not self._take(candidate, inside, i):
+                continue
+            for p in self.wiring.preds[i]:
+                if -p not in seen:
+                    seen.add(-p)
+                    heapq.heappush(heap, -p)
+
+    def _feeds_only(self, i: int, inside: set[int]) -> bool:
+        return not self.wiring.returned[i] and all(s in inside for s in self.wiring.succs[i])
+
+
+def _is_prologue(node: Node, is_conv: bool) -> bool:
+    if node.op.name not in (CONV_PROLOGUE if is_conv else MATMUL_PROLOGUE):
+        return False
+    return not is_conv or sum(v.literal is None for v in node.operands) == 1

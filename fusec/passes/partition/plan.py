@@ -1,0 +1,191 @@
+"""Chooses the cover: which candidate, how much of it, in which spelling; first guessed, then asked.
+
+A round plans the whole graph, taking for granted that what is not yet judged is accepted by the best
+engines, and notes what it took for granted; the oracle judges that in one wave; rounds repeat until
+nothing was guessed. So equal questions are put once, and independent ones together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fusec.ir import Graph, Node, quote
+from fusec.passes.partition.answers import Answer, Answers
+from fusec.passes.partition.convex import Condensation, Wiring
+from fusec.passes.partition.cost import penalty, step_us
+from fusec.passes.partition.grow import ANCHORS, Candidate, Grower
+from fusec.passes.partition.oracle import Oracle
+from fusec.program import Refusal, body_of
+from fusec.target import Target
+from fusec.verdict import Legal
+
+UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, reduction) nor pointwise"
+
+
+@dataclass
+class Plan:
+    """Node numbers of each cuDNN step with its answer, and what was turned down on the way."""
+
+    steps: list[tuple[tuple[int, ...], Answer]] = field(default_factory=list[tuple[tuple[int, ...], Answer]])
+    declined: list[tuple[tuple[int, ...], Answer | str]] = field(
+        default_factory=list[tuple[tuple[int, ...], Answer | str]]
+    )
+
+
+class Planner:
+    """Plans rounds over one graph."""
+
+    def __init__(
+        self, graph: Graph, oracle: Oracle, target: Target, progress: Callable[[int, int], None] | None = None
+    ):
+        self.graph = graph
+        self.target = target
+        self.answers = Answers(graph, oracle, progress)
+        self.wiring = Wiring(graph)
+        self.condensation = Condensation(self.wiring)
+        self.free = [True] * len(self.wiring.nodes)
+        self.grower = Grower(self.wiring, self.condensation, self.free)
+        self._kind = self._kinds()
+        self._keys: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def run(self) -> Plan:
+        """Rounds until every step of the plan is accepted."""
+        while True:
+            plan = self._round()
+            if not self.answers.ask():
+                return plan
+
+    def refusals(self, plan: Plan) -> list[Refusal]:
+        """What the plan declined, in the order it was met."""
+        result: list[Refusal] = []
+        for numbers, why in plan.declined:
+            nodes = self.nodes(numbers)
+            reason = why if isinstance(why, str) else why.refused
+            assert reason is not None
+            result.append(Refusal(nodes, body_of(self.graph, nodes), reason))
+        return result
+
+    def nodes(self, numbers: Sequence[int]) -> tuple[Node, ...]:
+        """The nodes of those numbers in graph order."""
+        return tuple(self.wiring.nodes[i] for i in sorted(numbers))
+
+    def _round(self) -> Plan:
+        nodes = self.wiring.nodes
+        self.condensation = Condensation(self.wiring)
+        self.free = [True] * len(nodes)
+        self.grower.reset(self.condensation, self.free)
+        plan = Plan()
+        # Backwards: of two convolutions that feed one add, the later takes it; the other's result is then
+        # its stored residual operand. What the later one is refused, the earlier may still take.
+        for i in reversed(range(len(nodes))):
+            if isinstance(nodes[i].op, ANCHORS):
+                self._decide(plan, self.grower.around(i))
+        for i in range(len(nodes)):
+            if self.free[i] and self.grower.pointwise[i]:
+                self._decide(plan, self.grower.cluster(i))
+        for i in range(len(nodes)):
+            if not (isinstance(nodes[i].op, ANCHORS) or self.grower.pointwise[i]):
+                plan.declined.append(((i,), UNPROPOSED))
+        return plan
+
+    def _decide(self, plan: Plan, candidate: Candidate) -> None:
+        length = self._pick(plan, candidate)
+        taken = candidate.nodes[:length] or candidate.nodes[:1]
+        for i in taken:
+            self.free[i] = False
+        if length:
+            self.condensation.merge(taken)
+            plan.steps.append((tuple(taken), self._answer(taken)))
+        for i in candidate.blocked:
+            reason = f"{quote(self.wiring.nodes[i].results[0].name)} depends on the partition through a step outside it"
+            plan.declined.append(((*taken, i), reason))
+
+    def _pick(self, plan: Plan, candidate: Candidate) -> int:
+        """How many of the candidate's nodes to take; 0 if cuDNN declines the first alone."""
+        nodes, full = candidate.nodes, len(candidate.nodes)
+        whole = self._answer(nodes)
+        if whole.refused is None and self._penalty(nodes, whole) == 1.0:
+            self.answers.want(whole)
+            return full  # the fewest launches and bytes, at the best engines' speed
+        answers = {k: self._answer(nodes[:k]) for k in range(1, full + 1)}
+        refused = [k for k, a in answers.items() if a.refused is not None]
+        shortest = min(refused, default=full + 1)
+        # what was refused is not hoped to be accepted with more added, so nothing longer is asked
+        usable = [k for k, a in answers.items() if k not in refused and (a.legal is not None or k < shortest)]
+        plan.declined.extend((tuple(nodes[:k]), answers[k]) for k in refused)
+        if not usable:
+            return 0
+        costs = {k: self._cover_us(nodes, k, answers[k]) for k in usable}
+        best = min(usable, key=lambda k: (costs[k], -k))
+        for k in usable:
+            if k > best and answers[k].legal is not None:
+                reason = f"modelled {costs[k]:.1f} us as one step, {costs[best]:.1f} us split"
+                plan.declined.append((tuple(nodes[:k]), reason))
+        self.answers.want(answers[best])
+        if refused and answers[best].unasked:
+            step = 2
+            while best - step + 1 > 0:  # also the 1st, 3rd, 7th … shorter one: few waves to the longest accepted
+                self.answers.want(answers[best - step + 1])
+                step *= 2
+        return best
+
+    def _cover_us(self, nodes: Sequence[int], length: int, answer: Answer) -> float:
+        """Modelled time of the first `length` nodes as one step, and the rest as pointwise steps."""
+        total = step_us(self.nodes(nodes[:length]), self.target, self._verdict(answer))
+        rest = dict.fromkeys(nodes[length:])
+        while rest:
+            stack = [next(iter(rest))]
+            del rest[stack[0]]
+            component: list[int] = []
+            while stack:
+                i = stack.pop()
+                component.append(i)
+                for j in (*self.wiring.preds[i], *self.wiring.succs[i]):
+                    if j in rest:
+                        del rest[j]
+                        stack.append(j)
+            total += step_us(self.nodes(component), self.target)
+        return total
+
+    def _penalty(self, numbers: Sequence[int], answer: Answer) -> float:
+        return penalty(self.nodes(numbers), self._verdict(answer))
+
+    @staticmethod
+    def _verdict(answer: Answer) -> Legal | None:
+        """The verdict that will stand; None while a better spelling is not yet judged."""
+        legal = answer.legal
+        return None if legal is None or answer.unasked else legal[1]
+
+    # equal work, equal key ---------------------------------------------------------------------------
+
+    def _kinds(self) -> list[int]:
+        """A small number for each node: equal for equal op, types and scalar operands."""
+        seen: dict[object, int] = {}
+        result: list[int] = []
+        for node in self.wiring.nodes:
+            operands = tuple((v.type, v.literal is None, repr(v.scalar())) for v in node.operands)
+            kind = (node.op.name, repr(node.op.attributes), operands, tuple(v.type for v in node.results))
+            result.append(seen.setdefault(kind, len(seen)))
+        return result
+
+    def _answer(self, numbers: Sequence[int]) -> Answer:
+        """The answer for a set of nodes, found by what they compute."""
+        order = tuple(sorted(numbers))
+        key = self._keys.get(order)
+        if key is None:
+            key = self._keys[order] = self._key(order)
+        return self.answers.of([self.wiring.nodes[i] for i in order], key)
+
+    def _key(self, order: tuple[int, ...]) -> tuple[int, ...]:
+        inside = {self.wiring.nodes[i] for i in order}
+        number: dict[object, int] = {}
+        key: list[int] = []
+        for i in order:
+            node = self.wiring.nodes[i]
+            key.append(self._kind[i])
+            key.extend(number.setdefault(v, len(number)) for v in node.operands)
+            for value in node.results:
+                number[value] = len(number)
+                key.append(any(user not in inside for user, _ in value.uses))
+        return tuple(key)
