@@ -1,0 +1,54 @@
+"""Attributes of a node as Python values, held against the op's schema in the installed onnx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnx import AttributeProto, NodeProto, defs
+
+from fusec.errors import VerifyError
+from fusec.frontends.onnx.tensors import Tensors
+from fusec.ops.spec import require
+
+_KINDS = AttributeProto.AttributeType
+
+
+def attributes(node: NodeProto, schema: defs.OpSchema, tensors: Tensors) -> dict[str, Any]:
+    """Names to values (int, float, str, tuples of them, Literal); VerifyError for what the op does not take."""
+    values: dict[str, Any] = {}
+    for attribute in node.attribute:
+        name = attribute.name
+        require(name in schema.attributes, f"has no attribute {name!r} (version {schema.since_version} of the op)")
+        require(name not in values, f"attribute {name!r} is given twice")
+        require(not attribute.ref_attr_name, f"attribute {name!r} refers to one of a function, outside of any")
+        wanted = str(schema.attributes[name].type).rpartition(".")[2]  # AttrType.INTS
+        given = _KINDS.Name(attribute.type)
+        require(given == wanted, f"attribute {name!r} is of type {given.lower()}, not {wanted.lower()}")
+        values[name] = _value(attribute, tensors)
+    for name, declared in schema.attributes.items():
+        require(not declared.required or name in values, f"needs an attribute {name!r}")
+    return values
+
+
+def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
+    kind = attribute.type
+    try:
+        if kind == AttributeProto.INT:
+            return attribute.i
+        if kind == AttributeProto.FLOAT:
+            return attribute.f
+        if kind == AttributeProto.STRING:
+            return attribute.s.decode("utf-8")
+        if kind == AttributeProto.INTS:
+            return tuple(attribute.ints)
+        if kind == AttributeProto.FLOATS:
+            return tuple(attribute.floats)
+        if kind == AttributeProto.STRINGS:
+            return tuple(s.decode("utf-8") for s in attribute.strings)
+    except UnicodeDecodeError as error:
+        raise VerifyError(f"attribute {attribute.name!r} is not UTF-8") from error
+    if kind == AttributeProto.TENSOR:
+        return tensors.literal(attribute.t)
+    if kind == AttributeProto.SPARSE_TENSOR:
+        return tensors.sparse(attribute.sparse_tensor)
+    raise VerifyError(f"attribute {attribute.name!r} of type {_KINDS.Name(kind).lower()} is not supported")

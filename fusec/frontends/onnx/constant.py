@@ -1,0 +1,88 @@
+"""What the ops mean whose result is known at import: Constant, ConstantOfShape, Shape, Size, Range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.errors import VerifyError
+from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, Emitter, Table, require_bytes
+from fusec.frontends.onnx.tensors import shape_of
+from fusec.ir import DType, Literal, TensorType, Value
+from fusec.ops.spec import require
+
+
+def constant(
+    g: Emitter,
+    /,
+    *,
+    value: Literal | None = None,
+    sparse_value: Literal | None = None,
+    value_float: float | None = None,
+    value_floats: Sequence[float] | None = None,
+    value_int: int | None = None,
+    value_ints: Sequence[int] | None = None,
+    value_string: str | None = None,
+    value_strings: Sequence[str] | None = None,
+) -> Value:
+    require(value_string is None and value_strings is None, "strings are not supported")
+    literals = [v for v in (value, sparse_value) if v is not None]
+    floats = [v for v in (value_float, value_floats) if v is not None]
+    ints = [v for v in (value_int, value_ints) if v is not None]
+    require(len(literals) + len(floats) + len(ints) == 1, "needs exactly one value")
+    if literals:
+        return g.literal(literals[0])
+    return g.constant(np.array(floats[0], np.float32) if floats else np.array(ints[0], np.int64))
+
+
+def constant_of_shape(g: Emitter, shape: Value, /, *, value: Literal | None = None) -> Value:
+    """However large, the result repeats one element: its payload takes no memory until something copies it."""
+    element = np.zeros((), np.float32) if value is None else value.array
+    require(element.size == 1, f"value must be one element, not of shape {list(element.shape)}")
+    type = TensorType(shape_of(g.ints(shape, "the shape")), DType.of(element.dtype))
+    require_bytes(type, MAX_CONSTANT_BYTES, "a constant")
+    scalar = element.reshape(())
+    return g.literal(Literal(type, lambda: np.broadcast_to(scalar, type.shape)))
+
+
+def shape_1(g: Emitter, x: Value, /) -> Value:
+    return g.constant(np.array(x.type.shape, np.int64))
+
+
+def shape(g: Emitter, x: Value, /, *, end: int | None = None, start: int = 0) -> Value:
+    return g.constant(np.array(x.type.shape[start:end], np.int64))
+
+
+def size(g: Emitter, x: Value, /) -> Value:
+    return g.constant(np.array(x.type.size, np.int64))
+
+
+def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_type: int = 1) -> Value:
+    """start, start + delta, … up to but not including limit."""
+    dtype = start.type.dtype
+    for operand in (limit, delta):
+        require(operand.type.dtype is dtype, f"operands differ in dtype: {dtype.value}, {operand.type.dtype.value}")
+    names = ("start", "limit", "delta")
+    first, last, step = (g.number(v, n) for v, n in zip((start, limit, delta), names, strict=True))
+    require(step != 0, "delta is 0")
+    require(all(math.isfinite(v) for v in (first, last, step)), f"from {first} to {last} by {step}")
+    count = max(0, math.ceil((last - first) / step) if dtype.is_float else -((first - last) // step))
+    require_bytes(TensorType((int(count),), dtype), MAX_CONSTANT_BYTES, "a constant")
+    wide = np.float64 if dtype.is_float else np.int64
+    try:
+        items = wide(first) + np.arange(int(count), dtype=wide) * wide(step)
+    except OverflowError as error:
+        raise VerifyError(f"from {first} to {last} by {step}: {error}") from error
+    return g.constant(items.astype(dtype.numpy))
+
+
+TABLE: Table = {
+    ("Constant", 1): constant,
+    ("ConstantOfShape", 9): constant_of_shape,
+    ("Shape", 1): shape_1,
+    ("Shape", 15): shape,
+    ("Size", 1): size,
+    ("Range", 11): range_,
+}

@@ -1,0 +1,157 @@
+"""What an ONNX op's function builds with: emits ops into the graph, folding small constants on the spot.
+
+Shapes are concrete, so what a model computes only to name a shape becomes a constant here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import VerifyError
+from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, quote
+from fusec.ops import Cast, Expand, Reshape
+from fusec.ops.spec import require
+
+FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
+FOLD_OPERAND_ELEMENTS = 1 << 16
+MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake
+MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
+
+Results = Value | tuple[Value, ...]
+OpFunction = Callable[..., Results]
+Table = dict[tuple[str, int], OpFunction]
+
+
+def require_bytes(type: TensorType, limit: int, what: str) -> None:
+    """VerifyError if a tensor of that type is larger than `limit` bytes."""
+    require(type.nbytes <= limit, f"{what} {type} takes {type.nbytes / 2**30:.4g} GiB; the limit is {limit >> 30} GiB")
+
+
+class Emitter:
+    """Builds the graph, node by node of the model; `begin` names the node being imported.
+
+    `outputs` says how many results that node declares (Split cuts into as many).
+    """
+
+    def __init__(self, graph: Graph, opset: int, reserved: frozenset[str]):
+        self.graph = graph
+        self.opset = opset
+        self.outputs = 1
+        self._reserved = reserved  # names the model uses: no intermediate may take one
+        self._origin: tuple[str, ...] = ()
+        self._name = ""
+        self._fresh: set[Value] = set()
+
+    def begin(self, origin: str, outputs: Sequence[str]) -> None:
+        self._origin = (origin,)
+        self._name = next((name for name in outputs if name), origin)
+        self._fresh.clear()
+        self.outputs = len(outputs)
+
+    def bind(self, value: Value, name: str) -> None:
+        """Give a result of the current node its name in the model; one that was there before keeps its own."""
+        if value not in self._fresh:
+            return
+        self._fresh.discard(value)
+        self.graph.rename(value, name)
+        if value.literal is not None:
+            value.literal.label = value.name
+
+    # emitting ----------------------------------------------------------------------------------------
+
+    def __call__(self, op: Op, *operands: Value) -> Value:
+        """Apply an op with one result."""
+        (value,) = self.many(op, *operands)
+        return value
+
+    def many(self, op: Op, *operands: Value) -> tuple[Value, ...]:
+        """Apply an op; VerifyError with the reason alone if it refuses the operands."""
+        types = op.infer(*(v.type for v in operands))
+        literals = [v.literal for v in operands]
+        known = [literal for literal in literals if literal is not None]
+        constant = len(known) == len(operands) > 0
+        for type in types:
+            require_bytes(type, MAX_CONSTANT_BYTES if constant else MAX_TENSOR_BYTES, f"the result of {op.name},")
+        if constant and isinstance(op, Expand):
+            return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
+        if (
+            constant
+            and all(t.size <= FOLD_RESULT_ELEMENTS for t in types)
+            and all(k.type.size <= FOLD_OPERAND_ELEMENTS for k in known)
+        ):
+            return tuple(map(self.constant, _evaluated(op, [k.array for k in known], types)))
+        hints = [self._hint(op.name) for _ in types]
+        node = self.graph.insert(op, operands, names=hints, origin=self._origin)
+        self._fresh.update(node.results)
+        return node.results
+
+    def constant(self, array: Any) -> Value:
+        """A constant of the array's own dtype."""
+        return self.literal(Literal.of(array))
+
+    def scalar(self, number: float, like: Value) -> Value:
+        """A rank-0 constant of the dtype of `like`."""
+        return self.constant(np.asarray(number).astype(like.type.dtype.numpy))
+
+    def literal(self, literal: Literal, name: str = "") -> Value:
+        """A constant holding the literal; a name of the model's is given, others are made up."""
+        node = self.graph.insert(Constant(literal), names=[name or self._hint("constant")], origin=self._origin)
+        literal.label = literal.label or node.result.name
+        if not name:
+            self._fresh.add(node.result)
+        return node.result
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        return value if value.type.dtype is dtype else self(Cast(dtype), value)
+
+    def reshape(self, value: Value, shape: Sequence[int]) -> Value:
+        return value if value.type.shape == tuple(shape) else self(Reshape(tuple(shape)), value)
+
+    # reading what must be known at import ------------------------------------------------------------
+
+    def array(self, value: Value, what: str) -> np.ndarray[Any, Any]:
+        """The payload of an operand that decides shapes; VerifyError if it is computed at run time."""
+        literal = value.literal
+        require(literal is not None, f"{what} must be known at import, but {quote(value.name)} is computed at run time")
+        assert literal is not None
+        require(literal.type.size <= FOLD_OPERAND_ELEMENTS, f"{what} has {literal.type.size} elements")
+        return literal.array
+
+    def ints(self, value: Value, what: str) -> tuple[int, ...]:
+        """The payload of an integer operand of rank 0 or 1."""
+        require(value.type.dtype.is_int, f"{what} must be integers, not {value.type.dtype.value}")
+        require(value.type.rank <= 1, f"{what} must be a list, not of shape {list(value.type.shape)}")
+        return tuple(int(i) for i in self.array(value, what).reshape(-1))
+
+    def number(self, value: Value, what: str) -> float:
+        """The payload of a one-element operand."""
+        require(value.type.size == 1, f"{what} must be one number, not of shape {list(value.type.shape)}")
+        return self.array(value, what).reshape(-1)[0].item()
+
+    def _hint(self, kind: str) -> str:
+        hint = f"{self._name}/{kind}"
+        while hint in self._reserved:
+            hint += "_"
+        return hint
+
+
+def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list[Array]:
+    """The op's results by its reference; whatever NumPy refuses is a refusal of the model."""
+    try:
+        with np.errstate(all="ignore"):
+            results = op.reference(np, *arrays)
+    except (ValueError, TypeError, IndexError, OverflowError, ArithmeticError) as error:
+        raise VerifyError(f"{op.name} of constants: {error}") from error
+    return [np.asarray(a).astype(t.dtype.numpy, copy=False) for a, t in zip(results, types, strict=True)]
+
+
+def axes_of(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Axes in ascending order, none negative; VerifyError for one out of range or given twice."""
+    for axis in axes:
+        require(-rank <= axis < rank, f"axis {axis} is out of range for rank {rank}")
+    positive = tuple(sorted(axis % rank for axis in axes))
+    require(len(set(positive)) == len(positive), f"axes {list(axes)} name a dim twice")
+    return positive

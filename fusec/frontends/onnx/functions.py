@@ -1,0 +1,60 @@
+"""Model-local functions are inlined before anything else looks at the model, unless that could not end well."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, NodeProto, inliner
+
+from fusec.errors import ModelError
+
+_MAX_NODES = 1_000_000
+
+Key = tuple[str, str, str]
+
+
+def inlined(model: ModelProto, file: str) -> ModelProto:
+    """The model with every call replaced by the function's nodes; ModelError for recursion or an explosion."""
+    bodies: dict[Key, list[NodeProto]] = {}
+    for function in model.functions:
+        key = (function.domain, function.name, getattr(function, "overload", ""))
+        if key in bodies:
+            raise ModelError(f"{file}: two functions are named {'.'.join(filter(None, key))}")
+        bodies[key] = list(function.node)
+    called = [key for node in model.graph.node if (key := _key(node)) in bodies]
+    if not called:
+        return model
+    sizes: dict[Key, int] = {}
+    for key in called:
+        _measure(key, bodies, sizes, file)
+    total = len(model.graph.node) + sum(sizes[key] for key in called)
+    if total > _MAX_NODES:
+        raise ModelError(f"{file}: inlining its functions would make {total} nodes; the limit is {_MAX_NODES}")
+    try:
+        return inliner.inline_local_functions(model)
+    # what onnx's C++ raises is not documented: RuntimeError and ValueError from checks, its own types from the inliner
+    except Exception as error:
+        raise ModelError(f"{file}: its functions cannot be inlined: {error}") from error
+
+
+def _key(node: NodeProto) -> Key:
+    return (node.domain, node.op_type, getattr(node, "overload", ""))
+
+
+def _measure(root: Key, bodies: dict[Key, list[NodeProto]], sizes: dict[Key, int], file: str) -> None:
+    """Nodes each function comes to when all it calls is inlined; depth first without Python's recursion."""
+    stack, open_ = [root], set[Key]()
+    while stack:
+        key = stack[-1]
+        if key in sizes:
+            stack.pop()
+            continue
+        calls = [k for node in bodies[key] if (k := _key(node)) in bodies]
+        missing = [k for k in calls if k not in sizes]
+        if not missing:
+            sizes[key] = len(bodies[key]) + sum(sizes[k] for k in calls)
+            open_.discard(key)
+            stack.pop()
+            continue
+        open_.add(key)
+        if recursive := next((k for k in missing if k in open_), None):
+            raise ModelError(f"{file}: function {'.'.join(filter(None, recursive))} calls itself")
+        stack.extend(missing)

@@ -1,0 +1,122 @@
+"""Concrete types of the model's inputs: declared dims, and symbolic ones bound by the shapes that were given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx import GraphProto, TypeProto, ValueInfoProto
+
+from fusec.errors import VerifyError
+from fusec.frontends.onnx.emit import MAX_TENSOR_BYTES, require_bytes
+from fusec.frontends.onnx.structure import constants, report
+from fusec.frontends.onnx.tensors import dtype_of
+from fusec.ir import DType, TensorType
+
+Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has none)
+
+
+def input_types(graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str) -> dict[str, TensorType]:
+    """Type of each input the caller must give (initializers are none); one ModelError for all that is wrong."""
+    held = set(constants(graph))
+    problems: list[str] = []
+    dtypes: dict[str, DType] = {}
+    declared: dict[str, Dims | None] = {}
+    for value in graph.input:
+        if value.name in held:
+            continue
+        try:
+            dtypes[value.name], declared[value.name] = tensor_type(value)
+        except VerifyError as error:
+            problems.append(f"input {value.name!r}: {error}")
+    known = ", ".join(declared) or "none"
+    problems += [f"there is no input {name!r}; inputs: {known}" for name in shapes if name not in declared]
+    if problems:
+        raise report(file, problems)
+    bound = _bind(declared, shapes, problems)
+    types: dict[str, TensorType] = {}
+    for name, dims in declared.items():
+        shape = (
+            list(shapes[name]) if name in shapes else [bound.get(d, d) if isinstance(d, str) else d for d in dims or ()]
+        )
+        if (dims is None and name not in shapes) or any(isinstance(d, str) for d in shape):
+            problems.append(
+                _unbound(name, None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims])
+            )
+            continue
+        try:
+            types[name] = TensorType(tuple(int(d) for d in shape), dtypes[name])
+            require_bytes(types[name], MAX_TENSOR_BYTES, "a tensor")
+        except VerifyError as error:
+            problems.append(f"input {name!r}: {error}")
+    if problems:
+        raise report(file, problems)
+    return types
+
+
+def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
+    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
+    tensor = value.type.tensor_type
+    dtype = dtype_of(tensor.elem_type)
+    return dtype, (_dims(tensor) if tensor.HasField("shape") else None)
+
+
+def _dims(tensor: TypeProto.Tensor) -> Dims:
+    dims: Dims = []
+    for dim in tensor.shape.dim:
+        if not dim.HasField("dim_value"):
+            dims.append(dim.dim_param)
+            continue
+        if dim.dim_value < 0:
+            raise VerifyError(f"negative dimension {dim.dim_value}")
+        dims.append(dim.dim_value)
+    return dims
+
+
+def _bind(
+    declared: Mapping[str, Dims | None], shapes: Mapping[str, Sequence[int]], problems: list[str]
+) -> dict[str, int]:
+    """Sizes of the named symbolic dims; what does not agree goes to `problems`."""
+    bound: dict[str, tuple[int, str]] = {}
+    for name, shape in shapes.items():
+        dims = declared[name]
+        if any(isinstance(d, bool) or not hasattr(d, "__index__") or d < 0 for d in shape):
+            problems.append(f"input {name!r}: the shape {list(shape)} given has an entry that is no size")
+            continue
+        if dims is None:
+            continue
+        if len(dims) != len(shape):
+            problems.append(f"input {name!r}: has {len(dims)} dims {_shown(dims)}, the shape given is {list(shape)}")
+            continue
+        for dim, size in zip(dims, shape, strict=True):
+            if isinstance(dim, int) and dim != size:
+                problems.append(f"input {name!r}: has shape {_shown(dims)}, the shape given is {list(shape)}")
+                break
+            if isinstance(dim, str) and dim:
+                first = bound.setdefault(dim, (int(size), name))
+                if first[0] != size:
+                    problems.append(
+                        f"dim {dim!r} is {first[0]} in the shape given for {first[1]!r}, {size} in that for {name!r}"
+                    )
+    return {dim: size for dim, (size, _) in bound.items()}
+
+
+def _shown(dims: Dims) -> str:
+    return "[" + ", ".join(str(d) if d != "" else "?" for d in dims) + "]"
+
+
+def _unbound(name: str, dims: Dims | None) -> str:
+    if dims is None:
+        return f"input {name!r} declares no shape: give one, say --shape {name}=1,3,224,224"
+    image = len(dims) == 4
+    example = [
+        d if isinstance(d, int) else 224 if image and i >= 2 else 3 if image and i == 1 else 1
+        for i, d in enumerate(dims)
+    ]
+    text = ",".join(map(str, example))
+    return (
+        f"input {name!r} has symbolic dims {_shown(dims)}: give its shape, say --shape {name}={text} "
+        f"(in Python shapes={{{name!r}: {tuple(example)}}})"
+    )

@@ -1,0 +1,190 @@
+"""What the normalisations mean, softmax among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
+from fusec.ir import Value
+from fusec.ops import (
+    BatchNorm,
+    Expand,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    Reduce,
+    RmsNorm,
+    Softmax,
+    pw,
+)
+from fusec.ops.spec import normalize_axis, require
+
+
+def batch_norm(
+    g: Emitter,
+    x: Value,
+    scale: Value,
+    bias: Value,
+    mean: Value,
+    var: Value,
+    /,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,  # about the training outputs only
+    spatial: int = 1,
+    training_mode: int = 0,
+) -> Value:
+    require(spatial == 1, "spatial=0 is not supported")
+    require(training_mode == 0, "training_mode=1 is not supported")
+    dtype = x.type.dtype
+    # from version 15 on the parameters may be wider than x: then all is computed in the wider type
+    wide = max((v.type.dtype for v in (x, scale, bias, mean, var)), key=lambda d: d.itemsize)
+    y = g(BatchNorm(epsilon), *(g.cast(v, wide) for v in (x, scale, bias, mean, var)))
+    return g.cast(y, dtype)
+
+
+def instance_norm(g: Emitter, x: Value, scale: Value, bias: Value, /, *, epsilon: float = 1e-5) -> Value:
+    return g(InstanceNorm(epsilon), x, scale, bias)
+
+
+def group_norm_18(
+    g: Emitter, x: Value, scale: Value, bias: Value, /, *, num_groups: int, epsilon: float = 1e-5
+) -> Value:
+    """Version 18 has one scale and bias a group, version 21 one a channel."""
+    require(x.type.rank >= 2, f"needs a channel dim, x has shape {list(x.type.shape)}")
+    channels = x.type.shape[1]
+    require(
+        num_groups >= 1 and channels % num_groups == 0, f"{channels} channels do not divide into {num_groups} groups"
+    )
+
+    def per_channel(v: Value) -> Value:
+        require(v.type.shape == (num_groups,), f"parameter of shape {list(v.type.shape)} for {num_groups} groups")
+        spread = g(Expand((num_groups, channels // num_groups)), g.reshape(v, (num_groups, 1)))
+        return g.reshape(spread, (channels,))
+
+    return g(GroupNorm(num_groups, epsilon), x, per_channel(scale), per_channel(bias))
+
+
+def group_norm(
+    g: Emitter,
+    x: Value,
+    scale: Value,
+    bias: Value,
+    /,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Value:
+    _check_stash(stash_type)
+    return g(GroupNorm(num_groups, epsilon), x, scale, bias)
+
+
+def layer_norm(
+    g: Emitter,
+    x: Value,
+    scale: Value,
+    bias: Value | None = None,
+    /,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Value:
+    _check_stash(stash_type)
+    axis = normalize_axis(axis, x.type.rank)
+    parameters = [_trailing(g, v, axis, x) for v in ((scale,) if bias is None else (scale, bias))]
+    known = [v for v in parameters if v is not None]
+    if len(known) == len(parameters):
+        return g(LayerNorm(axis, epsilon), x, *known)
+    y = g(pw("mul"), g(LayerNorm(axis, epsilon), x, _ones(g, x, axis)), scale)
+    return y if bias is None else g(pw("add"), y, bias)
+
+
+def rms_norm(
+    g: Emitter, x: Value, scale: Value, /, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> Value:
+    _check_stash(stash_type)
+    axis = normalize_axis(axis, x.type.rank)
+    parameter = _trailing(g, scale, axis, x)
+    if parameter is not None:
+        return g(RmsNorm(axis, epsilon), x, parameter)
+    return g(pw("mul"), g(RmsNorm(axis, epsilon), x, _ones(g, x, axis)), scale)
+
+
+def _check_stash(stash_type: int) -> None:
+    require(stash_type == 1, f"stash_type={stash_type} is not supported: half precision is computed in f32")
+
+
+def _trailing(g: Emitter, v: Value, axis: int, x: Value) -> Value | None:
+    """The parameter over the dims axis… alone; None if it varies along a dim before them."""
+    extra = v.type.rank - (x.type.rank - axis)
+    if extra <= 0:
+        return v
+    return g.reshape(v, v.type.shape[extra:]) if math.prod(v.type.shape[:extra]) == 1 else None
+
+
+def _ones(g: Emitter, x: Value, axis: int) -> Value:
+    return g.constant(np.ones(x.type.shape[axis:], x.type.dtype.numpy))
+
+
+def mean_variance_norm(g: Emitter, x: Value, /, *, axes: Sequence[int] = (0, 2, 3)) -> Value:
+    dims = axes_of(axes, x.type.rank)
+    centred = g(pw("sub"), x, g(Reduce("mean", dims), x))
+    deviation = g(pw("sqrt"), g(Reduce("mean", dims), g(pw("mul"), centred, centred)))
+    return g(pw("div"), centred, g(pw("add"), deviation, g.scalar(1e-9, x)))
+
+
+def lp_norm(g: Emitter, x: Value, /, *, axis: int = -1, p: int = 2) -> Value:
+    """Where the norm is zero so is x: the denominator there only has to be something else."""
+    require(p in (1, 2), f"p={p} is not supported, only 1 and 2")
+    norm = g(Reduce(f"l{p}", (normalize_axis(axis, x.type.rank),)), x)
+    zero = g(pw("cmp_eq"), norm, g.scalar(0, x))
+    return g(pw("div"), x, g(pw("where"), zero, g.scalar(1, x), norm))
+
+
+def lrn(g: Emitter, x: Value, /, *, size: int, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0) -> Value:
+    return g(LocalResponseNorm(size, alpha, beta, bias), x)
+
+
+def _flat(log: bool) -> OpFunction:
+    """Before version 13 the operand counts as a matrix, cut at `axis`, and rows are normalised."""
+
+    def emit(g: Emitter, x: Value, /, *, axis: int = 1) -> Value:
+        shape = x.type.shape
+        require(-len(shape) <= axis <= len(shape), f"axis {axis} is out of range for rank {len(shape)}")
+        axis = axis + len(shape) if axis < 0 else axis
+        rows, columns = math.prod(shape[:axis]), math.prod(shape[axis:])
+        if axis < len(shape) and shape[axis] == columns:  # nothing behind it to be normalised along
+            return g(Softmax(axis, log), x)
+        return g.reshape(g(Softmax(1, log), g.reshape(x, (rows, columns))), shape)
+
+    return emit
+
+
+def _along(log: bool) -> OpFunction:
+    def emit(g: Emitter, x: Value, /, *, axis: int = -1) -> Value:
+        return g(Softmax(normalize_axis(axis, x.type.rank), log), x)
+
+    return emit
+
+
+TABLE: Table = {
+    ("BatchNormalization", 7): batch_norm,
+    ("InstanceNormalization", 6): instance_norm,
+    ("GroupNormalization", 18): group_norm_18,
+    ("GroupNormalization", 21): group_norm,
+    ("LayerNormalization", 17): layer_norm,
+    ("RMSNormalization", 23): rms_norm,
+    ("MeanVarianceNormalization", 9): mean_variance_norm,
+    ("LpNormalization", 1): lp_norm,
+    ("LRN", 1): lrn,
+    ("Softmax", 1): _flat(log=False),
+    ("Softmax", 13): _along(log=False),
+    ("LogSoftmax", 1): _flat(log=True),
+    ("LogSoftmax", 13): _along(log=True),
+}

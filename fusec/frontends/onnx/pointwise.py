@@ -1,0 +1,224 @@
+"""What the pointwise ONNX ops mean: arithmetic, activations, comparisons, logic, casts."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
+from fusec.frontends.onnx.tensors import dtype_of
+from fusec.ir import DType, Value
+from fusec.ops import pw
+from fusec.ops.spec import broadcast, require
+
+
+def _unary(name: str) -> OpFunction:
+    def emit(g: Emitter, x: Value, /) -> Value:
+        return g(pw(name), x)
+
+    return emit
+
+
+def _binary(name: str) -> OpFunction:
+    def emit(g: Emitter, a: Value, b: Value, /) -> Value:
+        return g(pw(name), a, b)
+
+    return emit
+
+
+def _variadic(name: str) -> OpFunction:
+    def emit(g: Emitter, /, *operands: Value) -> Value:
+        return reduce(lambda a, b: g(pw(name), a, b), operands)
+
+    return emit
+
+
+def mean(g: Emitter, /, *operands: Value) -> Value:
+    if len(operands) == 1:
+        return operands[0]
+    total = reduce(lambda a, b: g(pw("add"), a, b), operands)
+    return g(pw("div"), total, g.scalar(len(operands), total))
+
+
+def elu(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
+    return g(pw("elu", alpha=alpha), x)
+
+
+def selu(
+    g: Emitter, x: Value, /, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Value:
+    return g(pw("selu", alpha=alpha, gamma=gamma), x)
+
+
+def celu(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
+    return g(pw("celu", alpha=alpha), x)
+
+
+def leaky_relu(g: Emitter, x: Value, /, *, alpha: float = 0.01) -> Value:
+    return g(pw("leaky_relu", alpha=alpha), x)
+
+
+def thresholded_relu(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
+    return g(pw("thresholded_relu", alpha=alpha), x)
+
+
+def hard_sigmoid(g: Emitter, x: Value, /, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
+    return g(pw("hard_sigmoid", alpha=alpha, beta=beta), x)
+
+
+def swish(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
+    return g(pw("swish", beta=alpha), x)
+
+
+def gelu(g: Emitter, x: Value, /, *, approximate: str = "none") -> Value:
+    require(approximate in ("none", "tanh"), f"knows no approximation {approximate!r}")
+    return g(pw("gelu" if approximate == "none" else "gelu_tanh"), x)
+
+
+def prelu(g: Emitter, x: Value, slope: Value, /) -> Value:
+    require(
+        broadcast([x.type.shape, slope.type.shape]) == x.type.shape,
+        f"a slope of shape {list(slope.type.shape)} does not broadcast to {list(x.type.shape)}",
+    )
+    return g(pw("prelu"), x, slope)
+
+
+def clip_6(g: Emitter, x: Value, /, *, max: float = 3.40282347e38, min: float = -3.40282347e38) -> Value:
+    return _clip(g, x, min, max)
+
+
+def clip(g: Emitter, x: Value, low: Value | None = None, high: Value | None = None, /) -> Value:
+    for bound in (low, high):
+        require(bound is None or bound.type.size == 1, "a bound must be a single number")
+        require(bound is None or bound.type.dtype is x.type.dtype, f"a bound differs in dtype from {x!r}")
+    if (low is None or low.literal) and (high is None or high.literal):
+        return _clip(
+            g,
+            x,
+            -math.inf if low is None else g.number(low, "the lower bound"),
+            math.inf if high is None else g.number(high, "the upper bound"),
+        )
+    if low is not None:
+        x = g(pw("max"), x, g.reshape(low, ()))
+    return x if high is None else g(pw("min"), x, g.reshape(high, ()))
+
+
+def _clip(g: Emitter, x: Value, low: float, high: float) -> Value:
+    """Bounds no value of the dtype goes beyond are dropped, so that relu and clip to a max look the same everywhere."""
+    if x.type.dtype.is_float:
+        largest = float(np.finfo(np.float32).max)
+        low, high = (-math.inf if low <= -largest else low), (math.inf if high >= largest else high)
+    return g(pw("clip", min=float(low), max=float(high)), x)
+
+
+def mod(g: Emitter, a: Value, b: Value, /, *, fmod: int = 0) -> Value:
+    require(fmod in (0, 1), f"fmod is {fmod}")
+    require(fmod == 1 or a.type.dtype.is_int or g.opset >= 28, "floating-point operands need fmod=1 before opset 28")
+    return g(pw("mod" if fmod else "floor_mod"), a, b)
+
+
+def power(g: Emitter, base: Value, exponent: Value, /) -> Value:
+    """The result has the base's dtype; integers are raised in f64 unless the exponent is known not to be negative."""
+    dtype = base.type.dtype
+    if dtype.is_float:
+        return g(pw("pow"), base, g.cast(exponent, dtype))
+    if exponent.literal is not None and exponent.type.dtype.is_int and (g.array(exponent, "exponent") >= 0).all():
+        return g(pw("pow"), base, g.cast(exponent, dtype))
+    return g.cast(g(pw("pow"), g.cast(base, DType.F64), g.cast(exponent, DType.F64)), dtype)
+
+
+def is_inf(g: Emitter, x: Value, /, *, detect_negative: int = 1, detect_positive: int = 1) -> Value:
+    if detect_negative and detect_positive:
+        return g(pw("is_inf"), x)
+    if not detect_negative and not detect_positive:
+        return g(pw("logical_and"), g(pw("is_inf"), x), g.constant(np.array(False)))
+    return g(pw("cmp_eq"), x, g.scalar(math.inf if detect_positive else -math.inf, x))
+
+
+def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
+    return g(pw("where"), condition, x, y)
+
+
+def cast(g: Emitter, x: Value, /, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
+    # saturate and round_mode are about 8-bit and smaller floats, which dtype_of refuses
+    return g.cast(x, dtype_of(to))
+
+
+def cast_like(g: Emitter, x: Value, target: Value, /, *, saturate: int = 1, round_mode: str = "up") -> Value:
+    return g.cast(x, target.type.dtype)
+
+
+_UNARY = {
+    "Abs": ("abs", 6),
+    "Acos": ("acos", 7),
+    "Acosh": ("acosh", 9),
+    "Asin": ("asin", 7),
+    "Asinh": ("asinh", 9),
+    "Atan": ("atan", 7),
+    "Atanh": ("atanh", 9),
+    "Ceil": ("ceil", 6),
+    "Cos": ("cos", 7),
+    "Cosh": ("cosh", 9),
+    "Erf": ("erf", 9),
+    "Exp": ("exp", 6),
+    "Floor": ("floor", 6),
+    "HardSwish": ("hard_swish", 14),
+    "IsNaN": ("is_nan", 9),
+    "Log": ("log", 6),
+    "Mish": ("mish", 18),
+    "Neg": ("neg", 6),
+    "Not": ("logical_not", 1),
+    "Reciprocal": ("reciprocal", 6),
+    "Relu": ("relu", 6),
+    "Round": ("round", 11),
+    "Sigmoid": ("sigmoid", 6),
+    "Sign": ("sign", 9),
+    "Sin": ("sin", 7),
+    "Sinh": ("sinh", 9),
+    "Softplus": ("softplus", 1),
+    "Softsign": ("softsign", 1),
+    "Sqrt": ("sqrt", 6),
+    "Tan": ("tan", 7),
+    "Tanh": ("tanh", 6),
+}
+_BINARY = {
+    "Add": ("add", 7),
+    "And": ("logical_and", 7),
+    "Div": ("div", 7),
+    "Equal": ("cmp_eq", 7),
+    "Greater": ("cmp_gt", 7),
+    "GreaterOrEqual": ("cmp_ge", 12),
+    "Less": ("cmp_lt", 7),
+    "LessOrEqual": ("cmp_le", 12),
+    "Mul": ("mul", 7),
+    "Or": ("logical_or", 7),
+    "Sub": ("sub", 7),
+    "Xor": ("logical_xor", 7),
+}
+_VARIADIC = {"Max": ("max", 6), "Min": ("min", 6), "Sum": ("add", 6)}
+
+TABLE: Table = {
+    **{(op, since): _unary(name) for op, (name, since) in _UNARY.items()},
+    **{(op, since): _binary(name) for op, (name, since) in _BINARY.items()},
+    **{(op, since): _variadic(name) for op, (name, since) in _VARIADIC.items()},
+    ("Mean", 6): mean,
+    ("Elu", 6): elu,
+    ("Selu", 6): selu,
+    ("Celu", 12): celu,
+    ("LeakyRelu", 6): leaky_relu,
+    ("ThresholdedRelu", 10): thresholded_relu,
+    ("HardSigmoid", 6): hard_sigmoid,
+    ("Swish", 24): swish,
+    ("Gelu", 20): gelu,
+    ("PRelu", 7): prelu,
+    ("Clip", 6): clip_6,
+    ("Clip", 11): clip,
+    ("Mod", 10): mod,
+    ("Pow", 7): power,
+    ("IsInf", 10): is_inf,
+    ("Where", 9): where,
+    ("Cast", 6): cast,
+    ("CastLike", 15): cast_like,
+}

@@ -1,0 +1,54 @@
+"""What the reductions mean; axes were an attribute before they became an operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
+from fusec.ir import DType, Value
+from fusec.ops import Reduce
+
+
+def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int) -> Value:
+    dims = axes_of(axes, x.type.rank)
+    if kind in ("max", "min") and x.type.dtype is DType.BOOL:  # any, all
+        return g.cast(_reduce(g, kind, g.cast(x, DType.U8), axes, keepdims), DType.BOOL)
+    return g(Reduce(kind, dims, bool(keepdims)), x)
+
+
+def _by_attribute(kind: str) -> OpFunction:
+    def emit(g: Emitter, x: Value, /, *, axes: Sequence[int] = (), keepdims: int = 1) -> Value:
+        return _reduce(g, kind, x, axes or range(x.type.rank), keepdims)
+
+    return emit
+
+
+def _by_operand(kind: str) -> OpFunction:
+    def emit(
+        g: Emitter, x: Value, axes: Value | None = None, /, *, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Value:
+        given = () if axes is None else g.ints(axes, "axes")
+        # over no axes only the part of the reduction that is pointwise is left (the square of sum_square)
+        every = () if noop_with_empty_axes else range(x.type.rank)
+        return _reduce(g, kind, x, given or every, keepdims)
+
+    return emit
+
+
+_KINDS = {
+    "ReduceL1": "l1",
+    "ReduceL2": "l2",
+    "ReduceLogSum": "log_sum",
+    "ReduceLogSumExp": "log_sum_exp",
+    "ReduceMax": "max",
+    "ReduceMean": "mean",
+    "ReduceMin": "min",
+    "ReduceProd": "prod",
+    "ReduceSum": "sum",
+    "ReduceSumSquare": "sum_square",
+}
+
+TABLE: Table = {
+    **{(op, 1): _by_attribute(kind) for op, kind in _KINDS.items()},
+    **{(op, 13 if op == "ReduceSum" else 18): _by_operand(kind) for op, kind in _KINDS.items()},
+}

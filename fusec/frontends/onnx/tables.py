@@ -1,0 +1,90 @@
+"""Every ONNX op fusec imports: TABLE; and for what is not in it, the message that names it all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from onnx import NodeProto, defs
+
+from fusec.frontends.onnx import (
+    constant,
+    convolution,
+    indexing,
+    matmul,
+    normalization,
+    pointwise,
+    pooling,
+    reduction,
+    resize,
+    shape,
+)
+from fusec.frontends.onnx.emit import OpFunction, Table
+
+OLDEST_OPSET = 7
+REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
+DEFAULT_DOMAINS = ("", "ai.onnx")
+_NODES_SHOWN = 4
+
+TABLE: Table = {
+    **pointwise.TABLE,
+    **convolution.TABLE,
+    **pooling.TABLE,
+    **matmul.TABLE,
+    **normalization.TABLE,
+    **reduction.TABLE,
+    **shape.TABLE,
+    **indexing.TABLE,
+    **resize.TABLE,
+    **constant.TABLE,
+}
+
+
+@cache
+def schema_of(op: str, opset: int) -> defs.OpSchema | None:
+    """The schema the installed onnx has for an op of the default domain, if it has one."""
+    try:
+        return defs.get_schema(op, opset, "")
+    except defs.SchemaError:
+        return None
+
+
+@cache
+def function_of(op: str, opset: int) -> tuple[OpFunction, defs.OpSchema] | None:
+    """The function of the newest version in TABLE up to `opset`, and the schema of that op; None if there is none."""
+    schema = schema_of(op, opset)
+    versions = [since for name, since in TABLE if name == op and since <= opset]
+    if schema is None or not versions or schema.since_version > REVIEWED_OPSET:
+        return None
+    if schema.deprecated and schema.since_version not in versions:
+        return None
+    return TABLE[op, max(versions)], schema
+
+
+def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapping[str, int]) -> list[str]:
+    """One line for each op among the (name, node) that cannot be imported, with the nodes that use it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, node in nodes:
+        if node.domain not in DEFAULT_DOMAINS or function_of(node.op_type, opset) is None:
+            found.setdefault((node.domain, node.op_type), []).append(name)
+    lines: list[str] = []
+    for (domain, op), names in sorted(found.items()):
+        shown = ", ".join(repr(name) for name in names[:_NODES_SHOWN])
+        more = f" and {len(names) - _NODES_SHOWN} more" if len(names) > _NODES_SHOWN else ""
+        lines.append(f"{_described(domain, op, opset, opsets)}: node{'s' * (len(names) > 1)} {shown}{more}")
+    return lines
+
+
+def _described(domain: str, op: str, opset: int, opsets: Mapping[str, int]) -> str:
+    if domain not in DEFAULT_DOMAINS:
+        version = f"version {opsets[domain]}" if domain in opsets else "which the model does not import"
+        return f"op {domain}.{op} (domain {domain!r}, {version})"
+    schema = schema_of(op, opset)
+    if schema is None:
+        return f"op {op} (not in ONNX opset {opset})"
+    if schema.deprecated:
+        return f"op {op} (removed from ONNX in opset {schema.since_version}, the model is of opset {opset})"
+    subgraphs = any(
+        a.type in (defs.OpSchema.AttrType.GRAPH, defs.OpSchema.AttrType.GRAPHS) for a in schema.attributes.values()
+    )
+    return f"op {op} (opset {opset}{', control flow' if subgraphs else ''})"

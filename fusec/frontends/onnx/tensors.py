@@ -1,0 +1,179 @@
+"""TensorProto to Literal: inline bytes, typed fields, sparse tensors, and external data read lazily.
+
+External data must lie inside the model's folder: nothing outside is opened, whatever the model says.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto
+
+from fusec.errors import ModelError, VerifyError
+from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, MAX_TENSOR_BYTES, require_bytes
+from fusec.ir import DType, Literal, TensorType
+from fusec.ops.spec import require
+
+DTYPES: dict[int, DType] = {
+    TensorProto.FLOAT: DType.F32,
+    TensorProto.DOUBLE: DType.F64,
+    TensorProto.FLOAT16: DType.F16,
+    TensorProto.BFLOAT16: DType.BF16,
+    TensorProto.INT64: DType.I64,
+    TensorProto.INT32: DType.I32,
+    TensorProto.INT16: DType.I16,
+    TensorProto.INT8: DType.I8,
+    TensorProto.UINT64: DType.U64,
+    TensorProto.UINT32: DType.U32,
+    TensorProto.UINT16: DType.U16,
+    TensorProto.UINT8: DType.U8,
+    TensorProto.BOOL: DType.BOOL,
+}
+# where a tensor without raw_data keeps its elements; all other types are packed in int32_data
+_FIELDS = {
+    DType.F32: "float_data",
+    DType.F64: "double_data",
+    DType.I64: "int64_data",
+    DType.U32: "uint64_data",
+    DType.U64: "uint64_data",
+}
+
+
+def dtype_of(element_type: int) -> DType:
+    """The DType of ONNX's element type; VerifyError names one fusec does not have."""
+    if element_type in DTYPES:
+        return DTYPES[element_type]
+    known = element_type in TensorProto.DataType.values()
+    name = TensorProto.DataType.Name(element_type).lower() if known else f"number {element_type}"
+    raise VerifyError(f"element type {name} is not supported")
+
+
+def shape_of(dims: Sequence[int]) -> tuple[int, ...]:
+    """Dims as a shape; VerifyError for a negative one."""
+    require(all(d >= 0 for d in dims), f"negative dimension in shape {list(dims)}")
+    return tuple(dims)
+
+
+class Tensors:
+    """Turns the tensors of one model into literals; `folder` is where its external data may lie."""
+
+    def __init__(self, folder: Path | None):
+        self._folder = folder
+        self._maps: dict[Path, mmap.mmap] = {}  # one map a file: each holds a file descriptor
+
+    def literal(self, tensor: TensorProto) -> Literal:
+        """VerifyError if the data does not fit the type the tensor declares."""
+        type = TensorType(shape_of(tensor.dims), dtype_of(tensor.data_type))
+        require(not tensor.HasField("segment"), "segmented tensors are not supported")
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return self._external(tensor, type)
+        array = _inline(tensor, type)
+        return Literal(type, lambda: array, tensor.name)
+
+    def sparse(self, tensor: SparseTensorProto) -> Literal:
+        """A dense literal; values and indices are checked now, the dense array is made when first read."""
+        type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
+        require_bytes(type, MAX_CONSTANT_BYTES, "the dense form of a sparse tensor,")
+        values = self.literal(tensor.values).array.reshape(-1)
+        indices = self.literal(tensor.indices).array
+        require(indices.dtype == np.int64, f"indices of a sparse tensor are {indices.dtype}, not int64")
+        count = values.shape[0]
+        if indices.shape == (count, type.rank) and indices.ndim == 2:
+            inside = bool(((indices >= 0) & (indices < np.array(type.shape, np.int64))).all())
+            require(inside, f"an index of a sparse tensor lies outside {list(type.shape)}")
+            flat = indices @ np.array(type.strides, np.int64)
+        else:
+            require(indices.shape == (count,), f"sparse tensor of {count} values, indices {list(indices.shape)}")
+            inside = bool(((indices >= 0) & (indices < type.size)).all())
+            require(inside, f"an index of a sparse tensor lies outside its {type.size} elements")
+            flat = indices
+
+        def dense() -> np.ndarray[Any, Any]:
+            array = np.zeros(type.size, type.dtype.numpy)
+            array[flat] = values
+            return array.reshape(type.shape)
+
+        return Literal(type, dense, tensor.values.name)
+
+    def _external(self, tensor: TensorProto, type: TensorType) -> Literal:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        require("location" in entries, "external data without a location")
+        location = entries["location"]
+        require(
+            self._folder is not None,
+            f"external data in {location!r}, but the model was not given as a path: give its path, "
+            "or load the data first (onnx.load_external_data_for_model)",
+        )
+        assert self._folder is not None
+        path = _inside(self._folder, location)
+        offset = _number(entries.get("offset", "0"), "offset")
+        length = _number(entries.get("length", str(type.nbytes)), "length")
+        require(
+            length == type.nbytes, f"{type} takes {type.nbytes} bytes, its external data in {location!r} has {length}"
+        )
+        size = path.stat().st_size
+        require(
+            offset + length <= size,
+            f"external data at bytes {offset} to {offset + length} of {location!r}, which has {size}",
+        )
+
+        def read() -> np.ndarray[Any, Any]:
+            if type.size == 0:
+                return np.empty(type.shape, type.dtype.numpy)
+            try:
+                return np.frombuffer(self._map(path), type.dtype.numpy, type.size, offset).reshape(type.shape)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{path}: external data of {tensor_name!r}: {error}") from error
+
+        tensor_name = tensor.name
+        return Literal(type, read, tensor_name)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[path]
+
+
+def _inside(folder: Path, location: str) -> Path:
+    """The external file, if it is a regular one that really lies inside `folder`."""
+    relative = Path(location)
+    outside = f"external data {location!r} lies outside the model's folder"
+    require(bool(location) and "\0" not in location, f"external data at the location {location!r}")
+    require(not relative.is_absolute() and ".." not in relative.parts, outside)
+    root = folder.resolve()
+    try:
+        path = (root / relative).resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of symlinks
+        raise VerifyError(f"external data {location!r}: no such file in the model's folder") from error
+    require(path.is_relative_to(root), f"{outside} (through a symbolic link)")
+    require(path.is_file(), f"external data {location!r} is not a regular file")
+    return path
+
+
+def _number(text: str, what: str) -> int:
+    require(text.isascii() and text.isdigit() and len(text) < 20, f"external data with the {what} {text!r}")
+    return int(text)
+
+
+def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
+    """A read-only array of the elements the message itself holds."""
+    require(type.size == 0 or max(type.shape, default=0) <= MAX_TENSOR_BYTES, f"a tensor {type}")
+    if tensor.HasField("raw_data"):
+        raw = tensor.raw_data
+        require(len(raw) == type.nbytes, f"{type} takes {type.nbytes} bytes, its data has {len(raw)}")
+        return np.frombuffer(raw, type.dtype.numpy).reshape(type.shape)
+    items = getattr(tensor, _FIELDS.get(type.dtype, "int32_data"))
+    require(len(items) == math.prod(type.shape), f"{type} takes {type.size} elements, its data has {len(items)}")
+    if type.dtype in _FIELDS:
+        wide = np.array(items, np.uint64 if type.dtype is DType.U32 else type.dtype.numpy)
+        return wide.astype(type.dtype.numpy, copy=False).reshape(type.shape)
+    packed = np.array(items, np.int32)
+    if type.dtype in (DType.F16, DType.BF16):
+        return packed.astype(np.uint16).view(type.dtype.numpy).reshape(type.shape)
+    return packed.astype(type.dtype.numpy).reshape(type.shape)
