@@ -53,7 +53,7 @@ class Reduce(Op):
         require(self.axes == tuple(sorted(set(self.axes))), f"axes {list(self.axes)} are not ascending")
         require(all(0 <= a < x.rank for a in self.axes), f"axes {list(self.axes)} for rank {x.rank}")
         empty = any(x.shape[a] == 0 for a in self.axes)
-        require(not (empty and self.kind in ("max", "min", "mean")), f"{self.kind} over an empty dim")
+        require(not (empty and self.kind in ("max", "min", "mean", "log_sum_exp")), f"{self.kind} over an empty dim")
         if self.keepdims:
             shape = tuple(1 if i in self.axes else d for i, d in enumerate(x.shape))
             return (TensorType(shape, x.dtype, x.order),)
@@ -84,8 +84,9 @@ class Softmax(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array) -> Array:
-            shifted = x - x.max(axis=self.axis, keepdims=True)
-            total = xp.exp(shifted).sum(axis=self.axis, keepdims=True)
-            return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
+            with np.errstate(all="ignore"):  # a row of -inf, as masks make them, is NaN without a word
+                shifted = x - x.max(axis=self.axis, keepdims=True)
+                total = xp.exp(shifted).sum(axis=self.axis, keepdims=True)
+                return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
 
         return (widened(compute, *operands),)

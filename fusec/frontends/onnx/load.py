@@ -45,7 +45,7 @@ def _decoded(model: bytes | ModelProto, file: str) -> ModelProto:
 
 def _load(model: ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
     opsets = _opsets(model, file)
-    opset = next((opsets[d] for d in DEFAULT_DOMAINS if d in opsets), 0)
+    opset = opsets.get("", 0)
     source = inlined(model, file).graph
     names = node_names(source)
     order = ordered(source, file)
@@ -72,7 +72,9 @@ def _opsets(model: ModelProto, file: str) -> dict[str, int]:
             raise ModelError(f"{file}: imports domain {domain!r} in versions {opsets[domain]} and {entry.version}")
     newest = onnx.defs.onnx_opset_version()
     if "" not in opsets:
-        raise ModelError(f"{file}: does not say which opset of the default domain it uses")
+        if not opsets or any(node.domain in DEFAULT_DOMAINS for node in model.graph.node):
+            raise ModelError(f"{file}: does not say which opset of the default domain it uses")
+        return opsets
     if opsets[""] > newest:
         raise ModelError(
             f"{file}: has opset {opsets['']}, the installed onnx {onnx.__version__} knows {newest}: "
