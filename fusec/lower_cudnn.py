@@ -87,7 +87,10 @@ class _Builder:
             if node.op.name not in LOWER:
                 raise LoweringError(f"{node.op.name}: {WITHOUT.get(node.op.name, 'cuDNN has no such operation')}")
             LOWER[node.op.name](self, node)
-        graph = CudnnGraph(tuple(self.tensors), tuple(self.calls), self.tensor_cores)
+        # only products of fp32 operands can be rounded to tf32; asking for more would lose other engines
+        products = any(isinstance(n.op, (Conv, ConvTranspose, MatMul)) for n in anchors)
+        fp32 = any(v.type.dtype is DType.F32 for n in anchors for v in n.operands)
+        graph = CudnnGraph(tuple(self.tensors), tuple(self.calls), self.tensor_cores or not (products and fp32))
         return Lowered(graph, tuple(self.inputs), tuple(self.outputs), tuple(self.constants))
 
     # what is stored, and in which frame each node computes -----------------------------------------
