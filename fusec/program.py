@@ -159,11 +159,10 @@ def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 def display_name(node: Node) -> str:
     """The op's name as reports show it: adding a constant vector along one dim is a `bias`."""
     op: Op = node.op
-    if op.name == "add" and any(_is_vector(v, node.result) for v in node.operands):
+    if op.name == "add" and any(map(_is_constant_vector, node.operands)):
         return "bias"
     return op.name
 
 
-def _is_vector(value: Value, result: Value) -> bool:
-    wide = [d for d in value.type.shape if d != 1]
-    return value.literal is not None and len(wide) == 1 and value.type.size < result.type.size
+def _is_constant_vector(value: Value) -> bool:
+    return value.literal is not None and sum(d != 1 for d in value.type.shape) == 1

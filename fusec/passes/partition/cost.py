@@ -55,7 +55,8 @@ def is_depthwise(node: Node) -> bool:
 
 
 def flops(node: Node) -> int:
-    """Multiplications and additions; one a result element for anything but products."""
+    """Multiplications and additions of a product; what pointwise ops add is hidden behind it or behind the
+    memory traffic."""
     size = sum(v.type.size for v in node.results)
     if isinstance(node.op, Conv):
         return 2 * size * math.prod(node.operands[1].type.shape[1:])
@@ -63,4 +64,4 @@ def flops(node: Node) -> int:
         return 2 * node.operands[0].type.size * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, MatMul):
         return 2 * size * node.operands[0].type.shape[-1]
-    return size
+    return 0

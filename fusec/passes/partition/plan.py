@@ -116,7 +116,7 @@ class Planner:
         plan.declined.extend((tuple(nodes[:k]), answers[k]) for k in refused)
         if not usable:
             return 0
-        costs = {k: self._cover_us(nodes, k, answers[k]) for k in usable}
+        costs = {k: round(self._cover_us(nodes, k, answers[k]), 3) for k in usable}  # a nanosecond is a tie
         best = min(usable, key=lambda k: (costs[k], -k))
         for k in usable:
             if k > best and answers[k].legal is not None:
