@@ -77,7 +77,7 @@ def test_verify_rejects() -> None:
     graph, nodes = chain()
     first, rest = step(graph, nodes[:2]), step(graph, nodes[2:])
     Program(graph, (first, rest)).verify()
-    with pytest.raises(VerifyError, match=r'reads %s before it is made'):
+    with pytest.raises(VerifyError, match=r"reads %s before it is made"):
         Program(graph, (rest, first)).verify()
     with pytest.raises(VerifyError, match="is in no step"):
         Program(graph, (first,)).verify()

@@ -25,7 +25,7 @@ def random_graphs(draw: st.DrawFn, most: int = 30) -> Graph:
         x, y = (values[-1 - draw(st.integers(0, min(len(values), 6) - 1))] for _ in range(2))
         if draw(st.integers(0, 9)) == 0:
             y = values[draw(st.integers(0, len(values) - 1))]
-        match draw(st.sampled_from("conv bias relu tanh add mul gate softmax flat".split())):
+        match draw(st.sampled_from(["conv", "bias", "relu", "tanh", "add", "mul", "gate", "softmax", "flat"])):
             case "conv":
                 new = graph.add(CONV, x, weight)
             case "bias":

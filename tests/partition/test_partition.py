@@ -134,7 +134,9 @@ def test_the_hash_seed_does_not_matter() -> None:
     printed = set()
     for seed in "0", "1", "77":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
-        run = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True)
+        run = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+        )
         printed.add(run.stdout)
     assert len(printed) == 1
 

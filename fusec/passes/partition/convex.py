@@ -22,9 +22,7 @@ class Wiring:
         self.nodes: list[Node] = [n for n in graph.nodes if not isinstance(n.op, Constant)]
         self.index: dict[Node, int] = {n: i for i, n in enumerate(self.nodes)}
         self.preds: list[tuple[int, ...]] = [self._numbers(v.node for v in n.operands) for n in self.nodes]
-        self.succs: list[tuple[int, ...]] = [
-            self._numbers(u for v in n.results for u, _ in v.uses) for n in self.nodes
-        ]
+        self.succs: list[tuple[int, ...]] = [self._numbers(u for v in n.results for u, _ in v.uses) for n in self.nodes]
         returned = set(graph.outputs)
         self.returned: list[bool] = [any(v in returned for v in n.results) for n in self.nodes]
 
@@ -98,9 +96,7 @@ class Condensation:
             self.vertex[i] = first
         self._merged[first] = tuple(inside)
 
-    def _reach(
-        self, inside: Sequence[int], adjacent: Sequence[tuple[int, ...]], low: int, high: int
-    ) -> list[int]:
+    def _reach(self, inside: Sequence[int], adjacent: Sequence[tuple[int, ...]], low: int, high: int) -> list[int]:
         """Vertices outside reached from `inside` through places between low and high, in order."""
         place, vertex = self.place, self.vertex
         own = set(inside)

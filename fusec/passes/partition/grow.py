@@ -139,9 +139,10 @@ class Grower:
             stack = [i]
             while stack and len(inside) <= MAX_POINTWISE:
                 for p in self.wiring.preds[stack.pop()]:
-                    if p not in inside and self._feeds_only(p, inside) and self._joins(p, kind) and not self.owned[p]:
-                        if self._take(candidate, inside, p):
-                            stack.append(p)
+                    if p in inside or self.owned[p] or not self._feeds_only(p, inside) or not self._joins(p, kind):
+                        continue
+                    if self._take(candidate, inside, p):
+                        stack.append(p)
 
     def _prologue(self, candidate: Candidate, anchor: int) -> None:
         """One chain above the image of a convolution, or above each operand of a matmul."""

@@ -70,7 +70,8 @@ def zero_bias(body: Graph) -> Graph | None:
         return None
     if _only_add(at) is not None:
         return None
-    activated = _only_user(at) is not None
+    follower = _only_user(at)
+    activated = follower is not None and not isinstance(follower.op, Reshape)
     if not _finishes(at) or not (activated or has_residual):
         return None
     following, index = at.uses[0]
@@ -223,9 +224,11 @@ def _only_user(value: Value) -> Node | None:
 def _finishes(value: Value) -> bool:
     """Whether nothing follows but an activation that a precompiled engine knows."""
     user = _only_user(value)
-    if user is None:
-        return len(value.uses) == 1
-    return user.op.name in PRECOMPILED_ACTIVATIONS and _only_user(user.result) is None and len(user.result.uses) == 1
+    if user is not None and user.op.name in PRECOMPILED_ACTIVATIONS:
+        value = user.result
+    while (user := _only_user(value)) is not None and isinstance(user.op, Reshape):
+        value = user.result  # the way back from a convolution's dims to those of the product it stands for
+    return user is None and len(value.uses) == 1
 
 
 def _only_add(value: Value) -> Node | None:
