@@ -14,6 +14,10 @@ import pytest
 SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--accept", action="store_true", help="write what text cases now give as what they should give")
+
+
 def _gpu_missing() -> str:
     """Why tests marked `gpu` cannot run here; empty if they can."""
     if importlib.util.find_spec("cupy") is None:
