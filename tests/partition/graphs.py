@@ -25,7 +25,7 @@ def random_graphs(draw: st.DrawFn, most: int = 30) -> Graph:
         x, y = (values[-1 - draw(st.integers(0, min(len(values), 6) - 1))] for _ in range(2))
         if draw(st.integers(0, 9)) == 0:
             y = values[draw(st.integers(0, len(values) - 1))]
-        match draw(st.sampled_from(["conv", "bias", "relu", "tanh", "add", "mul", "gate", "softmax", "flat"])):
+        match draw(st.sampled_from(["conv", "bias", "relu", "leaky", "tanh", "add", "mul", "gate", "softmax", "flat"])):
             case "conv":
                 new = graph.add(CONV, x, weight)
             case "bias":
@@ -34,6 +34,8 @@ def random_graphs(draw: st.DrawFn, most: int = 30) -> Graph:
                 new = graph.add(pw(name), x, y)
             case "gate":
                 new = graph.add(pw("mul"), x, graph.add(Reduce("mean", (2, 3)), y))
+            case "leaky":
+                new = graph.add(pw("leaky_relu", alpha=draw(st.sampled_from([0.1, 0.2]))), x)
             case "softmax":
                 new = graph.add(Softmax(1), x)
             case "flat":

@@ -74,6 +74,17 @@ class Measured(AcceptAll):
         return GENERIC if text.removeprefix("z ") in ("b clip", "b sigmoid", "b tanh", "b elu") else RUNTIME
 
 
+class NoGates(Measured):
+    """A T4 besides: no epilogue operand of shape (N, C, 1, 1)."""
+
+    def verdict(self, body: Graph) -> Verdict:
+        if any(n.op.name == "conv" for n in body.nodes) and any(
+            v.type.shape[2:] == (1, 1) and v.literal is None for v in body.inputs
+        ):
+            return Refused("plan", "NOT_SUPPORTED", "broadcast of (N, C, 1, 1)")
+        return super().verdict(body)
+
+
 class OneConvolution(AcceptAll):
     """Refuses anything after a convolution: the first epilogue op is one too many."""
 

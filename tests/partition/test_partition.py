@@ -22,7 +22,7 @@ from fusec.passes.partition import canonical_key, partition
 from fusec.program import Kind, Program
 from fusec.reference import evaluate
 from fusec.target import load
-from fusec.verdict import Refused
+from fusec.verdict import Legal, Refused
 
 TARGET = load("h200")
 
@@ -40,7 +40,8 @@ def run_steps(program: Program, feeds: dict) -> dict:
 @settings(max_examples=60, deadline=None)
 def test_programs_of_random_graphs(graph: Graph, oracle: type[AcceptAll]) -> None:
     before = str(graph)
-    program = partition(graph, oracle(), TARGET)
+    asked = oracle()
+    program = partition(graph, asked, TARGET)
     assert str(graph) == before
     program.verify()
     # every node but constants once
@@ -57,6 +58,9 @@ def test_programs_of_random_graphs(graph: Graph, oracle: type[AcceptAll]) -> Non
             assert program.is_virtual(value)
             assert all(user in step.nodes for user in value.users)
         assert (step.verdict is not None) == (step.kind is Kind.CUDNN)
+    # each body, or one that is the same question, was accepted
+    accepted = {canonical_key(b) for b in asked.asked if isinstance(asked.verdict(b), Legal)}
+    assert all(canonical_key(s.body) in accepted for s in program.steps if s.kind is Kind.CUDNN)
     # the bodies, in their spellings, compute what the graph does
     feeds = {v.name: np.random.default_rng(1).standard_normal(v.type.shape) for v in graph.inputs}
     want, got = evaluate(graph, feeds, precision=DType.F64), run_steps(program, feeds)
@@ -109,6 +113,31 @@ def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None
         (step,) = partition(graph, oracle, TARGET).steps
         assert len(oracle.asked) == asked
         assert "".join(step.spelling) == spelling
+
+
+def test_a_longer_candidate_may_be_legal_where_a_shorter_one_is_not() -> None:
+    graph = Graph()
+    v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
+    for name in ("exp", "neg", "sin", "cos", "tanh", "abs"):
+        v = graph.add(pw(name), v)
+    graph.set_outputs([v])
+
+    class Lengths(AcceptAll):
+        def __init__(self, *lengths: int) -> None:
+            super().__init__()
+            self.lengths = lengths
+
+        def verdict(self, body: Graph):
+            return FAST if len(body) in self.lengths else Refused("plan", "", "no")
+
+    def lengths(oracle: AcceptAll) -> list[int]:
+        return [len(s.nodes) for s in partition(graph, oracle, TARGET).steps if s.kind is Kind.CUDNN]
+
+    assert lengths(Lengths(1, 2, 3, 4, 5)) == [5, 1]
+    assert lengths(Lengths(5, 1)) == [5, 1]  # 5 is asked together with shorter ones that are refused
+    assert lengths(Lengths(1, 2, 3)) == [3, 3]
+    assert lengths(Lengths(2)) == [2, 2, 2]
+    assert lengths(Lengths()) == []
 
 
 def test_progress_reaches_its_total() -> None:

@@ -12,14 +12,17 @@ from collections.abc import Callable, Sequence
 from fusec.ir import Graph, Node
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.convex import Wiring
+from fusec.passes.partition.grow import ANCHORS, POINTWISE
 from fusec.passes.partition.oracle import Oracle
 from fusec.passes.partition.plan import Planner
 from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, body_of
+from fusec.program import Kind, Partition, Program, Refusal, body_of
 from fusec.target import Target
 from fusec.views import is_view
 
 __all__ = ["Oracle", "canonical_key", "partition", "spellings"]
+
+UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, reduction) nor pointwise"
 
 
 def partition(
@@ -33,6 +36,7 @@ def partition(
     planner = Planner(graph, oracle, target, progress)
     plan = planner.run()
     steps: list[Partition] = []
+    refusals = planner.refusals(plan)
     taken: set[int] = set()
     for numbers, answer in plan.steps:
         nodes = planner.nodes(numbers)
@@ -43,10 +47,14 @@ def partition(
         steps.append(Partition(nodes, Kind.CUDNN, body, names, verdict))
         taken.update(numbers)
     for i, node in enumerate(planner.wiring.nodes):
-        if i not in taken:
-            kind = Kind.VIEW if is_view(node) else Kind.KERNEL
-            steps.append(Partition((node,), kind, body_of(graph, [node])))
-    program = Program(graph, ordered(steps, planner.wiring), tuple(planner.refusals(plan)))
+        if i in taken:
+            continue
+        kind = Kind.VIEW if is_view(node) else Kind.KERNEL
+        step = Partition((node,), kind, body_of(graph, [node]))
+        steps.append(step)
+        if kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE)):
+            refusals.append(Refusal((node,), step.body, UNPROPOSED))
+    program = Program(graph, ordered(steps, planner.wiring), tuple(refusals))
     program.verify()
     return program
 

@@ -20,8 +20,6 @@ from fusec.program import Refusal, body_of
 from fusec.target import Target
 from fusec.verdict import Legal
 
-UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, reduction) nor pointwise"
-
 
 @dataclass
 class Plan:
@@ -84,9 +82,6 @@ class Planner:
         for i in range(len(nodes)):
             if self.free[i] and self.grower.pointwise[i]:
                 self._decide(plan, self.grower.cluster(i))
-        for i in range(len(nodes)):
-            if not (isinstance(nodes[i].op, ANCHORS) or self.grower.pointwise[i]):
-                plan.declined.append(((i,), UNPROPOSED))
         return plan
 
     def _decide(self, plan: Plan, candidate: Candidate) -> None:
