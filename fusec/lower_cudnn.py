@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fusec.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
 from fusec.frame import VIEWS, Frame, Strided, backward, matrix_frame, pointwise_frame, spatial_frame, trace
+from fusec.hazards import misread, two_of_three
 from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value, quote
 from fusec.ops import Conv, ConvTranspose, InstanceNorm, LayerNorm, MatMul, Pointwise, Reduce, RmsNorm
+from fusec.storage import pack
 
 STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
 
@@ -49,7 +52,7 @@ def lower(body: Graph, tensor_cores: bool = True) -> Lowered:
     anchors = [n for n in body.nodes if isinstance(n.op, ANCHORS)]
     folds = (True, False) if any(isinstance(n.op, MatMul) for n in anchors) else (False,)
     for fold_batch in folds:
-        builder = _Builder(body, tensor_cores, fold_batch)
+        builder = _Builder(body, tensor_cores, fold_batch, pointwise_only=not anchors)
         try:
             return builder.lower(anchors)
         except LoweringError:
@@ -63,6 +66,7 @@ class _Builder:
     body: Graph
     tensor_cores: bool
     fold_batch: bool
+    pointwise_only: bool
     tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
     calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
     uids: dict[Value, int] = field(default_factory=dict[Value, int])  # of computed values
@@ -91,6 +95,9 @@ class _Builder:
         products = any(isinstance(n.op, (Conv, ConvTranspose, MatMul)) for n in anchors)
         fp32 = any(v.type.dtype is DType.F32 for n in anchors for v in n.operands)
         graph = CudnnGraph(tuple(self.tensors), tuple(self.calls), self.tensor_cores or not (products and fp32))
+        wrong = misread(graph)
+        if wrong is not None:
+            raise LoweringError(wrong)
         return Lowered(graph, tuple(self.inputs), tuple(self.outputs), tuple(self.constants))
 
     # what is stored, and in which frame each node computes -----------------------------------------
@@ -231,13 +238,34 @@ class _Builder:
         placed = frame.place(what, view.shape, view.strides)
         key = (root, *placed)
         if key not in self.bound:
-            uid = self.bound[key] = self.tensor(placed, root.type.dtype)
             literal = root.literal
+            if literal is not None and self.pointwise_only and two_of_three(placed[0], frame.dims):
+                return self.bound.setdefault(key, self._expanded(root, placed, frame))
+            uid = self.bound[key] = self.tensor(placed, root.type.dtype)
             if literal is None:
                 self.inputs.append((uid, root.name))
             else:
                 self.constants.append(ConstantBinding(uid, literal, root.type))
         return self.bound[key]
+
+    def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], frame: Frame) -> int:
+        """A constant broadcast along two of three dims, repeated along the smaller one: cuDNN computes
+        broadcasts along one dim right (see hazards)."""
+        literal = root.literal
+        assert literal is not None
+        dims, strides = list(placed[0]), placed[1]
+        axis = min((a for a, d in enumerate(dims) if d == 1), key=lambda a: frame.dims[a])
+        shape = tuple(frame.dims[a] if a == axis else d for a, d in enumerate(dims))
+
+        def load() -> np.ndarray[Any, Any]:
+            stored = pack(np, literal.array, root.type)
+            steps = [s * stored.itemsize for s in strides]
+            return np.broadcast_to(np.lib.stride_tricks.as_strided(stored, dims, steps), shape)
+
+        type = TensorType(shape, root.type.dtype)
+        uid = self.tensor((shape, type.strides), type.dtype)
+        self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label), type))
+        return uid
 
     def result(self, value: Value, frame: Frame) -> int:
         """A new tensor for a computed value: stored if the body returns it, else virtual."""

@@ -104,10 +104,8 @@ graph "b" (%x: f32[7,32]) {
 }""",
     "channel gate over a channels-last map": f"""
 graph "b" (%x: f32[2,32,5,4]{NHWC}, %g: f32[2,32,1,1]) {{
-  %b = constant weight("b") : f32[1,32,1,1]
   %c = mul(%x, %g) : f32[2,32,5,4]{NHWC}
-  %d = add(%c, %b) : f32[2,32,5,4]{NHWC}
-  return %d
+  return %c
 }}""",
     "row-major per-channel pointwise": """
 graph "b" (%x: f16[2,32,5,4]) {
@@ -117,12 +115,20 @@ graph "b" (%x: f16[2,32,5,4]) {
   return %d
 }""",
     "compare and select": """
-graph "b" (%x: f32[3,40], %y: f32[3,40], %m: bool[3,40]) {
+graph "b" (%x: f32[3,40], %y: f32[3,40]) {
   %c = cmp_gt(%x, %y)
-  %d = logical_and(%c, %m)
-  %e = where(%d, %x, %y)
-  return %e, %d
+  %d = cmp_lt(%x, %x)
+  %l = logical_or(%c, %d)
+  %e = where(%l, %x, %y)
+  return %e
 }""",
+    "a constant per channel beside a gate is repeated per image": f"""
+graph "b" (%x: f32[2,32,5,4]{NHWC}, %g: f32[2,32,1,1]) {{
+  %b = constant weight("b") : f32[1,32,1,1]
+  %c = mul(%x, %g) : f32[2,32,5,4]{NHWC}
+  %d = add(%c, %b) : f32[2,32,5,4]{NHWC}
+  return %d
+}}""",
     "layer norm without a bias": """
 graph "b" (%x: f32[2,7,48]) {
   %s = constant weight("s") : f32[48]
