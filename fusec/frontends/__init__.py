@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ def load(
     `shapes` maps input names to shapes and is needed for inputs with symbolic dims; a dim bound for one
     input is bound wherever its name occurs. Raises ModelError, whatever is wrong with the model.
     """
-    shapes = shapes or {}
+    shapes = _sizes(shapes or {})
     if isinstance(model, Graph):
         return _checked(model, shapes, f"graph {model.name!r}")
     if isinstance(model, str | os.PathLike):
@@ -40,6 +41,19 @@ def load(
     if isinstance(model, bytes) and model.startswith(_TEXT_START):
         return _text(model, shapes, "<bytes>")
     return _onnx(model, shapes, "<bytes>" if isinstance(model, bytes) else "<ModelProto>", None)
+
+
+def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shapes as tuples of Python integers; ModelError for anything that is no size."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        try:
+            sizes[name] = tuple(operator.index(d) for d in shape)
+        except TypeError as error:
+            raise ModelError(f"the shape given for input {name!r} is {shape!r}, not a sequence of sizes") from error
+        if any(d < 0 for d in sizes[name]):
+            raise ModelError(f"the shape given for input {name!r} has a negative dimension: {list(sizes[name])}")
+    return sizes
 
 
 def _onnx(model: bytes | ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:

@@ -75,7 +75,7 @@ def test_op_gives_what_onnxruntime_gives(case: Case, opset: int, rng: np.random.
 
 
 def _expected(proto: onnx.ModelProto, case: Case, opset: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """From onnxruntime if it has this version of the op, else onnx's own evaluator, else onnxruntime's oldest version."""
+    """From onnxruntime, else from onnx's own evaluator, else from the oldest version onnxruntime has."""
     version = defs.get_schema(case.op, opset, "").since_version
     older = onnx.ModelProto.FromString(proto.SerializeToString())
     older.opset_import[0].version = min(opset, RUNTIME_OPSET)

@@ -38,13 +38,9 @@ def constant(
 
 
 def constant_of_shape(g: Emitter, shape: Value, /, *, value: Literal | None = None) -> Value:
-    """However large, the result repeats one element: its payload takes no memory until something copies it."""
     element = np.zeros((), np.float32) if value is None else value.array
     require(element.size == 1, f"value must be one element, not of shape {list(element.shape)}")
-    type = TensorType(shape_of(g.ints(shape, "the shape")), DType.of(element.dtype))
-    require_bytes(type, MAX_CONSTANT_BYTES, "a constant")
-    scalar = element.reshape(())
-    return g.literal(Literal(type, lambda: np.broadcast_to(scalar, type.shape)))
+    return g.full(TensorType(shape_of(g.ints(shape, "the shape")), DType.of(element.dtype)), element)
 
 
 def shape_1(g: Emitter, x: Value, /) -> Value:

@@ -94,7 +94,14 @@ class Emitter:
 
     def scalar(self, number: float, like: Value) -> Value:
         """A rank-0 constant of the dtype of `like`."""
-        return self.constant(np.asarray(number).astype(like.type.dtype.numpy))
+        with np.errstate(all="ignore"):  # beyond the dtype's range it is infinite, as a computed one would be
+            return self.constant(np.asarray(number).astype(like.type.dtype.numpy))
+
+    def full(self, type: TensorType, element: np.ndarray[Any, Any]) -> Value:
+        """A constant repeating one element: its payload takes no memory until something copies it."""
+        require_bytes(type, MAX_CONSTANT_BYTES, "a constant")
+        scalar = element.reshape(())
+        return self.literal(Literal(type, lambda: np.broadcast_to(scalar, type.shape)))
 
     def literal(self, literal: Literal, name: str = "") -> Value:
         """A constant holding the literal; a name of the model's is given, others are made up."""

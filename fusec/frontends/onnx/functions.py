@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, inliner
+from onnx import ModelProto, NodeProto, checker, inliner, shape_inference
 
 from fusec.errors import ModelError
 
@@ -30,8 +30,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         raise ModelError(f"{file}: inlining its functions would make {total} nodes; the limit is {_MAX_NODES}")
     try:
         return inliner.inline_local_functions(model)
-    # what onnx's C++ raises is not documented: RuntimeError and ValueError from checks, its own types from the inliner
-    except Exception as error:
+    except (RuntimeError, ValueError, TypeError, checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{file}: its functions cannot be inlined: {error}") from error
 
 

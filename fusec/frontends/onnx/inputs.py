@@ -35,22 +35,23 @@ def input_types(graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: st
     bound = _bind(declared, shapes, problems)
     types: dict[str, TensorType] = {}
     for name, dims in declared.items():
-        shape = (
-            list(shapes[name]) if name in shapes else [bound.get(d, d) if isinstance(d, str) else d for d in dims or ()]
-        )
-        if (dims is None and name not in shapes) or any(isinstance(d, str) for d in shape):
-            problems.append(
-                _unbound(name, None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims])
-            )
+        known = _known(shapes.get(name, dims), bound)
+        sizes = [d for d in known or () if isinstance(d, int)]
+        if known is None or len(sizes) < len(known):
+            problems.append(_unbound(name, known))
             continue
         try:
-            types[name] = TensorType(tuple(int(d) for d in shape), dtypes[name])
+            types[name] = TensorType(tuple(sizes), dtypes[name])
             require_bytes(types[name], MAX_TENSOR_BYTES, "a tensor")
         except VerifyError as error:
             problems.append(f"input {name!r}: {error}")
     if problems:
         raise report(file, problems)
     return types
+
+
+def _known(dims: Sequence[int | str] | None, bound: Mapping[str, int]) -> Dims | None:
+    return None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims]
 
 
 def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
@@ -82,9 +83,6 @@ def _bind(
     bound: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         dims = declared[name]
-        if any(isinstance(d, bool) or not hasattr(d, "__index__") or d < 0 for d in shape):
-            problems.append(f"input {name!r}: the shape {list(shape)} given has an entry that is no size")
-            continue
         if dims is None:
             continue
         if len(dims) != len(shape):
@@ -95,7 +93,7 @@ def _bind(
                 problems.append(f"input {name!r}: has shape {_shown(dims)}, the shape given is {list(shape)}")
                 break
             if isinstance(dim, str) and dim:
-                first = bound.setdefault(dim, (int(size), name))
+                first = bound.setdefault(dim, (size, name))
                 if first[0] != size:
                     problems.append(
                         f"dim {dim!r} is {first[0]} in the shape given for {first[1]!r}, {size} in that for {name!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -24,10 +24,10 @@ from fusec.ops.spec import require
 
 def load_onnx(model: bytes | ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
     """The graph of a model; `file` names it in messages, `folder` is where its external data may lie."""
-    try:
-        return _load(_decoded(model, file), shapes, file, folder)
-    except UnicodeDecodeError as error:  # protobuf decodes strings when they are read
-        raise ModelError(f"{file}: is no sound ONNX model: a name in it is not UTF-8") from error
+    proto = _decoded(model, file)
+    if bad := next((text for text in _texts(proto) if not isinstance(text, str)), None):
+        raise ModelError(f"{file}: is no sound ONNX model: the name {bad!r} in it is not UTF-8")
+    return _load(proto, shapes, file, folder)
 
 
 def _decoded(model: bytes | ModelProto, file: str) -> ModelProto:
@@ -41,6 +41,26 @@ def _decoded(model: bytes | ModelProto, file: str) -> ModelProto:
         return ModelProto.FromString(model)
     except DecodeError as error:
         raise ModelError(f"{file}: is no ONNX model, or a truncated one (protobuf cannot decode it)") from error
+
+
+def _texts(model: ModelProto) -> Iterable[str | bytes]:
+    """Every name fusec reads in the model; protobuf hands out bytes for those that are not UTF-8."""
+    graph = model.graph
+    yield graph.name
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        yield value.name
+        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    for function in model.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+    for nodes in (graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            for attribute in node.attribute:
+                yield from (attribute.name, attribute.ref_attr_name, attribute.t.name)
 
 
 def _load(model: ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:

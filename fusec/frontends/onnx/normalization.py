@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
-from fusec.ir import Value
+from fusec.ir import TensorType, Value
 from fusec.ops import (
     BatchNorm,
     Expand,
@@ -129,7 +129,7 @@ def _trailing(g: Emitter, v: Value, axis: int, x: Value) -> Value | None:
 
 
 def _ones(g: Emitter, x: Value, axis: int) -> Value:
-    return g.constant(np.ones(x.type.shape[axis:], x.type.dtype.numpy))
+    return g.full(TensorType(x.type.shape[axis:], x.type.dtype), np.ones((), x.type.dtype.numpy))
 
 
 def mean_variance_norm(g: Emitter, x: Value, /, *, axes: Sequence[int] = (0, 2, 3)) -> Value:

@@ -130,6 +130,7 @@ def power(g: Emitter, base: Value, exponent: Value, /) -> Value:
 
 
 def is_inf(g: Emitter, x: Value, /, *, detect_negative: int = 1, detect_positive: int = 1) -> Value:
+    require(x.type.dtype.is_float, f"takes floating-point operands, not {x.type.dtype.value}")
     if detect_negative and detect_positive:
         return g(pw("is_inf"), x)
     if not detect_negative and not detect_positive:

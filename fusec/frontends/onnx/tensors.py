@@ -15,7 +15,7 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, MAX_TENSOR_BYTES, require_bytes
+from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, require_bytes
 from fusec.ir import DType, Literal, TensorType
 from fusec.ops.spec import require
 
@@ -163,7 +163,6 @@ def _number(text: str, what: str) -> int:
 
 def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
     """A read-only array of the elements the message itself holds."""
-    require(type.size == 0 or max(type.shape, default=0) <= MAX_TENSOR_BYTES, f"a tensor {type}")
     if tensor.HasField("raw_data"):
         raw = tensor.raw_data
         require(len(raw) == type.nbytes, f"{type} takes {type.nbytes} bytes, its data has {len(raw)}")
