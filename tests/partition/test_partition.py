@@ -109,7 +109,17 @@ def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None
         def verdict(self, body: Graph):
             return Refused("plan", "", "no") if "zero_bias" in str(body) else FAST
 
-    for oracle, asked, spelling in ((AcceptAll(), 1, "zero_bias"), (Slow(), 2, "zero_bias"), (OnlyAsItIs(), 2, "")):
+    class FastAsItIs(AcceptAll):
+        def verdict(self, body: Graph):
+            return RUNTIME if "zero_bias" in str(body) else FAST
+
+    cases = [
+        (AcceptAll(), 1, "zero_bias"),
+        (Slow(), 2, "zero_bias"),
+        (OnlyAsItIs(), 2, ""),
+        (FastAsItIs(), 2, ""),
+    ]
+    for oracle, asked, spelling in cases:
         (step,) = partition(graph, oracle, TARGET).steps
         assert len(oracle.asked) == asked
         assert "".join(step.spelling) == spelling
@@ -138,6 +148,22 @@ def test_a_longer_candidate_may_be_legal_where_a_shorter_one_is_not() -> None:
     assert lengths(Lengths(1, 2, 3)) == [3, 3]
     assert lengths(Lengths(2)) == [2, 2, 2]
     assert lengths(Lengths()) == []
+
+
+def test_equal_nodes_with_another_output_are_another_question() -> None:
+    graph = Graph()
+    weight = graph.constant(np.ones((4, 4, 3, 3), np.float32))
+    bias = graph.constant(np.ones((1, 4, 1, 1), np.float32))
+    outputs = []
+    for stored in (False, True):
+        x = graph.add_input(f"x{stored}", TensorType((2, 4, 4, 4), DType.F32))
+        biased = graph.add(pw("add"), graph.add(CONV, x, weight), bias)
+        outputs += [*([biased] if stored else []), graph.add(pw("relu"), biased)]
+    graph.set_outputs(outputs)
+    oracle = Measured()
+    program = partition(graph, oracle, TARGET)
+    assert len(oracle.asked) == 2
+    assert [s.verdict.kind for s in program.steps] == ["precompiled", "runtime"]
 
 
 def test_progress_reaches_its_total() -> None:
