@@ -32,6 +32,17 @@ def test_bytes_cross_the_border_of_the_step_only() -> None:
     assert split * TARGET.memory_bandwidth / 1e6 == pytest.approx(4 * tensor + weight)
 
 
+def test_the_peak_is_that_of_the_operands_of_the_product() -> None:
+    times = {}
+    for dtype in DType.F32, DType.F16:
+        graph = Graph()
+        a = graph.add_input("a", TensorType((4096, 4096), dtype))
+        product = graph.add(MatMul(), a, a)
+        times[dtype] = step_us([product.node], TARGET) - TARGET.launch_us
+    assert times[DType.F32] == pytest.approx(2 * 4096**3 / TARGET.flops["fp32"] * 1e6)
+    assert times[DType.F16] == pytest.approx(2 * 4096**3 / TARGET.flops["fp16"] * 1e6)
+
+
 def test_operations_of_products() -> None:
     _, (conv, relu) = conv_relu(groups=2)
     assert flops(conv) == 2 * (2 * 8 * 16 * 16) * (4 * 9)

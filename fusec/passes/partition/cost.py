@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusec.ir import Node
+from fusec.ir import DType, Node
 from fusec.ops import Conv, ConvTranspose, MatMul
 from fusec.program import inputs_of, outputs_of
 from fusec.target import Target
@@ -22,16 +22,23 @@ RUNTIME_COMPILED = 0.0511 / 0.0446
 # The generic precompiled engine: offered for relu6, sigmoid, tanh, elu after a bias, and slower than the
 # runtime-compiled ones offered beside it.
 GENERIC_ENGINE = 0
+_PEAKS = {DType.F16: "fp16", DType.BF16: "bf16"}
 
 
 def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None) -> float:
     """Modelled time of one step; without a verdict, as if the best engines took it."""
     moved = sum(v.type.nbytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
     work = sum(map(flops, nodes))
-    # the model's own precision decides the peak: the widest type any node computes
-    dtype = max((n.results[0].type.dtype for n in nodes), key=lambda d: d.itemsize)
-    busy = max(moved / target.memory_bandwidth, work / target.peak_flops(dtype)) * 1e6
+    peak = target.flops[_precision(nodes)]
+    busy = max(moved / target.memory_bandwidth, work / peak) * 1e6
     return busy * penalty(nodes, verdict) + target.launch_us
+
+
+def _precision(nodes: Sequence[Node]) -> str:
+    """Whose peak applies: that of the 16-bit type a product reads. Everything else counts as fp32; that
+    tf32 may be allowed is not seen here, and matters to products alone."""
+    product = next((n for n in nodes if flops(n)), nodes[0])
+    return _PEAKS.get(product.operands[0].type.dtype, "fp32")
 
 
 def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:

@@ -29,8 +29,9 @@ POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
 # Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
 MAX_POINTWISE = 24
-# Prologues measured: on a convolution's image one chain of at most three (scale, bias, relu).
-MAX_PROLOGUE = 3
+# A prologue is one chain. Scale, bias, relu was measured; two scales and biases in a row (a BatchNorm and
+# the affine layer some exporters put behind it) are put to cuDNN too.
+MAX_PROLOGUE = 5
 # A convolution's prologue: cast, relu, swish and per-channel scale and bias build on sm_90; scaling by an
 # (N,C,1,1) tensor is offered but does not build, and a prologue on the weight is refused.
 CONV_PROLOGUE = frozenset({"cast", "relu", "swish", "mul", "add"})
