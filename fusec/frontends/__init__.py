@@ -34,13 +34,11 @@ def load(
         return _checked(model, shapes, f"graph {model.name!r}")
     if isinstance(model, str | os.PathLike):
         path = Path(model)
-        data = _read(path)
-        if path.suffix in _TEXT_SUFFIXES or data.startswith(_TEXT_START):
-            return _text(data, shapes, str(path))
-        return _onnx(data, shapes, str(path), path.parent)
-    if isinstance(model, bytes) and model.startswith(_TEXT_START):
-        return _text(model, shapes, "<bytes>")
-    return _onnx(model, shapes, "<bytes>" if isinstance(model, bytes) else "<ModelProto>", None)
+        source = _decoded(_bytes(path), str(path), text=path.suffix in _TEXT_SUFFIXES)
+        return _imported(source, shapes, str(path), path.parent)
+    if isinstance(model, bytes):
+        return _imported(_decoded(model, "<bytes>"), shapes, "<bytes>", None)
+    return _imported(model, shapes, "<ModelProto>", None)
 
 
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -56,14 +54,25 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _onnx(model: bytes | ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
+def _imported(model: ModelProto | Graph, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
+    if isinstance(model, Graph):
+        return _checked(model, shapes, file)
     # lazily: onnx takes longer to import than all of fusec
     from fusec.frontends.onnx.load import load_onnx
 
     return load_onnx(model, shapes, file, folder)
 
 
-def _read(path: Path) -> bytes:
+def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:
+    """What the bytes hold. The caller lets go of them before the weights are copied out of the message."""
+    if text or data.startswith(_TEXT_START):
+        return _text(data, file)
+    from fusec.frontends.onnx.load import decoded  # lazily, as above
+
+    return decoded(data, file)
+
+
+def _bytes(path: Path) -> bytes:
     """The bytes of a regular file of a size protobuf can take; ModelError otherwise."""
     try:
         status = path.stat()
@@ -85,14 +94,13 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _text(data: bytes, shapes: Mapping[str, Sequence[int]], file: str) -> Graph:
+def _text(data: bytes, file: str) -> Graph:
     try:
-        graph = parse(data.decode("utf-8"))
+        return parse(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ModelError(f"{file}: is not UTF-8 text ({error})") from error
     except (ModelError, VerifyError) as error:
         raise ModelError(f"{file}: {error}") from error
-    return _checked(graph, shapes, file)
 
 
 def _checked(graph: Graph, shapes: Mapping[str, Sequence[int]], file: str) -> Graph:

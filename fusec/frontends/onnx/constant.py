@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, Emitter, Table, require_bytes
+from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.tensors import shape_of
 from fusec.ir import DType, Literal, TensorType, Value
 from fusec.ops.spec import require
+
+_MAX_RANGE = 1 << 24
 
 
 def constant(
@@ -65,7 +67,7 @@ def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_typ
     require(step != 0, "delta is 0")
     require(all(math.isfinite(v) for v in (first, last, step)), f"from {first} to {last} by {step}")
     count = max(0, math.ceil((last - first) / step) if dtype.is_float else -((first - last) // step))
-    require_bytes(TensorType((int(count),), dtype), MAX_CONSTANT_BYTES, "a constant")
+    require(count <= _MAX_RANGE, f"{count} elements; the limit is {_MAX_RANGE}")
     wide = np.float64 if dtype.is_float else np.int64
     try:
         items = wide(first) + np.arange(int(count), dtype=wide) * wide(step)

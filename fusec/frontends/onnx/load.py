@@ -22,23 +22,21 @@ from fusec.ir import Graph, Literal, Value
 from fusec.ops.spec import require
 
 
-def load_onnx(model: bytes | ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
+def load_onnx(model: ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
     """The graph of a model; `file` names it in messages, `folder` is where its external data may lie."""
-    proto = _decoded(model, file)
-    if bad := next((text for text in _texts(proto) if not isinstance(text, str)), None):
-        raise ModelError(f"{file}: is no sound ONNX model: the name {bad!r} in it is not UTF-8")
-    return _load(proto, shapes, file, folder)
-
-
-def _decoded(model: bytes | ModelProto, file: str) -> ModelProto:
-    if isinstance(model, ModelProto):
-        return model
-    if not isinstance(model, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+    if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
-    if not model:
+    if bad := next((text for text in _texts(model) if not isinstance(text, str)), None):
+        raise ModelError(f"{file}: is no sound ONNX model: the name {bad!r} in it is not UTF-8")
+    return _load(model, shapes, file, folder)
+
+
+def decoded(data: bytes, file: str) -> ModelProto:
+    """The message in the bytes; ModelError if there is none."""
+    if not data:
         raise ModelError(f"{file}: is empty")
     try:
-        return ModelProto.FromString(model)
+        return ModelProto.FromString(data)
     except DecodeError as error:
         raise ModelError(f"{file}: is no ONNX model, or a truncated one (protobuf cannot decode it)") from error
 

@@ -107,7 +107,10 @@ def _check_scales(x: Value, scales: Sequence[float]) -> None:
 
 def _sizes(x: Value, scales: Sequence[float]) -> list[int]:
     """Rounded down after a product in f32, where 0.7 * 10 is 7."""
-    return [math.floor(np.float32(d) * np.float32(s)) for d, s in zip(x.type.shape, scales, strict=True)]
+    with np.errstate(over="ignore"):
+        products = [float(np.float32(d) * np.float32(s)) for d, s in zip(x.type.shape, scales, strict=True)]
+    require(all(map(math.isfinite, products)), f"scales {list(scales)} of {list(x.type.shape)}")
+    return [math.floor(p) for p in products]
 
 
 def _resized(
