@@ -7,10 +7,13 @@ boolean tensors in memory were not read as bytes.
 
 from __future__ import annotations
 
-from fusec.cudnn_graph import CudnnGraph, CudnnTensor
+import math
+
+from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ir import DType
 
 _PRODUCTS = ("conv_fprop", "conv_dgrad")
+MAX_ELEMENTS = 2**31 - 1
 
 
 def misread(graph: CudnnGraph) -> str | None:
@@ -56,3 +59,69 @@ def two_of_three(operand: tuple[int, ...], result: tuple[int, ...]) -> bool:
     """Whether an operand is broadcast along exactly two of three dims that are not 1."""
     wide = _wide(result)
     return len(wide) == 3 and sum(operand[axis] == 1 for axis in wide) == 2
+
+
+def deadly(graph: CudnnGraph) -> str | None:
+    """Why cuDNN would die of this graph, or take it although it is malformed; None if no case applies.
+
+    Measured with cuDNN 9.19 and 9.28: a convolution that feeds a matmul, and a matmul of size 0, kill the
+    process; the others are accepted silently with results that are not the graph's.
+    """
+    made: dict[int, CudnnCall] = {uid: call for call in graph.calls for uid in call.outputs}
+    if len({t.uid for t in graph.tensors}) != len(graph.tensors):
+        return "two tensors have one uid"
+    if not graph.outputs:
+        return "no output"
+    for tensor in graph.tensors:
+        if any(d < 1 for d in tensor.dims):
+            return f"a tensor of size zero, {list(tensor.dims)}"
+        if any(s < 0 for s in tensor.strides):
+            return f"negative strides {list(tensor.strides)}"
+        if math.prod(tensor.dims) > MAX_ELEMENTS:
+            return f"a tensor of {math.prod(tensor.dims)} elements; cuDNN indexes with 32 bits"
+    for tensor in graph.outputs:
+        if _overlaps(tensor):
+            return f"an output whose elements share memory, {list(tensor.dims)} by strides {list(tensor.strides)}"
+    for call in graph.calls:
+        reason = _malformed(graph, call)
+        if reason:
+            return reason
+        if call.op == "matmul" and any(_comes_from_convolution(uid, made) for uid in call.inputs):
+            return "a convolution that feeds a matmul in one graph"
+    return None
+
+
+def _overlaps(tensor: CudnnTensor) -> bool:
+    """Whether two indices may name one element: a stride smaller than what lies inside it."""
+    inside = 0
+    for dim, stride in sorted(zip(tensor.dims, tensor.strides, strict=True), key=lambda pair: pair[1]):
+        if dim > 1:
+            if stride <= inside:
+                return True
+            inside += (dim - 1) * stride
+    return False
+
+
+def _malformed(graph: CudnnGraph, call: CudnnCall) -> str | None:
+    operands = [graph.tensor(uid).dims for uid in call.inputs]
+    result = graph.tensor(call.outputs[0]).dims
+    if call.op == "conv_fprop":
+        image, weight = operands
+        if image[1] % weight[1] or weight[0] % (image[1] // weight[1]):
+            return f"a convolution of {image[1]} channels by filters {list(weight)}: no whole number of groups"
+    if call.op == "conv_dgrad":
+        loss, weight = operands
+        if loss[1] != weight[0] or result[1] % weight[1]:
+            return f"a transposed convolution of {loss[1]} channels by filters {list(weight)}"
+    if call.op == "pointwise":
+        for dims in operands:
+            if len(dims) != len(result) or any(d not in (1, r) for d, r in zip(dims, result, strict=True)):
+                return f"a pointwise operand {list(dims)} for a result {list(result)}"
+    return None
+
+
+def _comes_from_convolution(uid: int, made: dict[int, CudnnCall]) -> bool:
+    call = made.get(uid)
+    if call is None:
+        return False
+    return call.op in _PRODUCTS or any(_comes_from_convolution(i, made) for i in call.inputs)

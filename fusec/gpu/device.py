@@ -1,0 +1,65 @@
+"""Which GPU this machine has, asked of the driver directly (no CUDA package is imported for it)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+from fusec.errors import TargetError
+from fusec.target import Target, load, names
+
+# CUdevice_attribute values, CUDA driver API (cuda.h): CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+
+
+@functools.cache
+def _first_gpu() -> tuple[str, int] | None:
+    """Name and compute capability (90 for 9.0) of GPU 0; None without a driver or a GPU."""
+    if os.environ.get("FUSEC_DEVICE") == "none":
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    count, device = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return None
+    if driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    text = ctypes.create_string_buffer(256)
+    driver.cuDeviceGetName(text, len(text), device)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    return text.value.decode(), 10 * major.value + minor.value
+
+
+def device_name() -> str | None:
+    """The name of GPU 0, or None."""
+    found = _first_gpu()
+    return found[0] if found else None
+
+
+def detect() -> Target | None:
+    """The target this machine's GPU is, None without one. A GPU that has no file of its own takes the
+    figures of a known one of its compute capability. The environment variable FUSEC_DEVICE=none hides
+    the GPU. Raises TargetError for a GPU of an unknown capability."""
+    found = _first_gpu()
+    if found is None:
+        return None
+    name, sm = found
+    words = name.upper().replace("-", " ").split()
+    by_name = next((known for known in names() if known.upper() in words), None)
+    if by_name is not None:
+        return load(by_name)
+    by_capability = next((known for known in names() if load(known).sm == sm), None)
+    if by_capability is None:
+        raise TargetError(f"{name} (sm_{sm}) is none of the targets {', '.join(names())}; name one with --target")
+    return load(by_capability)
+
+
+def is_present(target: Target) -> bool:
+    """Whether this machine's GPU is of that target."""
+    here = detect() if _first_gpu() is not None else None
+    return here is not None and here.name == target.name

@@ -1,0 +1,138 @@
+"""Bring cuDNN up in this process on a machine without a driver: a stand-in libcuda, NVRTC, a check.
+
+cuDNN plans for described GPUs without one, but its runtime-compiled engines link the driver library and
+compile with NVRTC; where one is missing they silently drop out of its answers. So both must be in place
+before the first question, or there is no answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import shutil
+import subprocess
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from fusec.cache import folder
+from fusec.errors import TargetError
+
+# What the stand-in answers. cuDNN loads modules and reads kernel attributes while it finalises plans; a
+# handle that is never launched serves. Everything else reports CUDA_ERROR_NO_DEVICE (100), the truth.
+_NO_DEVICE = 100
+_HANDLES = ("cuLibraryLoadData", "cuLibraryGetKernel", "cuModuleLoadData", "cuModuleGetFunction")
+_SUCCEED = ("cuLibraryUnload", "cuModuleUnload", "cuKernelSetAttribute")
+_MESSAGES = ("cuGetErrorString", "cuGetErrorName")
+_DRIVER_VERSION = 13000
+
+
+def load_driver() -> str:
+    """Load the machine's libcuda.so.1, or build and load the stand-in; says which. TargetError without a
+    C compiler to build it."""
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        ctypes.CDLL(str(_stand_in()), mode=ctypes.RTLD_GLOBAL)
+        return "stand-in"
+    return "real"
+
+
+def compiler() -> str | None:
+    """The C compiler on the path, or None."""
+    return next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def _source() -> str:
+    """The stand-in in C: every entry point of the driver's interface, each a line."""
+    lines: list[str] = []
+    for name in resources.files("fusec.gpu").joinpath("driver_api.txt").read_text().split():
+        if name in _HANDLES:
+            body = "(void **p) { *p = (void *)0x1000; return 0; }"
+        elif name in _SUCCEED:
+            body = "(void) { return 0; }"
+        elif name in _MESSAGES:
+            body = '(int e, const char **s) { *s = "no CUDA device: fusec stand-in"; return 0; }'
+        elif name == "cuDriverGetVersion":
+            body = f"(int *v) {{ *v = {_DRIVER_VERSION}; return 0; }}"
+        elif name == "cuKernelGetAttribute":
+            body = "(int *v) { *v = 0; return 0; }"
+        else:
+            body = f"(void) {{ return {_NO_DEVICE}; }}"
+        lines.append(f"int {name}{body}\n")
+    return "".join(lines)
+
+
+def _stand_in() -> Path:
+    """The stand-in library in the cache folder, compiled once."""
+    source = _source()
+    library = folder() / f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    cc = compiler()
+    if cc is None:
+        raise TargetError(
+            "no C compiler to build the stand-in for the missing driver library that cuDNN needs: "
+            "install gcc or clang (apt install gcc)"
+        )
+    with tempfile.TemporaryDirectory(dir=folder()) as scratch:
+        c_file, made = Path(scratch) / "cuda.c", Path(scratch) / "cuda.so"
+        c_file.write_text(source)
+        command = [cc, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", str(made), str(c_file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TargetError(f"{cc} could not build the stand-in for libcuda: {done.stderr.strip()[-300:]}")
+        made.replace(library)  # atomic: another process may be doing the same
+    return library
+
+
+def library_folders() -> list[Path]:
+    """The library folders of NVIDIA's wheels."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or [])] if spec else []
+    return [lib for root in roots for lib in sorted(root.glob("*/lib"))]
+
+
+def find_library(pattern: str) -> Path | None:
+    """The newest library of NVIDIA's wheels that matches a glob such as `libnvrtc.so.*`."""
+    found = [path for lib in library_folders() for path in lib.glob(pattern)]
+    return max(found, key=lambda path: path.name) if found else None
+
+
+def load_nvrtc() -> ctypes.CDLL:
+    """Load NVRTC and its builtins so that cuDNN finds them; TargetError naming the missing piece."""
+    for pattern in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):
+        path = find_library(pattern)
+        try:
+            library = ctypes.CDLL(str(path) if path else pattern.removesuffix(".*"), mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            raise TargetError(
+                f"{pattern.removesuffix('.*')} does not load ({error}); without it cuDNN hides its runtime-compiled "
+                "engines: pip install 'fusec[cu13]' (or 'fusec[cu12]')"
+            ) from error
+    return library
+
+
+def check_nvrtc(library: ctypes.CDLL, sm: int) -> str:
+    """Compile a trivial kernel for the capability; returns NVRTC's version. TargetError if it fails."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    program = ctypes.c_void_p()
+    source = b'extern "C" __global__ void probe(float *x) { x[threadIdx.x] = __expf(x[threadIdx.x]); }'
+    library.nvrtcCreateProgram(ctypes.byref(program), source, b"probe.cu", 0, None, None)
+    options = (ctypes.c_char_p * 1)(f"--gpu-architecture=sm_{sm}".encode())
+    status = library.nvrtcCompileProgram(program, 1, options)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    if status:
+        raise TargetError(
+            f"NVRTC {major.value}.{minor.value} does not compile for sm_{sm} (status {status}); without it cuDNN hides "
+            "its runtime-compiled engines: reinstall the nvidia-cuda-nvrtc wheel"
+        )
+    return f"{major.value}.{minor.value}"
+
+
+def bring_up(sm: int) -> str:
+    """All of it, before cudnn is imported: returns NVRTC's version. TargetError naming what is missing."""
+    load_driver()
+    return check_nvrtc(load_nvrtc(), sm)

@@ -1,0 +1,88 @@
+"""CudnnGraph to cudnn.pygraph, call by call, with every uid, dim and stride given explicitly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cudnn
+
+from fusec.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.ir import DType
+from fusec.target import Target
+
+DTYPES: dict[DType, Any] = {
+    DType.F64: cudnn.data_type.DOUBLE,
+    DType.F32: cudnn.data_type.FLOAT,
+    DType.F16: cudnn.data_type.HALF,
+    DType.BF16: cudnn.data_type.BFLOAT16,
+    DType.I32: cudnn.data_type.INT32,
+    DType.I8: cudnn.data_type.INT8,
+    DType.U8: cudnn.data_type.UINT8,
+    DType.BOOL: cudnn.data_type.BOOLEAN,
+}
+
+
+def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None) -> Any:
+    """The frontend graph, not validated yet: for the device of `handle`, or devicelessly for `target`.
+
+    Scalars by value are inputs by uid: `execute` wants a host address for each.
+    """
+    if target is not None:
+        properties = cudnn.create_device_properties(target.properties)
+        where = {"device_property": properties, "sm_version": target.sm}
+    else:
+        where = {"handle": handle}
+    fp32 = cudnn.data_type.FLOAT
+    g = cudnn.pygraph(io_data_type=fp32, intermediate_data_type=fp32, compute_data_type=fp32, **where)
+    tensors: dict[int, Any] = {}
+    made = {uid for call in graph.calls for uid in call.outputs}
+    for tensor in graph.tensors:
+        if tensor.uid not in made:
+            tensors[tensor.uid] = g.tensor(
+                dim=list(tensor.dims),
+                stride=list(tensor.strides),
+                data_type=DTYPES[tensor.dtype],
+                is_pass_by_value=tensor.value is not None,
+                uid=tensor.uid,
+            )
+    for call in graph.calls:
+        result = _call(g, call, [tensors[uid] for uid in call.inputs])
+        tensor = graph.tensor(call.outputs[0])
+        result.set_uid(tensor.uid).set_dim(list(tensor.dims)).set_stride(list(tensor.strides))
+        result.set_data_type(DTYPES[tensor.dtype])
+        if not tensor.virtual:
+            result.set_output(True)
+        tensors[tensor.uid] = result
+    return g
+
+
+def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
+    compute = DTYPES[call.compute]
+    attributes = {k: list(v) if isinstance(v, tuple) else v for k, v in call.attributes}
+    inference = cudnn.norm_forward_phase.INFERENCE
+    match call.op:
+        case "conv_fprop":
+            image, weight = inputs
+            return g.conv_fprop(image=image, weight=weight, compute_data_type=compute, **attributes)
+        case "conv_dgrad":
+            loss, weight = inputs
+            return g.conv_dgrad(loss=loss, filter=weight, compute_data_type=compute, **attributes)
+        case "matmul":
+            return g.matmul(*inputs, compute_data_type=compute)
+        case "pointwise":
+            if "beta" in attributes:  # swish alone has one
+                attributes["swish_beta"] = attributes.pop("beta")
+            return getattr(g, call.mode)(*inputs, compute_data_type=compute, **attributes)
+        case "reduction":
+            mode = getattr(cudnn.reduction_mode, call.mode.upper())
+            return g.reduction(*inputs, mode=mode, compute_data_type=compute)
+        case "layernorm" | "instancenorm":
+            x, scale, bias, epsilon = inputs
+            norm = g.layernorm if call.op == "layernorm" else g.instancenorm
+            return norm(norm_forward_phase=inference, input=x, scale=scale, bias=bias, epsilon=epsilon)[0]
+        case "rmsnorm":
+            x, scale, *bias, epsilon = inputs
+            more = {"bias": bias[0]} if bias else {}
+            return g.rmsnorm(norm_forward_phase=inference, input=x, scale=scale, epsilon=epsilon, **more)[0]
+        case _:
+            raise AssertionError(f"no emission for {call.op}")

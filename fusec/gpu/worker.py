@@ -1,0 +1,137 @@
+"""A child process that puts graphs to cuDNN: JSON lines in, one verdict a line out.
+
+`python -m fusec.gpu.worker TARGET [device]`. If cuDNN kills this process, the parent reads the end of the
+stream and takes it for a refusal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import TargetError
+from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
+from fusec.target import Target, load
+from fusec.verdict import Legal, Plan, Refused, Verdict
+
+_STATUS = re.compile(r"CUDNN_STATUS_[A-Z_]+|CUDNN_BACKEND_API_FAILED|INTERNAL_ERROR_[A-Z_]+")
+_NOISE = ("finalize_internal", "isSupported", "CUDNN_STATUS_NOT_INITIALIZED ==", "rtn_status", "status_ok")
+MAX_REASON = 500
+
+
+def reason_of(error: BaseException) -> tuple[str, str]:
+    """(status code, the informative end of cuDNN's nested message)."""
+    text = " ".join(str(error).split())
+    codes = _STATUS.findall(text)
+    parts = [p.strip(" ;.)(") for p in re.split(r"Reason:|Warning:|Error:|Info:|because", text)]
+    telling = [p for p in parts if p and not any(noise in p for noise in _NOISE) and not _STATUS.fullmatch(p)]
+    message = "; ".join(dict.fromkeys(telling[-3:])) or text
+    if "cuKernelGetFunction" in text or "CUDNN_STATUS_EXECUTION_FAILED_CUDART" in text:
+        message += " (cuDNN asks for a real device here; one may accept it)"
+    return (codes[0] if codes else type(error).__name__), message[-MAX_REASON:]
+
+
+class Judge:
+    """Asks cuDNN about graphs: devicelessly for a target, or on this machine's GPU."""
+
+    def __init__(self, target: Target, device: bool):
+        import cudnn  # only after the driver and NVRTC are loaded
+
+        self.cudnn = cudnn
+        self.target = target
+        self.handle: Any = cudnn.create_handle() if device else None
+
+    def judge(self, graph: CudnnGraph) -> Verdict:
+        """Legal with the plans offered, at least one of them built; or refused, with stage and reason."""
+        from fusec.gpu.emit import emit
+
+        cudnn = self.cudnn
+        declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+        stage = "validate"
+        try:
+            g = emit(graph, handle=self.handle, target=None if self.handle else self.target)
+            g.validate()
+            stage = "build_operation_graph"
+            g.build_operation_graph()
+            stage = "plan"
+            g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        except declined as error:
+            return Refused(stage, *reason_of(error))
+        return self._plans(g, graph)
+
+    def _plans(self, g: Any, graph: CudnnGraph) -> Verdict:
+        cudnn = self.cudnn
+        runtime_note = cudnn.behavior_note.RUNTIME_COMPILATION
+        count = g.get_execution_plan_count()
+        runtime = [runtime_note in g.get_behavior_notes_for_plan_at_index(i) for i in range(count)]
+        if not graph.tensor_cores:
+            # takes effect when a plan is built, not in the count: a plan counts only once it was built
+            g.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+        built: dict[int, int] = {}
+        failure: BaseException | None = None
+        for index in [i for i in range(count) if not runtime[i]] + [i for i in range(count) if runtime[i]]:
+            if built and (graph.tensor_cores or runtime[index]):
+                break  # one built plan proves the rest of an unrestricted list; compiling costs up to a second each
+            try:
+                g.build_plan_at_index(index)
+                built[index] = int(g.get_workspace_size_plan_at_index(index))
+            except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+                failure = failure or error
+        if not built:
+            if failure is None:
+                return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "cuDNN offers no plan")
+            code, message = reason_of(failure)
+            if not graph.tensor_cores and "eselect" in message:
+                message = "every plan rounds fp32 to tf32, which precision fp32 excludes"
+            return Refused("build", code, message)
+        plans: list[Plan] = []
+        for index in range(count):
+            if index in built or graph.tensor_cores:
+                engine, knobs = g.get_engine_and_knobs_at_index(index)
+                pairs = tuple(sorted((int(k), int(v)) for k, v in knobs.items()))
+                plans.append(Plan(int(engine), pairs, not runtime[index], built.get(index, 0), index in built))
+        return Legal(tuple(plans))
+
+
+def encode(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON data."""
+    if isinstance(verdict, Refused):
+        return {"refused": [verdict.stage, verdict.code, verdict.message]}
+    return {
+        "legal": [
+            [p.engine, [list(k) for k in p.knobs], p.precompiled, p.workspace_bytes, p.built] for p in verdict.plans
+        ]
+    }
+
+
+def decode(data: dict[str, Any]) -> Verdict:
+    """Inverse of `encode`."""
+    if "refused" in data:
+        return Refused(*data["refused"])
+    return Legal(tuple(Plan(engine, tuple((k, v) for k, v in knobs), *rest) for engine, knobs, *rest in data["legal"]))
+
+
+def main() -> int:
+    """Say hello with the versions, then answer until the input ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints must not break the protocol
+    target, device = load(sys.argv[1]), "device" in sys.argv[2:]
+    try:
+        nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+        judge = Judge(target, device)
+    except (TargetError, ImportError) as error:
+        out.write(json.dumps({"failed": str(error)}) + "\n")
+        return 2
+    out.write(json.dumps({"ready": {"cudnn": judge.cudnn.backend_version(), "nvrtc": nvrtc}}) + "\n")
+    for line in sys.stdin:
+        verdict = judge.judge(CudnnGraph.from_json(json.loads(line)))
+        out.write(json.dumps(encode(verdict)) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
