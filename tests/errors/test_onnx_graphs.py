@@ -335,6 +335,18 @@ def test_two_functions_of_one_name() -> None:
     _fails(_calling([_function("F", body), _function("F", body)], "F"), "two functions are named me.F")
 
 
+def test_function_of_another_opset() -> None:
+    function = _function("F", [node("Relu", ["x"], ["y"])])
+    function.opset_import[0].version = 13
+    _fails(_calling([function], "F"), "function me.F is written in opset 13 of domain '', the model in 21")
+
+
+def test_call_with_too_many_operands() -> None:
+    proto = _calling([_function("F", [node("Relu", ["x"], ["y"])])], "F")
+    proto.graph.node[0].input.append("x")
+    _fails(proto, "its functions cannot be inlined")
+
+
 def test_unsupported_op_in_a_function() -> None:
     _fails(_calling([_function("F", [node("Det", ["x"], ["y"])])], "F"), "op Det (opset 21): node ")
 

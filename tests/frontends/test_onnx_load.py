@@ -17,6 +17,7 @@ from examples.models import LIGHT, light, random_inputs, randomised, reference_i
 from fusec.frontends import load
 from fusec.ir import Constant, DType, TensorType
 from fusec.reference import evaluate
+from fusec.text import parse
 
 node = helper.make_node
 
@@ -46,6 +47,13 @@ def test_light_models_with_random_weights_give_what_onnxruntime_gives(name: str)
     got = evaluate(graph, inputs)
     for output, want in zip(graph.output_names, run(proto, inputs), strict=True):
         assert_close(got[output], want, 1e-5)
+
+
+def test_an_imported_graph_survives_its_text_form() -> None:
+    graph = load(light("squeezenet"))
+    weights = {n.op.literal.label: n.op.literal.array for n in graph.nodes if isinstance(n.op, Constant)}
+    assert len(weights) == sum(isinstance(n.op, Constant) for n in graph.nodes)
+    assert str(parse(str(graph), weights)) == str(graph)
 
 
 def test_path_bytes_and_proto_give_the_same(tmp_path: Path) -> None:

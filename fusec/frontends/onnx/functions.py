@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, checker, inliner, shape_inference
+from collections.abc import Container
+
+from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_inference
 
 from fusec.errors import ModelError
 
@@ -15,7 +17,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
     """The model with every call replaced by the function's nodes; ModelError for recursion or an explosion."""
     bodies: dict[Key, list[NodeProto]] = {}
     for function in model.functions:
-        key = (function.domain, function.name, getattr(function, "overload", ""))
+        key = _key_of(function)
         if key in bodies:
             raise ModelError(f"{file}: two functions are named {'.'.join(filter(None, key))}")
         bodies[key] = list(function.node)
@@ -25,6 +27,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
     sizes: dict[Key, int] = {}
     for key in called:
         _measure(key, bodies, sizes, file)
+    _check_opsets(model, sizes, file)
     total = len(model.graph.node) + sum(sizes[key] for key in called)
     if total > _MAX_NODES:
         raise ModelError(f"{file}: inlining its functions would make {total} nodes; the limit is {_MAX_NODES}")
@@ -32,6 +35,24 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         return inliner.inline_local_functions(model)
     except (RuntimeError, ValueError, TypeError, checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{file}: its functions cannot be inlined: {error}") from error
+
+
+def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:
+    """onnx leaves a function alone that is written in another opset than the model: say so instead."""
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    for function in model.functions:
+        name = f"{function.domain}.{function.name}"
+        for entry in function.opset_import if _key_of(function) in called else ():
+            ours = versions.get(entry.domain, entry.version)
+            if ours != entry.version:
+                raise ModelError(
+                    f"{file}: function {name} is written in opset {entry.version} of domain {entry.domain!r}, "
+                    f"the model in {ours}: convert one of them with onnx.version_converter"
+                )
+
+
+def _key_of(function: FunctionProto) -> Key:
+    return (function.domain, function.name, getattr(function, "overload", ""))
 
 
 def _key(node: NodeProto) -> Key:
