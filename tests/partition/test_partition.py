@@ -183,11 +183,10 @@ print(partition(resnet50(), OneConvolution(), load("t4")))
 """
 
 
-@pytest.mark.slow
 def test_the_hash_seed_does_not_matter() -> None:
     tests = Path(__file__).parent.parent
     printed = set()
-    for seed in "0", "1", "77":
+    for seed in "0", "77":
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
         run = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True

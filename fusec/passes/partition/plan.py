@@ -19,6 +19,7 @@ from fusec.passes.partition.oracle import Oracle
 from fusec.program import Refusal, body_of
 from fusec.target import Target
 from fusec.verdict import Legal
+from fusec.views import is_view
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Planner:
             if isinstance(nodes[i].op, ANCHORS):
                 self._decide(plan, self.grower.around(i))
         for i in range(len(nodes)):
-            if self.free[i] and self.grower.pointwise[i]:
+            if self.free[i] and self.grower.pointwise[i] and not is_view(nodes[i]):  # an identity is no work
                 self._decide(plan, self.grower.cluster(i))
         return plan
 
