@@ -53,7 +53,7 @@ def _fold(graph: Graph, node: Node) -> list[Node]:
     sources = [v.literal for v in node.operands if v.literal is not None]
     for index, result in enumerate(node.results):
         if use_count(result):
-            name = sources[0].label if len(sources) == 1 else result.name
+            name = sources[0] if len(sources) == 1 else result.name
             new = derive(graph, node, result.type, sources, _Result(node.op, index, result.name), name)
             graph.replace(result, new)
     return erase_unused(graph, node)

@@ -34,9 +34,7 @@ def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: N
         shaped = _transposed_filters(op, weight, factor)
     else:
         shaped = along(factor, weight.type.rank, weight.type.rank - (1 if place == 1 else 2))
-    scaled = derive(
-        graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal.label
-    )
+    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal)
     operands = [scaled if i == place else v for i, v in enumerate(node.operands)]
     return graph.insert(
         op, operands, before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
@@ -56,9 +54,7 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
         shaped = along(factor, rank, 0)
     else:
         shaped = along(factor, rank, rank - 2)
-    scaled = derive(
-        graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal.label
-    )
+    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal)
     return graph.insert(
         op, [x, scaled], before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
     ).result

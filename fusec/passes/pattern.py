@@ -8,6 +8,7 @@ def gelu_erf(p: Ops, x: Tensor) -> Sides:
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -139,7 +140,10 @@ class Rule:
         return memo[item]
 
     def _build(self, graph: Graph, match: Match) -> Value:
-        return instantiate(graph, self.replacement, match.values, match.known, match.root)
+        new = instantiate(graph, self.replacement, match.values, match.known, match.root)
+        if isinstance(self.replacement, Apply):  # memory order belongs to the place, not to the op
+            graph.set_type(new, match.root.result.type)
+        return new
 
 
 class _Attempt:
@@ -188,7 +192,7 @@ class _Attempt:
         if found is None:
             self.miss("not a one-element constant", value)
         elif wanted.parameter and wanted.parameter not in self.known:
-            self.known[wanted.parameter] = found
+            self.known[wanted.parameter] = as_written(found, value.type.dtype)
             yield
             del self.known[wanted.parameter]
         elif same_number(found, float(wanted.value(self.known)), value.type.dtype):
@@ -255,7 +259,14 @@ class _Attempt:
 
 def same_number(found: float, wanted: float, dtype: DType) -> bool:
     """Whether a number stored as `dtype` is meant to be `wanted`."""
-    return found == wanted or abs(found - wanted) <= max(TOLERANCE, dtype.epsilon) * abs(wanted)
+    if found == wanted or math.isinf(wanted) or math.isinf(found):  # no number is near infinity
+        return found == wanted
+    return abs(found - wanted) <= max(TOLERANCE, dtype.epsilon) * abs(wanted)
+
+
+def as_written(found: float, dtype: DType) -> float:
+    """A number of f32 as its author wrote it: 1e-05, not 9.999999747378752e-06; the same once rounded."""
+    return float(str(np.float32(found))) if dtype is DType.F32 else found
 
 
 def _number_at(item: Apply) -> int | None:

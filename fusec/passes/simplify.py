@@ -1,4 +1,4 @@
-"""Remove what does nothing: identities, reshapes of reshapes, full slices, casts to the own type…
+"""Remove what does nothing: identities, reshapes of reshapes, full slices, casts to the own type.
 
 x + 0 = x loses the sign of a zero, nothing else; x * 0 is left alone, since it is NaN where x is not finite.
 """
@@ -102,7 +102,7 @@ def _keeps_every_value(narrow: DType, broad: DType) -> bool:
 
 
 @local("reshape", equation="reshape(x, own shape) = x; reshape(reshape(x, s), t) = reshape(x, t)")
-def _reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
+def reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Reshape, node.op)
     if op.shape == x.type.shape:
         return _if_same_type(node, x)
@@ -115,7 +115,7 @@ def _reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
 
 
 @local("transpose", equation="transpose(x, identity) = x; transpose(transpose(x, p), q) = transpose(x, p∘q)")
-def _transpose_of_transpose(graph: Graph, node: Node) -> Value | None:
+def transpose_of_transpose(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Transpose, node.op)
     if op.perm == tuple(range(len(op.perm))):
         return _if_same_type(node, x)
@@ -239,8 +239,8 @@ RULES: tuple[Rewriter, ...] = (
     _twice_undone,
     _with_itself,
     _cast_nothing,
-    _reshape_of_reshape,
-    _transpose_of_transpose,
+    reshape_of_reshape,
+    transpose_of_transpose,
     _transpose_of_ones,
     _expand_nothing,
     _concat_of_one,

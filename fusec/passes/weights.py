@@ -12,19 +12,36 @@ from fusec.ir import Array, Constant, Graph, Literal, Node, TensorType, Value
 EAGER_BYTES = 1 << 16  # shapes, scalars and per-channel vectors: cheaper computed than remembered
 
 
+class Derived(Literal):
+    """A literal made of others; `base` is the label of the one its name comes from."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, type: TensorType, load: Callable[[], Array], base: str):
+        super().__init__(type, load)
+        self.base = base
+
+
 def derive(
     graph: Graph,
     before: Node,
     type: TensorType,
     sources: Sequence[Literal],
     compute: Callable[..., Array],
-    name: str,
+    name: str | Literal,
 ) -> Value:
-    """A constant of `type`, `compute`d from the arrays of `sources` and rounded once to its dtype."""
-    literal = Literal(type, _Once(type, tuple(sources), compute))
+    """A constant of `type`, `compute`d from the arrays of `sources` and rounded once to its dtype.
+
+    It is named after the source given as `name` (w.folded), or by `name` itself; never like the source,
+    whose data it does not hold.
+    """
+    base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
+    literal = Derived(type, _Once(type, tuple(sources), compute), base)
     if max([type.nbytes, *(s.type.nbytes for s in sources)]) <= EAGER_BYTES:
         _ = literal.array
-    node = graph.insert(Constant(literal), before=before, names=(name,), types=(type,))
+    node = graph.insert(
+        Constant(literal), before=before, names=(base if isinstance(name, str) else f"{base}.folded",), types=(type,)
+    )
     literal.label = node.result.name  # unique in the graph, as the text form needs it
     return node.result
 
