@@ -1,0 +1,112 @@
+"""Text cases of the passes: read, run, and hold against meaning as well as text.
+
+A case is `== title [precision=fp16, disable=name]`, a graph, `=>`, and the graph after the pass, or
+`unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from helpers import assert_close
+
+from fusec.ir import DType, Graph
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
+from fusec.reference import evaluate
+from fusec.text import parse
+
+WEIGHT = re.compile(r'weight\("([^"]*)"\) : (\w+)\[([\d,]*)\]')
+
+
+@dataclass(frozen=True)
+class Case:
+    title: str
+    text: str
+    expected: str
+
+    @property
+    def options(self) -> Options:
+        given = re.search(r"\[([^\]]*=[^\]]*)\]$", self.title)
+        values = dict(item.split("=") for item in given[1].split(", ")) if given else {}
+        return Options(
+            precision=values.get("precision", "fp32"), disable=frozenset(values.get("disable", "").split("+"))
+        )
+
+    @property
+    def half(self) -> bool:
+        """Whether something is stored in 16 bits, so that rounding shows."""
+        return bool(re.search(r"\b(f16|bf16)\[", self.text)) or self.options.precision in ("fp16", "bf16")
+
+
+def read_cases(path: Path) -> tuple[str, list[Case]]:
+    """What stands before the first case, and the cases."""
+    preamble, *parts = re.split(r"^== ", path.read_text(), flags=re.MULTILINE)
+    cases: list[Case] = []
+    for part in parts:
+        match = re.fullmatch(r"(.*)\n([\s\S]*?)^=>[ ]*([\s\S]*)", part, re.MULTILINE)
+        assert match is not None, f"{path.name}: case without =>: {part.splitlines()[0]}"
+        cases.append(Case(match[1], match[2].strip(), match[3].strip()))
+    return preamble, cases
+
+
+def write_cases(path: Path, preamble: str, cases: list[Case]) -> None:
+    blocks: list[str] = []
+    for case in cases:
+        unchanged = case.expected.startswith("unchanged:")
+        arrow = f"=> {case.expected}" if unchanged else f"=>\n{case.expected}"
+        blocks.append(f"== {case.title}\n{case.text}\n{arrow}\n")
+    path.write_text(preamble + "\n".join(blocks))
+
+
+def weight(label: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The array a label stands for: always the same; labels that begin with `var` are positive."""
+    rng = np.random.default_rng(zlib.crc32(label.encode()))
+    array = rng.uniform(0.5, 1.5, shape) if label.startswith("var") else rng.standard_normal(shape)
+    return array.astype(dtype.numpy)
+
+
+def read_graph(text: str) -> Graph:
+    weights = {
+        label: weight(label, DType(dtype), tuple(int(d) for d in shape.split(",") if d))
+        for label, dtype, shape in WEIGHT.findall(text)
+    }
+    return parse(text, weights)
+
+
+def inputs_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
+    """Random inputs: normal with standard deviation 2, small integers, coin flips."""
+    feeds: dict[str, np.ndarray[Any, Any]] = {}
+    for value in graph.inputs:
+        shape, dtype = value.type.shape, value.type.dtype
+        if dtype.is_float:
+            feeds[value.name] = (2 * rng.standard_normal(shape)).astype(dtype.numpy)
+        else:
+            low, high = (0, 2) if dtype is DType.BOOL else (1, 20)
+            feeds[value.name] = rng.integers(low, high, shape).astype(dtype.numpy)
+    return feeds
+
+
+def apply(pass_name: str, graph: Graph, options: Options) -> Graph:
+    """The graph (changed in place) after the pass, or after all."""
+    if pass_name == "pipeline":  # memory orders would hide what these cases show; layout has its own tests
+        return run(tuple(p for p in PIPELINE if p.name != "layout"), graph, options)
+    return run(tuple(p for p in PIPELINE if p.name == pass_name)[:1], graph, options)
+
+
+def assert_same_meaning(before: Graph, after: Graph, rng: np.random.Generator, rtol: float) -> None:
+    """Both give the same outputs, computed in float64."""
+    feeds = inputs_of(before, rng)
+    want = evaluate(before, feeds, precision=DType.F64)
+    got = evaluate(after, feeds, precision=DType.F64)
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        if DType.of(array.dtype).is_float:
+            assert_close(got[name], array, rtol)
+        else:
+            np.testing.assert_array_equal(got[name], array)
