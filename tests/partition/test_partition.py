@@ -125,7 +125,7 @@ def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None
         assert "".join(step.spelling) == spelling
 
 
-def test_a_longer_candidate_may_be_legal_where_a_shorter_one_is_not() -> None:
+def test_the_longest_accepted_beginning_is_found_by_halving() -> None:
     graph = Graph()
     v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
     for name in ("exp", "neg", "sin", "cos", "tanh", "abs"):
@@ -144,10 +144,12 @@ def test_a_longer_candidate_may_be_legal_where_a_shorter_one_is_not() -> None:
         return [len(s.nodes) for s in partition(graph, oracle, TARGET).steps if s.kind is Kind.CUDNN]
 
     assert lengths(Lengths(1, 2, 3, 4, 5)) == [5, 1]
-    assert lengths(Lengths(5, 1)) == [5, 1]  # 5 is asked together with shorter ones that are refused
+    assert lengths(Lengths(5, 1)) == [1, 5]  # nothing longer than the refused 3 is asked for the first node
     assert lengths(Lengths(1, 2, 3)) == [3, 3]
-    assert lengths(Lengths(2)) == [2, 2, 2]
     assert lengths(Lengths()) == []
+    oracle = Lengths(1, 2, 3, 4, 5)
+    partition(graph, oracle, TARGET)
+    assert [len(b) for b in oracle.asked] == [6, 3, 4, 5, 1]
 
 
 def test_equal_nodes_with_another_output_are_another_question() -> None:

@@ -41,9 +41,14 @@ MATMUL_PROLOGUE = frozenset({"cast", "relu", "swish", "mul", "relu_backward"})
 
 @dataclass
 class Candidate:
-    """Nodes by number in the order they joined; `blocked` are neighbours that would close a cycle."""
+    """Nodes by number in the order they joined; `blocked` are neighbours that would close a cycle.
+
+    The first `core` nodes are a candidate likelier to be accepted than the whole: the anchor with what
+    follows it, without what comes before it.
+    """
 
     nodes: list[int]
+    core: int = 0
     blocked: list[int] = field(default_factory=list[int])
 
 
@@ -74,13 +79,14 @@ class Grower:
 
     def around(self, anchor: int) -> Candidate:
         """Anchor, epilogue, side chains joining it, prologue: the nodes worth most come first."""
-        candidate = Candidate([anchor])
+        candidate = Candidate([anchor], core=1)
         op = self.wiring.nodes[anchor].op
         if isinstance(op, Reduce):
             self._feed(candidate, anchor)
             return candidate
         self._epilogue(candidate, anchor)
         self._sides(candidate)
+        candidate.core = len(candidate.nodes)
         if isinstance(op, (Conv, MatMul)):
             self._prologue(candidate, anchor)
         return candidate

@@ -92,7 +92,7 @@ class Planner:
             self.free[i] = False
         if length:
             self.condensation.merge(taken)
-            plan.steps.append((tuple(taken), self._answer(taken)))
+            plan.steps.append((tuple(taken), self._answer(taken)))  # refused ones are held, in rounds not the last
         for i in candidate.blocked:
             reason = f"{quote(self.wiring.nodes[i].results[0].name)} depends on the partition through a step outside it"
             plan.declined.append(((*taken, i), reason))
@@ -105,25 +105,27 @@ class Planner:
             self.answers.want(whole)
             return full  # the fewest launches and bytes, at the best engines' speed
         answers = {k: self._answer(nodes[:k]) for k in range(1, full + 1)}
+        legal = [k for k, a in answers.items() if a.legal is not None]
         refused = [k for k, a in answers.items() if a.refused is not None]
-        shortest = min(refused, default=full + 1)
-        # what was refused is not hoped to be accepted with more added, so nothing longer is asked
-        usable = [k for k, a in answers.items() if k not in refused and (a.legal is not None or k < shortest)]
         plan.declined.extend((tuple(nodes[:k]), answers[k]) for k in refused)
+        # Between the longest accepted and the shortest refused: what is refused is not hoped to be accepted
+        # with more added, so halving finds the longest acceptable one in few questions.
+        high = min(refused, default=full + 1)
+        low = max((k for k in legal if k < high), default=0) if refused else full
+        if high - low > 1:
+            middle = candidate.core if low < candidate.core < high else (low + high) // 2
+            self.answers.want(answers[middle])
+            return full  # held until decided: what may be left over is not asked about yet
+        usable = sorted({*legal, *(k for k in range(1, low + 1) if k not in refused)})
         if not usable:
             return 0
         costs = {k: round(self._cover_us(nodes, k, answers[k]), 3) for k in usable}  # a nanosecond is a tie
         best = min(usable, key=lambda k: (costs[k], -k))
+        self.answers.want(answers[best])
         for k in usable:
             if k > best and answers[k].legal is not None:
                 reason = f"modelled {costs[k]:.1f} us as one step, {costs[best]:.1f} us split"
                 plan.declined.append((tuple(nodes[:k]), reason))
-        self.answers.want(answers[best])
-        if refused and answers[best].unasked:
-            step = 2
-            while best - step + 1 > 0:  # also the 1st, 3rd, 7th … shorter one: few waves to the longest accepted
-                self.answers.want(answers[best - step + 1])
-                step *= 2
         return best
 
     def _cover_us(self, nodes: Sequence[int], length: int, answer: Answer) -> float:
