@@ -1,0 +1,61 @@
+"""fusec: compile an exported model to fused cuDNN plans. Public names are imported when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusec.driver import compile
+    from fusec.errors import (
+        CheckError,
+        ExecutionError,
+        FusecError,
+        LoweringError,
+        ModelError,
+        TargetError,
+        VerifyError,
+    )
+    from fusec.ir import DType, Graph, TensorType
+    from fusec.runtime import Executable
+    from fusec.text import parse
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "compile": "driver",
+    "Executable": "runtime",
+    "parse": "text",
+    **dict.fromkeys(("DType", "Graph", "TensorType"), "ir"),
+    **dict.fromkeys(
+        ("CheckError", "ExecutionError", "FusecError", "LoweringError", "ModelError", "TargetError", "VerifyError"),
+        "errors",
+    ),
+}
+
+__all__ = [
+    "CheckError",
+    "DType",
+    "Executable",
+    "ExecutionError",
+    "FusecError",
+    "Graph",
+    "LoweringError",
+    "ModelError",
+    "TargetError",
+    "TensorType",
+    "VerifyError",
+    "__version__",
+    "compile",
+    "parse",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fusec' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fusec.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

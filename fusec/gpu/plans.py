@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
@@ -26,12 +28,14 @@ class BuiltPlan:
     pygraph: Any
     index: int
     workspace_bytes: int
+    scalars: Mapping[int, np.ndarray[Any, Any]]  # passed by value, from host memory
     time_us: float | None  # median of a few runs, None if it was not timed
 
     def execute(self, buffers: Mapping[int, int], workspace: Array | None, handle: Any) -> None:
         """Queue the plan on the handle's stream. `buffers` maps uids to device addresses."""
-        address = 0 if workspace is None else workspace.data.ptr
-        self.pygraph.execute_plan_at_index(dict(buffers), address, self.index, handle)
+        addresses = {**buffers, **{uid: scalar.ctypes.data for uid, scalar in self.scalars.items()}}
+        scratch = 0 if workspace is None else workspace.data.ptr
+        self.pygraph.execute_plan_at_index(addresses, scratch, self.index, handle)
 
 
 def choose(graph: CudnnGraph, handle: Any, tune: str) -> BuiltPlan:
@@ -45,6 +49,7 @@ def choose(graph: CudnnGraph, handle: Any, tune: str) -> BuiltPlan:
     pygraph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     if not graph.tensor_cores:
         pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+    scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
     built: list[BuiltPlan] = []
     reason = "it offers no plan"
     for index in range(pygraph.get_execution_plan_count()):
@@ -53,7 +58,7 @@ def choose(graph: CudnnGraph, handle: Any, tune: str) -> BuiltPlan:
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
             reason = str(error)
             continue
-        built.append(BuiltPlan(pygraph, index, pygraph.get_workspace_size_plan_at_index(index), None))
+        built.append(BuiltPlan(pygraph, index, pygraph.get_workspace_size_plan_at_index(index), scalars, None))
         if tune == "none" or len(built) == CANDIDATES:
             break
     if not built:
@@ -85,5 +90,5 @@ def _fastest(graph: CudnnGraph, plans: list[BuiltPlan], handle: Any) -> BuiltPla
             stop.synchronize()
             times.append(1000.0 * cupy.cuda.get_elapsed_time(start, stop))
         # the first run loads the kernel
-        timed.append(BuiltPlan(plan.pygraph, plan.index, plan.workspace_bytes, statistics.median(times[1:])))
+        timed.append(replace(plan, time_us=statistics.median(times[1:])))
     return min(timed, key=lambda plan: plan.time_us or 0.0)
