@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.ir import Constant, Graph
+from fusec.ir import Constant, DType, Graph
 from fusec.ops import Cast, Conv, ConvTranspose, MatMul, Pointwise, Reduce
 from fusec.passes.partition import canonical_key
 from fusec.verdict import Legal, Plan, Refused, Verdict
@@ -45,16 +45,23 @@ class Measured(AcceptAll):
         if products:
             return RUNTIME
         if reductions:
+            if reductions[0].result.type.dtype is not DType.F32:
+                return Refused("lower", "FUSEC", "cuDNN stores the result of a reduction in fp32 only")
             axes, x = reductions[0].op.attributes["axes"], reductions[0].operands[0].type
             order = [d in axes for d in x.order or range(x.rank) if x.shape[d] != 1]
             matrix = sorted(order) == order or sorted(order, reverse=True) == order
             return RUNTIME if matrix else Refused("plan", "NOT_SUPPORTED", "reduction over these dims")
         if not convs:
-            pointwise = all(isinstance(n.op, (Pointwise, Cast)) for n in nodes)
-            return RUNTIME if pointwise else Refused("plan", "NOT_SUPPORTED", "no engine")
+            whole = max((v.type for n in nodes for v in n.results), key=lambda t: t.size)
+            orders = {v.type.order for n in nodes for v in n.operands if v.type.shape == whole.shape}
+            if len(orders) > 1 or not all(isinstance(n.op, (Pointwise, Cast)) for n in nodes):
+                return Refused("plan", "NOT_SUPPORTED", "no engine")
+            return RUNTIME
         conv = convs[0]
         if len(nodes) == 1:
             return FAST
+        if any(v.type.shape == (*conv.result.type.shape[:2], 1, 1) for v in body.inputs):
+            return Refused("lower", "FUSEC", "an operand per image and channel")
         if len(body.outputs) > 1 or isinstance(conv.op, ConvTranspose):
             return RUNTIME
         chain: list[str] = []
@@ -72,17 +79,6 @@ class Measured(AcceptAll):
         if text in ("b", "b relu", "z b", "z b relu"):
             return FAST
         return GENERIC if text.removeprefix("z ") in ("b clip", "b sigmoid", "b tanh", "b elu") else RUNTIME
-
-
-class NoGates(Measured):
-    """A T4 besides: no epilogue operand of shape (N, C, 1, 1)."""
-
-    def verdict(self, body: Graph) -> Verdict:
-        if any(n.op.name == "conv" for n in body.nodes) and any(
-            v.type.shape[2:] == (1, 1) and v.literal is None for v in body.inputs
-        ):
-            return Refused("plan", "NOT_SUPPORTED", "broadcast of (N, C, 1, 1)")
-        return super().verdict(body)
 
 
 class OneConvolution(AcceptAll):

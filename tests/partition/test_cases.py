@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from partition.oracles import AcceptAll, Measured, NoGates, OneConvolution
+from partition.oracles import AcceptAll, Measured, OneConvolution
 
 from fusec.ir import DType, Graph
 from fusec.passes.partition import partition
@@ -20,7 +20,7 @@ from fusec.text import parse
 from fusec.verdict import Refused
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
-ORACLES = {"measured": Measured, "accept": AcceptAll, "one_convolution": OneConvolution, "t4": NoGates}
+ORACLES = {"measured": Measured, "accept": AcceptAll, "one_convolution": OneConvolution}
 WEIGHT = re.compile(r'weight\("([^"]*)"\) : (\w+)\[([\d,]*)\]')
 
 
