@@ -53,4 +53,9 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
     return {step.name: getattr(step, "rules", ()) for step in PIPELINE}
 
 
-__all__ = ["CLEAN_UP", "PIPELINE", "rules"]
+def names() -> frozenset[str]:
+    """Everything `Options.disable` can name."""
+    return frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+
+
+__all__ = ["CLEAN_UP", "PIPELINE", "names", "rules"]

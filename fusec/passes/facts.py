@@ -6,7 +6,7 @@ from fusec.ir import Value
 from fusec.ops import Reduce
 from fusec.passes.weights import EAGER_BYTES
 
-DEPTH = 8  # how far up to look: bounds the cost, and longer arguments are not met
+DEPTH = 6  # how far up to look: with two operands at most, 64 values; longer arguments are not met
 
 _NEVER = frozenset({"relu", "abs", "exp", "sigmoid", "sqrt", "softplus", "hard_sigmoid"})
 _KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "concat", "split", "max_pool", "avg_pool"})
@@ -29,5 +29,5 @@ def never_negative(value: Value, depth: int = DEPTH) -> bool:
         return any(never_negative(v, depth - 1) for v in operands)
     averaged = isinstance(node.op, Reduce) and node.op.kind in ("sum", "mean", "max", "min", "prod")
     if averaged or name in _KEEPS or name in _CLOSED:
-        return len(operands) <= 4 and all(never_negative(v, depth - 1) for v in operands)
+        return len(operands) <= 2 and all(never_negative(v, depth - 1) for v in operands)
     return False

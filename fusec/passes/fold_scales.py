@@ -44,6 +44,24 @@ def _scale_after_bias(graph: Graph, node: Node) -> Value | None:
     return graph.insert(pw("add"), [scaled, bias], before=node, types=[node.result.type]).result
 
 
+@local("mul", equation="mul(add(mul(x, a), b), f) = add(mul(x, a * f), b * f)")
+def _line_of_line(graph: Graph, node: Node) -> Value | None:
+    total, f = node.operands
+    if f.literal is None or not _made_once(total, "add") or total.type != node.result.type:
+        return None
+    y, b = cast(Node, total.node).operands
+    if b.literal is None or not _made_once(y, "mul") or y.type != total.type:
+        return None
+    x, a = cast(Node, y.node).operands
+    if a.literal is None or x.type != y.type:
+        return None
+    slope, shift = _combined(graph, np.multiply, a, f, node), _combined(graph, np.multiply, b, f, node)
+    if slope is None or shift is None:
+        return None
+    scaled = graph.insert(pw("mul"), [x, slope], before=node, types=[y.type]).result
+    return graph.insert(pw("add"), [scaled, shift], before=node, types=[node.result.type]).result
+
+
 @local("add", "mul", equation="add(add(x, a), b) = add(x, a + b); mul(mul(x, a), b) = mul(x, a * b)")
 def merge_constants(graph: Graph, node: Node) -> Value | None:
     inner, b = node.operands
@@ -166,7 +184,14 @@ def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> V
     return derive(graph, before, type, [a.literal, b.literal], combine, larger)
 
 
-RULES: tuple[Rewriter, ...] = (merge_constants, _scale_after, _scale_after_bias, _scale_before, _shift_before)
+RULES: tuple[Rewriter, ...] = (
+    merge_constants,
+    _line_of_line,
+    _scale_after,
+    _scale_after_bias,
+    _scale_before,
+    _shift_before,
+)
 
 
 @dataclass(frozen=True)
