@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.metadata
 import importlib.util
+import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -29,14 +32,24 @@ _DRIVER_VERSION = 13000
 
 
 def load_driver() -> str:
-    """Load the machine's libcuda.so.1, or build and load the stand-in; says which. TargetError without a
-    C compiler to build it."""
+    """Load the stand-in for libcuda.so.1, building it the first time; `real` if it cannot be built and the
+    machine has a driver. TargetError if there is neither.
+
+    The stand-in comes first, also beside a real GPU: a driver without a GPU, or with one of another
+    capability, refuses to load what cuDNN compiles, and the answers would differ from machine to machine.
+    """
     try:
-        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
-    except OSError:
-        ctypes.CDLL(str(_stand_in()), mode=ctypes.RTLD_GLOBAL)
-        return "stand-in"
-    return "real"
+        library = stand_in()
+    except TargetError:
+        try:
+            ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            pass
+        else:
+            return "real"
+        raise
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return "stand-in"
 
 
 def compiler() -> str | None:
@@ -64,7 +77,7 @@ def _source() -> str:
     return "".join(lines)
 
 
-def _stand_in() -> Path:
+def stand_in() -> Path:
     """The stand-in library in the cache folder, compiled once."""
     source = _source()
     library = folder() / f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
@@ -95,22 +108,63 @@ def library_folders() -> list[Path]:
 
 
 def find_library(pattern: str) -> Path | None:
-    """The newest library of NVIDIA's wheels that matches a glob such as `libnvrtc.so.*`."""
+    """The newest library of NVIDIA's wheels that matches a glob such as `libcudnn.so.*`."""
     found = [path for lib in library_folders() for path in lib.glob(pattern)]
-    return max(found, key=lambda path: path.name) if found else None
+    return max(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)]) if found else None
+
+
+def cudnn_library() -> Path | None:
+    """The libcudnn the frontend takes, in its own order: LD_LIBRARY_PATH, then the wheel; None leaves the
+    choice to the system's loader."""
+    given = [Path(folder) / "libcudnn.so.9" for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    return next((path for path in given if path.exists()), None) or find_library("libcudnn.so.*")
+
+
+def cudnn_wheel() -> tuple[int, str] | None:
+    """(CUDA major, version) of the cuDNN wheel, None if cuDNN comes from elsewhere."""
+    library = cudnn_library()
+    if library is None or library != find_library("libcudnn.so.*"):
+        return None
+    for major in (13, 12):
+        try:
+            return major, importlib.metadata.version(f"nvidia-cudnn-cu{major}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def cudnn_version() -> str:
+    """cuDNN's version; empty if there is none. A wheel is not loaded for it."""
+    wheel = cudnn_wheel()
+    if wheel is not None:
+        return wheel[1]
+    try:
+        return str(ctypes.CDLL(str(cudnn_library() or "libcudnn.so.9")).cudnnGetVersion())
+    except (OSError, AttributeError):
+        return ""
+
+
+def nvrtc_libraries() -> list[str]:
+    """What to load, in order: the builtins and NVRTC itself, of the CUDA major cuDNN was made for (it asks
+    for libnvrtc.so.<major> and takes no other); bare names where no wheel has them."""
+    wheel = cudnn_wheel()
+    major = wheel[0] if wheel else ""
+    names = (f"libnvrtc-builtins.so.{major}", f"libnvrtc.so.{major}")
+    return [str(find_library(f"{name}*") or name.removesuffix(".")) for name in names]
 
 
 def load_nvrtc() -> ctypes.CDLL:
     """Load NVRTC and its builtins so that cuDNN finds them; TargetError naming the missing piece."""
-    for pattern in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):
-        path = find_library(pattern)
+    library: ctypes.CDLL | None = None
+    for name in nvrtc_libraries():
         try:
-            library = ctypes.CDLL(str(path) if path else pattern.removesuffix(".*"), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise TargetError(
-                f"{pattern.removesuffix('.*')} does not load ({error}); without it cuDNN hides its runtime-compiled "
-                "engines: pip install 'fusec[cu13]' (or 'fusec[cu12]')"
+                f"{Path(name).name} does not load ({error}); without it cuDNN hides its runtime-compiled engines: "
+                "pip install 'fusec[cu13]' (or 'fusec[cu12]')"
             ) from error
+    assert library is not None
     return library
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import cudnn
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.errors import LoweringError
 from fusec.ir import DType
 from fusec.target import Target
 
@@ -15,18 +16,36 @@ DTYPES: dict[DType, Any] = {
     DType.F32: cudnn.data_type.FLOAT,
     DType.F16: cudnn.data_type.HALF,
     DType.BF16: cudnn.data_type.BFLOAT16,
+    DType.I64: cudnn.data_type.INT64,
     DType.I32: cudnn.data_type.INT32,
     DType.I8: cudnn.data_type.INT8,
     DType.U8: cudnn.data_type.UINT8,
     DType.BOOL: cudnn.data_type.BOOLEAN,
 }
 
+# The frontend's pointwise methods by the number of tensors they take, which CudnnCall gives in their order:
+# backward modes take (loss, input), binary_select (where true, where false, mask).
+POINTWISE: dict[str, int] = {
+    **dict.fromkeys(("abs", "ceil", "cos", "elu", "erf", "exp", "floor", "gelu", "gelu_approx_tanh", "gen_index"), 1),
+    **dict.fromkeys(("identity", "leaky_relu", "log", "logical_not", "neg", "reciprocal", "relu", "rsqrt"), 1),
+    **dict.fromkeys(("sigmoid", "sin", "softplus", "sqrt", "swish", "tan", "tanh"), 1),
+    **dict.fromkeys(("add", "add_square", "bias", "div", "max", "min", "mod", "mul", "pow", "scale", "sub"), 2),
+    **dict.fromkeys(("cmp_eq", "cmp_ge", "cmp_gt", "cmp_le", "cmp_lt", "cmp_neq", "logical_and", "logical_or"), 2),
+    **dict.fromkeys(("elu_backward", "gelu_approx_tanh_backward", "gelu_backward", "leaky_relu_backward"), 2),
+    **dict.fromkeys(("relu_backward", "sigmoid_backward", "softplus_backward", "swish_backward", "tanh_backward"), 2),
+    "binary_select": 3,
+}
+
 
 def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None) -> Any:
     """The frontend graph, not validated yet: for the device of `handle`, or devicelessly for `target`.
 
-    Scalars by value are inputs by uid: `execute` wants a host address for each.
+    Scalars by value are inputs by uid: `execute` wants a host address for each. LoweringError for what the
+    frontend has no words for.
     """
+    for tensor in graph.tensors:
+        if tensor.dtype not in DTYPES:
+            raise LoweringError(f"cuDNN has no element type {tensor.dtype.value}")
     if target is not None:
         properties = cudnn.create_device_properties(target.properties)
         where = {"device_property": properties, "sm_version": target.sm}
@@ -72,6 +91,8 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
         case "pointwise":
             if "beta" in attributes:  # swish alone has one
                 attributes["swish_beta"] = attributes.pop("beta")
+            if POINTWISE.get(call.mode) != len(inputs):
+                raise LoweringError(f"cuDNN has no pointwise mode {call.mode!r} of {len(inputs)} operands")
             return getattr(g, call.mode)(*inputs, compute_data_type=compute, **attributes)
         case "reduction":
             mode = getattr(cudnn.reduction_mode, call.mode.upper())
@@ -79,10 +100,11 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
         case "layernorm" | "instancenorm":
             x, scale, bias, epsilon = inputs
             norm = g.layernorm if call.op == "layernorm" else g.instancenorm
-            return norm(norm_forward_phase=inference, input=x, scale=scale, bias=bias, epsilon=epsilon)[0]
+            parameters = {"scale": scale, "bias": bias, "epsilon": epsilon}
+            return norm(norm_forward_phase=inference, input=x, compute_data_type=compute, **parameters)[0]
         case "rmsnorm":
             x, scale, *bias, epsilon = inputs
-            more = {"bias": bias[0]} if bias else {}
-            return g.rmsnorm(norm_forward_phase=inference, input=x, scale=scale, epsilon=epsilon, **more)[0]
+            parameters = {"scale": scale, "epsilon": epsilon, **({"bias": bias[0]} if bias else {})}
+            return g.rmsnorm(norm_forward_phase=inference, input=x, compute_data_type=compute, **parameters)[0]
         case _:
-            raise AssertionError(f"no emission for {call.op}")
+            raise LoweringError(f"the cuDNN frontend has no operation {call.op!r}")

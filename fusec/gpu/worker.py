@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+import traceback
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
-from fusec.errors import TargetError
+from fusec.errors import FusecError, LoweringError
 from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
 from fusec.target import Target, load
 from fusec.verdict import Legal, Plan, Refused, Verdict
@@ -51,14 +53,17 @@ class Judge:
 
         cudnn = self.cudnn
         declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
-        stage = "validate"
+        stage = "lower"
         try:
             g = emit(graph, handle=self.handle, target=None if self.handle else self.target)
+            stage = "validate"
             g.validate()
             stage = "build_operation_graph"
             g.build_operation_graph()
             stage = "plan"
             g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        except LoweringError as error:
+            return Refused(stage, "FUSEC", str(error))
         except declined as error:
             return Refused(stage, *reason_of(error))
         return self._plans(g, graph)
@@ -71,7 +76,8 @@ class Judge:
         if not graph.tensor_cores:
             # takes effect when a plan is built, not in the count: a plan counts only once it was built
             g.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
-        built: dict[int, int] = {}
+        built: dict[int, int] = {}  # place in the list -> workspace
+        failed: set[int] = set()
         failure: BaseException | None = None
         for index in [i for i in range(count) if not runtime[i]] + [i for i in range(count) if runtime[i]]:
             if built and (graph.tensor_cores or runtime[index]):
@@ -80,6 +86,7 @@ class Judge:
                 g.build_plan_at_index(index)
                 built[index] = int(g.get_workspace_size_plan_at_index(index))
             except (cudnn.cudnnGraphNotSupportedError, RuntimeError) as error:
+                failed.add(index)
                 failure = failure or error
         if not built:
             if failure is None:
@@ -90,7 +97,7 @@ class Judge:
             return Refused("build", code, message)
         plans: list[Plan] = []
         for index in range(count):
-            if index in built or graph.tensor_cores:
+            if index in built or (graph.tensor_cores and index not in failed):
                 engine, knobs = g.get_engine_and_knobs_at_index(index)
                 pairs = tuple(sorted((int(k), int(v)) for k, v in knobs.items()))
                 plans.append(Plan(int(engine), pairs, not runtime[index], built.get(index, 0), index in built))
@@ -116,20 +123,29 @@ def decode(data: dict[str, Any]) -> Verdict:
 
 
 def main() -> int:
-    """Say hello with the versions, then answer until the input ends."""
+    """Say hello with the versions, then answer until the input ends.
+
+    One JSON object a line: `ready` or `failed` first, then for each graph `legal`, `refused`, or `defect`
+    with a traceback: what is not cuDNN's word is no verdict.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # whatever a library prints must not break the protocol
     target, device = load(sys.argv[1]), "device" in sys.argv[2:]
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
         judge = Judge(target, device)
-    except (TargetError, ImportError) as error:
+        ready = {"cudnn": judge.cudnn.backend_version(), "nvrtc": nvrtc}
+    except (FusecError, ImportError, OSError, RuntimeError) as error:
         out.write(json.dumps({"failed": str(error)}) + "\n")
         return 2
-    out.write(json.dumps({"ready": {"cudnn": judge.cudnn.backend_version(), "nvrtc": nvrtc}}) + "\n")
+    out.write(json.dumps({"ready": ready}) + "\n")
     for line in sys.stdin:
-        verdict = judge.judge(CudnnGraph.from_json(json.loads(line)))
-        out.write(json.dumps(encode(verdict)) + "\n")
+        try:
+            answer = encode(judge.judge(CudnnGraph.from_json(json.loads(line))))
+        except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
+            answer = {"defect": traceback.format_exc()}
+        out.write(json.dumps(answer) + "\n")
     return 0
 
 

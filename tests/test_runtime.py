@@ -1,0 +1,189 @@
+"""Executables: binding of arguments, results, threads, views; on the simulator, without cuDNN."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from partition.oracles import AcceptAll
+
+from fusec.compiled import Compiled
+from fusec.errors import ExecutionError
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
+from fusec.passes.partition import partition
+from fusec.reference import evaluate
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.target import load
+from fusec.text import parse
+
+MODEL = """
+graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
+  %w = constant weight("w") : f32[4,3,3,3]
+  %b = constant [0.5, -0.5, 0.25, 1.0] : f32[4,1,1]
+  %c = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1]}
+  %d = add(%c, %b)
+  %e = relu(%d)
+  %f = mul(%e, %k)
+  %p = max_pool(%f) {window=[2,2], strides=[2,2], pads=[0,0,0,0], dilations=[1,1]}
+  %s, %t = split(%p) {axis=0, sizes=[1,1]}
+  %u = sub(%s, %t)
+  %r = reshape(%u) {shape=[1,64]}
+  return %r as "flat", %e as "map"
+}"""
+
+
+def executable(text: str = MODEL) -> Executable:
+    weights = {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)}
+    source = parse(text, weights)
+    graph = run(PIPELINE, source.clone(), Options())
+    target, judge = load("h200"), AcceptAll()
+    return Executable(Compiled(source, partition(graph, judge, target), target, Options(), judge), SimulatorBackend())
+
+
+@pytest.fixture(scope="module")
+def net() -> Executable:
+    return executable()
+
+
+@pytest.fixture
+def feeds(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    return {
+        "x": rng.standard_normal((2, 3, 8, 8)).astype(np.float32),
+        "k": rng.standard_normal((1, 4, 1, 1)).astype(np.float32),
+    }
+
+
+def test_specs_describe_the_interface(net: Executable) -> None:
+    assert [(s.name, s.shape, s.dtype) for s in net.inputs] == [
+        ("x", (2, 3, 8, 8), np.float32),
+        ("k", (1, 4, 1, 1), np.float32),
+    ]
+    assert [(s.name, s.shape) for s in net.outputs] == [("flat", (1, 64)), ("map", (2, 4, 8, 8))]
+    assert net.device == "simulated"
+
+
+def test_every_way_to_call_gives_the_reference_answer(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    want = evaluate(net.compiled.source, feeds)
+    ways: list[Any] = [
+        net(feeds["x"], feeds["k"]),
+        net(feeds["x"], k=feeds["k"]),
+        net(**feeds),
+        tuple(net.run(None, feeds)),
+    ]
+    for flat, mapped in ways:
+        assert_close(flat, want["flat"], 1e-5)
+        assert_close(mapped, want["map"], 1e-5)
+    (only,) = net.run(["map"], feeds)
+    assert_close(only, want["map"], 1e-5)
+
+
+def test_one_output_comes_bare(rng: np.random.Generator) -> None:
+    net = executable('graph "g" (%x: f32[3,4]) {\n  %y = exp(%x)\n  return %y\n}')
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    assert_close(net(x), np.exp(x), 1e-6)
+
+
+class OnlyDlpack:
+    """An array of a library NumPy does not know, such as torch."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_anything_with_dlpack_is_taken(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    want = net(**feeds)
+    got = net(**{name: OnlyDlpack(array) for name, array in feeds.items()})
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, 0.0)
+
+
+def test_strided_arguments_are_read_as_they_are(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    strided = np.ascontiguousarray(feeds["x"].transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    assert not strided.flags.c_contiguous
+    assert_close(net(strided, feeds["k"])[0], net(**feeds)[0], 0.0)
+
+
+def test_results_stay_when_the_executable_runs_again(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    first, _ = net(**feeds)
+    kept = first.copy()
+    net(-feeds["x"], feeds["k"])
+    assert_close(first, kept, 0.0)
+
+
+def test_arguments_are_not_changed(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    before = {name: array.copy() for name, array in feeds.items()}
+    net(**feeds)
+    for name, array in feeds.items():
+        assert_close(array, before[name], 0.0)
+
+
+def test_threads_do_not_disturb_each_other(net: Executable, rng: np.random.Generator) -> None:
+    inputs = [rng.standard_normal((2, 3, 8, 8)).astype(np.float32) for _ in range(6)]
+    k = np.ones((1, 4, 1, 1), np.float32)
+    want = [net(x, k)[0] for x in inputs]
+    got: dict[int, np.ndarray] = {}
+    threads = [threading.Thread(target=lambda i=i, x=x: got.__setitem__(i, net(x, k)[0])) for i, x in enumerate(inputs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, array in enumerate(want):
+        assert_close(got[index], array, 0.0)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": ({"k": np.ones((1, 4, 1, 1), np.float32)}, "input %x is missing"),
+    "unknown": (
+        {"x": np.ones((2, 3, 8, 8), np.float32), "k": np.ones((1, 4, 1, 1), np.float32), "z": 1.0},
+        "no input %z; inputs are %x, %k",
+    ),
+    "shape": (
+        {"x": np.ones((2, 3, 8, 9), np.float32), "k": np.ones((1, 4, 1, 1), np.float32)},
+        r"%x has shape \[2, 3, 8, 8\], the array \[2, 3, 8, 9\]",
+    ),
+    "dtype": (
+        {"x": np.ones((2, 3, 8, 8), np.float64), "k": np.ones((1, 4, 1, 1), np.float32)},
+        "%x takes float32, not float64",
+    ),
+    "no array": ({"x": None, "k": np.ones((1, 4, 1, 1), np.float32)}, "%x takes float32, not object"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_argument_is_named(net: Executable, case: str) -> None:
+    feeds, message = BAD[case]
+    with pytest.raises(ExecutionError, match=message):
+        net.run(None, feeds)
+
+
+def test_bad_calls_are_named(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    with pytest.raises(ExecutionError, match="3 arrays for 2 inputs"):
+        net(feeds["x"], feeds["k"], feeds["k"])
+    with pytest.raises(ExecutionError, match="%x is given twice"):
+        net(feeds["x"], x=feeds["x"])
+    with pytest.raises(ExecutionError, match="no output %nothing; outputs are %flat, %map"):
+        net.run(["nothing"], feeds)
+
+
+def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) -> None:
+    """Forty maps of 4 MB in a chain of kernels: two at a time are alive."""
+    import tracemalloc
+
+    lines = "\n".join(f"  %r{i + 1} = round(%r{i})" for i in range(40))
+    net = executable(f'graph "g" (%r0: f32[1024,1024]) {{\n{lines}\n  return %r40\n}}')
+    x = rng.standard_normal((1024, 1024)).astype(np.float32)
+    tracemalloc.start()
+    net(x)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 * x.nbytes
