@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,7 +61,7 @@ class Store:
             return int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
 
     @contextmanager
-    def _connection(self) -> Iterator[sqlite3.Connection]:
+    def _connection(self) -> Generator[sqlite3.Connection]:
         connection = self._open()
         try:
             yield connection

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import assert_close
-from partition.oracles import AcceptAll
 
 from fusec.compiled import Compiled
-from fusec.errors import ExecutionError
+from fusec.errors import ExecutionError, LoweringError
+from fusec.ir import Graph
+from fusec.lower_cudnn import lower
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -19,6 +21,7 @@ from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
+from fusec.verdict import Legal, Plan, Refused, Verdict
 
 MODEL = """
 graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
@@ -36,11 +39,25 @@ graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
 }"""
 
 
+class LowersJudge:
+    """Legal is what can be lowered."""
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [self._verdict(body) for body in bodies]
+
+    def _verdict(self, body: Graph) -> Verdict:
+        try:
+            lower(body)
+        except LoweringError as error:
+            return Refused("lower", "FUSEC", str(error))
+        return Legal((Plan(1, (), True, 0, True),))
+
+
 def executable(text: str = MODEL) -> Executable:
     weights = {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)}
     source = parse(text, weights)
     graph = run(PIPELINE, source.clone(), Options())
-    target, judge = load("h200"), AcceptAll()
+    target, judge = load("h200"), LowersJudge()
     return Executable(Compiled(source, partition(graph, judge, target), target, Options(), judge), SimulatorBackend())
 
 

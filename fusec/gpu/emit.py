@@ -48,7 +48,7 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None)
             raise LoweringError(f"cuDNN has no element type {tensor.dtype.value}")
     if target is not None:
         properties = cudnn.create_device_properties(target.properties)
-        where = {"device_property": properties, "sm_version": target.sm}
+        where: dict[str, Any] = {"device_property": properties, "sm_version": target.sm}
     else:
         where = {"handle": handle}
     fp32 = cudnn.data_type.FLOAT

@@ -6,83 +6,38 @@ two cores answer twice as fast (it holds Python's lock while it plans).
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib.metadata
 import json
 import os
 import queue
-import selectors
-import signal
-import subprocess
-import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
 
 from fusec.cache import Store
-from fusec.cudnn_graph import CudnnGraph
+from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
-from fusec.gpu.deviceless import find_library
+from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
+from fusec.gpu.process import Died, WorkerProcess
 from fusec.gpu.worker import decode, encode
 from fusec.hazards import deadly, misread
+from fusec.ir import DType
 from fusec.target import Target
-from fusec.verdict import Refused, Verdict
+from fusec.verdict import Legal, Refused, Verdict
 
-SCHEMA = 1  # of remembered answers: raise it when their meaning changes
-TIMEOUT_S = 300.0  # a graph of 64 pointwise ops was measured to build in 43 s
+SCHEMA = 2  # of remembered answers: raise it when their meaning changes
 MAX_WORKERS = 4
+# These tell of the machine at that moment, not of the graph.
+PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
-
-class _Worker:
-    """One child process and its two pipes."""
-
-    def __init__(self, target: Target, device: bool):
-        command = [sys.executable, "-m", "fusec.gpu.worker", target.name, *(["device"] if device else [])]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        hello = json.loads(self._line() or "{}")
-        if "ready" not in hello:
-            self.close()
-            raise TargetError(hello.get("failed", "the cuDNN worker did not start; see `fusec doctor`"))
-        self.versions: dict[str, Any] = hello["ready"]
-
-    def ask(self, graph: CudnnGraph) -> Verdict | None:
-        """The verdict, or None if the process died or hung over it."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(json.dumps(graph.to_json()) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return None
-        line = self._line()
-        return decode(json.loads(line)) if line.endswith("\n") else None
-
-    def _line(self) -> str:
-        """One whole line within TIMEOUT_S, else the empty string."""
-        assert self.process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
-            return self.process.stdout.readline() if selector.select(TIMEOUT_S) else ""
-
-    def death(self) -> str:
-        """How the process ended, in words."""
-        try:
-            code = self.process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            return f"cuDNN gave no answer in {TIMEOUT_S:.0f} s"
-        if code < 0:
-            return f"cuDNN killed its process with {signal.Signals(-code).name}"
-        return f"cuDNN ended its process with status {code}"
-
-    def close(self) -> None:
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process.wait()
+# The smallest graph that only a runtime-compiled engine takes: it must be legal, or those engines do not
+# come up on this machine and every answer would be poorer than the truth.
+PROBE = CudnnGraph(
+    (CudnnTensor(1, (1, 8, 64), (512, 64, 1), DType.F16), CudnnTensor(2, (1, 8, 64), (512, 64, 1), DType.F16)),
+    (CudnnCall("pointwise", (1,), (2,), "relu"),),
+)
 
 
 class Oracle:
@@ -99,61 +54,97 @@ class Oracle:
         self._store = store if store is not None else Store()
         self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
         self._memory: dict[str, Verdict] = {}
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._all: list[_Worker] = []
-        self._lock = threading.Lock()
         self._environment = _environment(target, device)
-        atexit.register(self.close)
+        self._lock = threading.Lock()
+        self._proven = False
+        self._all: list[WorkerProcess] = []
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        # ends the workers when this object or the interpreter goes, whichever is first
+        self._finalizer = weakref.finalize(self, _end, self._all)
 
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
-        """One verdict per graph, in order; equal graphs are asked once."""
+        """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
         new = {g.key: g for g in graphs if g.key not in self._memory}
         for key, graph in list(new.items()):
             hazard = deadly(graph) or misread(graph)
             if hazard:
                 self._memory[key] = Refused("validate", "FUSEC_HAZARD", hazard)
                 del new[key]
-        remembered = self._store.get(self._entry(key) for key in new) if new else {}
-        for key in list(new):
-            text = remembered.get(self._entry(key))
-            if text is not None:
-                self._memory[key] = decode(json.loads(text))
-                del new[key]
         if new:
+            for key, text in self._store.get(map(self._entry, new)).items():
+                graph_key = key.partition(":")[2]
+                self._memory[graph_key] = decode(json.loads(text))
+                del new[graph_key]
+        if new:
+            self._prove()
             self._ask(list(new.values()), progress)
         return [self._memory[g.key] for g in graphs]
 
+    def _prove(self) -> None:
+        """Once per environment: a runtime-compiled engine must build. TargetError if none does."""
+        if self._proven:
+            return
+        entry = self._entry(PROBE.key)
+        text = self._store.get([entry]).get(entry)
+        verdict = decode(json.loads(text)) if text else self._put(PROBE)
+        if not isinstance(verdict, Legal):
+            raise TargetError(
+                f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
+                f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
+            )
+        self._remember(PROBE, verdict)
+        self._proven = True
+
     def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:
-        with ThreadPoolExecutor(min(self._limit, len(graphs))) as pool:
+        pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
+        try:
             futures = {pool.submit(self._put, graph): graph for graph in graphs}
             for done, future in enumerate(as_completed(futures), 1):
-                key, verdict = futures[future].key, future.result()
-                self._memory[key] = verdict
-                # at once: an interrupted run keeps what it learned
-                self._store.put({self._entry(key): json.dumps(encode(verdict))})
+                self._remember(futures[future], future.result())
                 if progress is not None:
                     progress(done, len(graphs))
+        except BaseException:
+            # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        finally:
+            pool.shutdown()
+
+    def _remember(self, graph: CudnnGraph, verdict: Verdict) -> None:
+        """In memory always; on disk, at once, what the graph alone decides."""
+        self._memory[graph.key] = verdict
+        if isinstance(verdict, Refused) and (verdict.code in PASSING or verdict.code.startswith("FUSEC_")):
+            return
+        self._store.put({self._entry(graph.key): json.dumps(encode(verdict))})
 
     def _put(self, graph: CudnnGraph) -> Verdict:
-        worker = self._take()
-        verdict = worker.ask(graph)
+        """Ask a worker. One that dies is asked again, fresh: what killed it may have come before."""
         with self._lock:
             self.asked += 1
-        if verdict is not None:
-            self._idle.put(worker)
-            return verdict
-        death = worker.death()
-        with self._lock:
-            self._all.remove(worker)
-        worker.close()
-        return Refused("crash", "FUSEC_CRASH", death)
+        died: list[Died] = []
+        for _ in range(2):
+            worker = self._take()
+            answer = worker.ask(graph)
+            if not isinstance(answer, Died):
+                self._idle.put(worker)
+                return answer
+            worker.close()
+            with self._lock:
+                if worker in self._all:  # else the oracle was closed meanwhile
+                    self._all.remove(worker)
+            died.append(answer)
+            if answer.timeout:
+                break
+        code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
+        return Refused("crash", code, died[-1].words)
 
-    def _take(self) -> _Worker:
+    def _take(self) -> WorkerProcess:
         """An idle worker, else a new one: there are never more questions under way than the limit."""
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            worker = _Worker(self.target, self.device)
+            worker = WorkerProcess(self.target, self.device)
             with self._lock:
                 self._all.append(worker)
             return worker
@@ -163,12 +154,9 @@ class Oracle:
 
     def close(self) -> None:
         """End the workers; the oracle may be asked again and starts new ones."""
-        atexit.unregister(self.close)
         with self._lock:
-            workers, self._all = self._all, []
-        self._idle = queue.SimpleQueue()
-        for worker in workers:
-            worker.close()
+            self._idle = queue.SimpleQueue()
+            _end(self._all)
 
     def __enter__(self) -> Oracle:
         return self
@@ -177,9 +165,14 @@ class Oracle:
         self.close()
 
 
+def _end(workers: list[WorkerProcess]) -> None:
+    while workers:
+        workers.pop().close()
+
+
 def _environment(target: Target, device: bool) -> str:
-    """What an answer depends on besides the graph, as a digest; nothing of CUDA is loaded for it."""
-    versions = [_version("nvidia-cudnn-frontend"), _backend_version(), _nvrtc_version()]
+    """What an answer depends on besides the graph, as a digest; no wheel is loaded for it."""
+    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *(_nvrtc_versions())]
     text = json.dumps([SCHEMA, target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -191,10 +184,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def _backend_version() -> str:
-    return "|".join(_version(f"nvidia-cudnn-cu{major}") for major in (13, 12))
-
-
-def _nvrtc_version() -> str:
-    path = find_library("libnvrtc-builtins.so.*")
-    return path.name if path else ""
+def _nvrtc_versions() -> list[str]:
+    """The builtins carry major and minor in their file's name."""
+    return [os.path.basename(library) for library in nvrtc_libraries()]

@@ -72,7 +72,7 @@ def _fastest(graph: CudnnGraph, plans: list[BuiltPlan], handle: Any) -> BuiltPla
     stored = [t for t in graph.tensors if not t.virtual and t.value is None]
     # random bits would hold NaN and run no slower; normal numbers exercise what real data does
     memory = {
-        t.uid: cupy.random.standard_normal(max(extent(t), 1), dtype=cupy.float32).astype(
+        t.uid: cupy.random.standard_normal(max(extent(t), 1)).astype(
             cupy.float16 if t.dtype is DType.BF16 else t.dtype.numpy
         )
         for t in stored

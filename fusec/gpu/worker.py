@@ -1,6 +1,6 @@
 """A child process that puts graphs to cuDNN: JSON lines in, one verdict a line out.
 
-`python -m fusec.gpu.worker TARGET [device]`. If cuDNN kills this process, the parent reads the end of the
+`main(TARGET, device)` is its whole life. If cuDNN kills this process, the parent reads the end of the
 stream and takes it for a refusal.
 """
 
@@ -70,16 +70,18 @@ class Judge:
 
     def _plans(self, g: Any, graph: CudnnGraph) -> Verdict:
         cudnn = self.cudnn
-        runtime_note = cudnn.behavior_note.RUNTIME_COMPILATION
-        count = g.get_execution_plan_count()
-        runtime = [runtime_note in g.get_behavior_notes_for_plan_at_index(i) for i in range(count)]
+        note = cudnn.behavior_note.RUNTIME_COMPILATION
+        offered = range(g.get_execution_plan_count())
+        # engines of the library itself; the frontend may append Python ones of its own (from 10000)
+        indices = [i for i in offered if 0 <= g.get_engine_and_knobs_at_index(i)[0] < 10_000]
+        runtime = {i: note in g.get_behavior_notes_for_plan_at_index(i) for i in indices}
         if not graph.tensor_cores:
             # takes effect when a plan is built, not in the count: a plan counts only once it was built
             g.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
         built: dict[int, int] = {}  # place in the list -> workspace
         failed: set[int] = set()
         failure: BaseException | None = None
-        for index in [i for i in range(count) if not runtime[i]] + [i for i in range(count) if runtime[i]]:
+        for index in sorted(indices, key=lambda i: runtime[i]):
             if built and (graph.tensor_cores or runtime[index]):
                 break  # one built plan proves the rest of an unrestricted list; compiling costs up to a second each
             try:
@@ -96,7 +98,7 @@ class Judge:
                 message = "every plan rounds fp32 to tf32, which precision fp32 excludes"
             return Refused("build", code, message)
         plans: list[Plan] = []
-        for index in range(count):
+        for index in indices:
             if index in built or (graph.tensor_cores and index not in failed):
                 engine, knobs = g.get_engine_and_knobs_at_index(index)
                 pairs = tuple(sorted((int(k), int(v)) for k, v in knobs.items()))
@@ -122,7 +124,7 @@ def decode(data: dict[str, Any]) -> Verdict:
     return Legal(tuple(Plan(engine, tuple((k, v) for k, v in knobs), *rest) for engine, knobs, *rest in data["legal"]))
 
 
-def main() -> int:
+def main(name: str, device: bool) -> int:
     """Say hello with the versions, then answer until the input ends.
 
     One JSON object a line: `ready` or `failed` first, then for each graph `legal`, `refused`, or `defect`
@@ -131,7 +133,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # whatever a library prints must not break the protocol
-    target, device = load(sys.argv[1]), "device" in sys.argv[2:]
+    target = load(name)
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
         judge = Judge(target, device)
@@ -147,7 +149,3 @@ def main() -> int:
             answer = {"defect": traceback.format_exc()}
         out.write(json.dumps(answer) + "\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
