@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 
 from fusec.cache import Store
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -129,11 +130,14 @@ class Oracle:
             if not isinstance(answer, Died):
                 self._idle.put(worker)
                 return answer
-            worker.close()
-            with self._lock:
-                if worker in self._all:  # else the oracle was closed meanwhile
-                    self._all.remove(worker)
             died.append(answer)
+            with self._lock:
+                closed = worker not in self._all  # the oracle ended it: nobody waits for this answer
+                if not closed:
+                    self._all.remove(worker)
+            if closed:
+                break
+            worker.close()
             if answer.timeout:
                 break
         code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
@@ -172,7 +176,7 @@ def _end(workers: list[WorkerProcess]) -> None:
 
 def _environment(target: Target, device: bool) -> str:
     """What an answer depends on besides the graph, as a digest; no wheel is loaded for it."""
-    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *(_nvrtc_versions())]
+    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *_nvrtc_versions()]
     text = json.dumps([SCHEMA, target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -186,4 +190,4 @@ def _version(package: str) -> str:
 
 def _nvrtc_versions() -> list[str]:
     """The builtins carry major and minor in their file's name."""
-    return [os.path.basename(library) for library in nvrtc_libraries()]
+    return [Path(library).name for library in nvrtc_libraries()]
