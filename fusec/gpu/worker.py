@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import traceback
@@ -17,24 +16,9 @@ from typing import Any
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import FusecError, LoweringError
 from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
+from fusec.gpu.reasons import reason_of
 from fusec.target import Target, load
 from fusec.verdict import Legal, Plan, Refused, Verdict
-
-_STATUS = re.compile(r"CUDNN_STATUS_[A-Z_]+|CUDNN_BACKEND_API_FAILED|INTERNAL_ERROR_[A-Z_]+")
-_NOISE = ("finalize_internal", "isSupported", "CUDNN_STATUS_NOT_INITIALIZED ==", "rtn_status", "status_ok")
-MAX_REASON = 500
-
-
-def reason_of(error: BaseException) -> tuple[str, str]:
-    """(status code, the informative end of cuDNN's nested message)."""
-    text = " ".join(str(error).split())
-    codes = _STATUS.findall(text)
-    parts = [p.strip(" ;.)(") for p in re.split(r"Reason:|Warning:|Error:|Info:|because", text)]
-    telling = [p for p in parts if p and not any(noise in p for noise in _NOISE) and not _STATUS.fullmatch(p)]
-    message = "; ".join(dict.fromkeys(telling[-3:])) or text
-    if "cuKernelGetFunction" in text or "CUDNN_STATUS_EXECUTION_FAILED_CUDART" in text:
-        message += " (cuDNN asks for a real device here; one may accept it)"
-    return (codes[0] if codes else type(error).__name__), message[-MAX_REASON:]
 
 
 class Judge:
@@ -94,8 +78,8 @@ class Judge:
             if failure is None:
                 return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "cuDNN offers no plan")
             code, message = reason_of(failure)
-            if not graph.tensor_cores and "eselect" in message:
-                message = "every plan rounds fp32 to tf32, which precision fp32 excludes"
+            if message.startswith("Deselecting"):
+                code, message = "CUDNN_STATUS_NOT_SUPPORTED", "every plan uses tensor cores, which fp32 excludes (tf32)"
             return Refused("build", code, message)
         plans: list[Plan] = []
         for index in indices:
