@@ -117,6 +117,16 @@ def _malformed(graph: CudnnGraph, call: CudnnCall) -> str | None:
         for dims in operands:
             if len(dims) != len(result) or any(d not in (1, r) for d, r in zip(dims, result, strict=True)):
                 return f"a pointwise operand {list(dims)} for a result {list(result)}"
+        if any(r != 1 and all(dims[axis] == 1 for dims in operands) for axis, r in enumerate(result)):
+            return f"a pointwise result {list(result)} larger than its operands {[list(d) for d in operands]}"
+    if call.op == "reduction":
+        (dims,) = operands
+        if len(dims) != len(result) or any(r not in (1, d) for d, r in zip(dims, result, strict=True)):
+            return f"a reduction of {list(dims)} to {list(result)}"
+    if call.op == "instancenorm":
+        channels = (1, result[1], *(1 for _ in result[2:]))
+        if any(dims != channels for dims in operands[1:-1]):
+            return f"an instance norm of {list(result)} with parameters {[list(d) for d in operands[1:-1]]}"
     return None
 
 
