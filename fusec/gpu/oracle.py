@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 from fusec.cache import Store
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -77,23 +78,28 @@ class Oracle:
                 self._memory[graph_key] = decode(json.loads(text))
                 del new[graph_key]
         if new:
-            self._prove()
+            self._prove_once()
             self._ask(list(new.values()), progress)
         return [self._memory[g.key] for g in graphs]
 
-    def _prove(self) -> None:
-        """Once per environment: a runtime-compiled engine must build. TargetError if none does."""
-        if self._proven:
-            return
-        entry = self._entry(PROBE.key)
-        text = self._store.get([entry]).get(entry)
-        verdict = decode(json.loads(text)) if text else self._put(PROBE)
+    def prove(self) -> dict[str, Any]:
+        """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
+        The versions the worker found; TargetError if such engines do not come up."""
+        worker = self._take()
+        self._idle.put(worker)
+        verdict = self._put(PROBE)
         if not isinstance(verdict, Legal):
             raise TargetError(
                 f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
                 f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
             )
         self._remember(PROBE, verdict)
+        return worker.versions
+
+    def _prove_once(self) -> None:
+        """Once per environment: see `prove`."""
+        if not self._proven and not self._store.get([self._entry(PROBE.key)]):
+            self.prove()
         self._proven = True
 
     def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:

@@ -1,0 +1,145 @@
+"""What this machine has of the pieces fusec needs, and for each that is missing one line with its remedy."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fusec import cache
+from fusec.errors import FusecError
+from fusec.gpu import deviceless
+from fusec.gpu.device import device_name
+from fusec.gpu.oracle import Oracle
+from fusec.target import load, names
+
+_INSTALL = "pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One piece. One that is not `required` (a GPU) may be absent without harm."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    required: bool = True
+
+    def __str__(self) -> str:
+        mark = "ok     " if self.ok else "MISSING" if self.required else "absent "
+        return f"{mark} {self.name}: {self.detail}{'' if self.ok or not self.remedy else f'; remedy: {self.remedy}'}"
+
+
+def diagnose() -> list[Check]:
+    """Every piece, in the order they build on each other. Starts cuDNN in a child process, once."""
+    return [check() for check in CHECKS]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Check("python", sys.version_info >= (3, 11), version, "install Python 3.11 or newer")
+
+
+def _numpy() -> Check:
+    return _package("numpy", "numpy", "pip install 'numpy>=2.0'")
+
+
+def _frontend() -> Check:
+    return _package("cudnn frontend", "nvidia-cudnn-frontend", _INSTALL)
+
+
+def _cupy() -> Check:
+    for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        check = _package("cupy", package, "", required=False)
+        if check.ok:
+            return check
+    return Check("cupy", False, "not installed (only needed to run on a GPU)", _INSTALL, device_name() is not None)
+
+
+def _package(name: str, package: str, remedy: str, required: bool = True) -> Check:
+    try:
+        return Check(name, True, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, False, f"{package} is not installed", remedy, required)
+
+
+def _cudnn() -> Check:
+    version = deviceless.cudnn_version()
+    library = deviceless.cudnn_library()
+    detail = f"{version}, {library or 'libcudnn.so.9'}" if version else "no libcudnn.so.9"
+    return Check("cudnn", bool(version), detail, _INSTALL)
+
+
+def _nvrtc() -> Check:
+    """NVRTC, its builtins and, since either may be there and broken, a kernel compiled for each target."""
+    sms = sorted({load(name).sm for name in names()})
+    try:
+        library = deviceless.load_nvrtc()
+        versions = {deviceless.check_nvrtc(library, sm) for sm in sms}
+    except FusecError as error:
+        return Check("nvrtc", False, str(error), _INSTALL)
+    return Check("nvrtc", True, f"{versions.pop()}, compiles for {', '.join(f'sm_{sm}' for sm in sms)}")
+
+
+def _c_compiler() -> Check:
+    found = deviceless.compiler()
+    detail = found or "none of cc, gcc, clang (to build the stand-in for the driver library, once)"
+    return Check("C compiler", found is not None, detail, "apt install gcc", required=not _driver().ok)
+
+
+def _driver() -> Check:
+    try:
+        return Check("libcuda", True, f"stand-in {deviceless.stand_in().name}")
+    except (FusecError, OSError) as error:
+        try:
+            ctypes.CDLL("libcuda.so.1")
+        except OSError:
+            return Check("libcuda", False, f"no driver, and no stand-in: {error.__cause__ or error}", "as named above")
+        return Check("libcuda", True, "the driver's own")
+
+
+def _gpu() -> Check:
+    name = device_name()
+    return Check("GPU", name is not None, name or "none: programs run in simulation", required=False)
+
+
+def _cache_folder() -> Check:
+    try:
+        folder = cache.folder()
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+        return Check("cache folder", True, f"{folder}, {len(cache.Store())} answers")
+    except (FusecError, OSError) as error:
+        return Check(
+            "cache folder", False, str(error.__cause__ or error), "set FUSEC_CACHE to a folder that can be written"
+        )
+
+
+def _answers() -> Check:
+    """All of it together: a question that only a runtime-compiled engine can answer."""
+    try:
+        with Oracle(load("h200"), workers=1) as oracle:
+            versions = oracle.prove()
+    except FusecError as error:
+        return Check("cudnn answers", False, str(error), "the first MISSING line above")
+    found = f"cuDNN {versions['cudnn']} with NVRTC {versions['nvrtc']}"
+    return Check("cudnn answers", True, f"{found} builds a runtime-compiled plan for an H200")
+
+
+CHECKS: tuple[Callable[[], Check], ...] = (
+    _python,
+    _numpy,
+    _frontend,
+    _cudnn,
+    _nvrtc,
+    _cache_folder,
+    _c_compiler,
+    _driver,
+    _gpu,
+    _cupy,
+    _answers,
+)
