@@ -82,9 +82,10 @@ class Store:
         try:
             try:
                 return self._transaction(action)
-            except sqlite3.OperationalError:
-                raise  # locked, full or unwritable: not a damaged file
             except sqlite3.DatabaseError as error:
+                # locked, full, unwritable: not a damaged file; but one cut short may read as an empty database
+                if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+                    raise
                 self._set_aside(error)
                 return self._transaction(action)
         except (sqlite3.Error, OSError) as error:
@@ -139,7 +140,8 @@ class Store:
 
 
 def _is_whole(connection: sqlite3.Connection) -> bool:
-    return connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'answers'").fetchall()
+    return bool(tables) and connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]
 
 
 def _checksum(key: str, text: str) -> str:

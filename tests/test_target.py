@@ -1,0 +1,52 @@
+"""The targets as data: complete, distinct, honest about where their figures come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from fusec.errors import TargetError
+from fusec.target import load, names
+
+CAPABILITY = {"t4": 75, "a100": 80, "l4": 89, "h100": 90, "h200": 90, "b200": 100}
+
+
+def test_the_six_targets_by_capability() -> None:
+    assert {name: load(name).sm for name in names()} == CAPABILITY
+    assert [load(name).sm for name in names()] == sorted(CAPABILITY.values())
+
+
+def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(TargetError, match="no target 'h300'; targets are t4, a100, l4, h100, h200, b200"):
+        load("h300")
+
+
+@pytest.mark.parametrize("name", CAPABILITY)
+def test_properties_describe_the_same_gpu_as_the_figures(name: str) -> None:
+    target = load(name)
+    properties = json.loads(target.properties)
+    assert target.name == name
+    assert properties["deviceVer"] == 10 * target.sm
+    assert name.upper() in target.device_name.upper()
+    assert set(properties) == set(json.loads(load("h200").properties))
+    # twice the memory clock (double data rate) times the bus is the data sheet's bandwidth
+    sheet = 2e3 * properties["memClockRateKHz"] * properties["memoryBusWidth"] / 8
+    assert target.memory_bandwidth == pytest.approx(sheet, rel=0.15)
+    assert {"fp32", "tf32", "fp16", "bf16"} == set(target.flops)
+    assert target.flops["fp16"] >= target.flops["tf32"] >= target.flops["fp32"] / 2
+    assert 0.5 < target.launch_us < 10
+
+
+def test_only_the_h200_is_measured_and_the_others_cite_their_sheets() -> None:
+    assert [name for name in names() if not load(name).derived] == ["h200"]
+    for name in names():
+        assert "https://" in load(name).source
+
+
+def test_digests_tell_targets_apart_and_follow_the_properties_alone() -> None:
+    assert len({load(name).digest for name in names()}) == len(names())
+    h200 = load("h200")
+    assert dataclasses.replace(h200, launch_us=9.0).digest == h200.digest
+    assert dataclasses.replace(h200, properties="{}").digest != h200.digest
