@@ -59,6 +59,15 @@ class CudnnBackend:
         except RuntimeError as error:
             raise ExecutionError(f"cuDNN failed to run\n{graph}\n{error}") from error
 
+    def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
+        """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
+        self.prepare(graph)
+        device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
+        self.execute(graph, device)
+        self.finish()
+        for tensor in graph.outputs:
+            buffers[tensor.uid][...] = device[tensor.uid].get()
+
     def plan(self, graph: CudnnGraph) -> BuiltPlan:
         """The plan made ready for a graph."""
         return self._plans[graph.key]

@@ -1,0 +1,88 @@
+"""Must-fuse patterns: what counts as a place, when a place is whole, and what is said when it is not."""
+
+from __future__ import annotations
+
+import pytest
+from partition.oracles import AcceptAll, Measured
+
+from fusec.errors import CheckError
+from fusec.ir import Graph
+from fusec.must_fuse import assert_fused, check
+from fusec.passes.partition import partition
+from fusec.program import Program
+from fusec.target import load
+from fusec.text import parse
+from fusec.verdict import Refused, Verdict
+
+# two blocks: the second sums two convolutions, of which only one can take the add
+RESIDUAL = """
+graph "g" (%x: f32[1,4,6,6]) {
+  %w = constant [0.5, 1.0, 1.5, 2.0, 0.5, 1.0, 1.5, 2.0, 0.5, 1.0, 1.5, 2.0, 0.5, 1.0, 1.5, 2.0] : f32[4,4,1,1]
+  %b = constant [1.0, 2.0, 3.0, 4.0] : f32[1,4,1,1]
+  %c = conv(%x, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]} : f32[1,4,6,6] loc("first")
+  %d = add(%c, %b)
+  %e = relu(%d)
+  %f = conv(%e, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]} : f32[1,4,6,6] loc("main")
+  %g = add(%f, %b)
+  %h = conv(%x, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]} : f32[1,4,6,6] loc("shortcut")
+  %i = add(%h, %b)
+  %j = add(%g, %i)
+  %k = relu(%j)
+  %l = softmax(%k)
+  return %l
+}"""
+
+
+def program(judge: AcceptAll | None = None, text: str = RESIDUAL) -> Program:
+    return partition(parse(text), judge or Measured(), load("h200"))
+
+
+class NoRelu(AcceptAll):
+    """Refuses everything that ends in a relu after a convolution."""
+
+    def verdict(self, body: Graph) -> Verdict:
+        names = [node.op.name for node in body.nodes]
+        if "conv" in names and "relu" in names:
+            return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "no relu today")
+        return super().verdict(body)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "places"),
+    [
+        ("conv+bias+relu", 1),
+        ("conv*+relu", 2),
+        ("conv*+add+relu", 1),
+        ("conv+bias", 3),
+        ("conv*", 3),
+        ("*relu", 2),
+        ("add+relu", 1),
+    ],
+)
+def test_places_that_are_whole(pattern: str, places: int) -> None:
+    assert check(program(), pattern) == (places, [])
+    assert_fused(program(), pattern)
+
+
+def test_a_cut_chain_is_named_with_its_source_and_the_reason() -> None:
+    with pytest.raises(CheckError) as caught:
+        assert_fused(program(NoRelu()), "conv*+relu")
+    message = str(caught.value)
+    assert "2 of 2 places" in message
+    assert "conv+bias+relu (first) runs as cudnn conv+bias | cudnn relu: no relu today" in message
+
+
+def test_a_kernel_cannot_be_part_of_a_cudnn_step() -> None:
+    with pytest.raises(CheckError, match=r"(?s)1 of 1 places.*relu\+softmax.*kernel softmax"):
+        assert_fused(program(), "relu+softmax")
+
+
+def test_a_pattern_that_occurs_nowhere_fails_and_shows_what_there_is() -> None:
+    with pytest.raises(CheckError, match=r"no chain of ops matches 'conv\+gelu'; closest steps: .*conv\+bias"):
+        assert_fused(program(), "conv+gelu")
+
+
+def test_one_of_two_convolutions_takes_the_residual() -> None:
+    """`shortcut` also leads to add+relu, but only one convolution can hold them."""
+    places, misses = check(program(), "conv+bias+add+relu")
+    assert (places, misses) == (1, [])
