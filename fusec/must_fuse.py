@@ -70,9 +70,10 @@ def _matches(chain: tuple[Node, ...], pattern: str) -> Iterator[tuple[Node, ...]
     if fnmatchcase("+".join(map(display_name, chain)), pattern):
         yield chain
         return
-    if len(chain) == MAX_CHAIN or (len(chain) > 1 and not isinstance(chain[-1].op, (Pointwise, Cast))):
+    last = chain[-1]
+    if len(chain) == MAX_CHAIN or (last is not chain[0] and not isinstance(last.op, (Pointwise, Cast))):
         return
-    for value in chain[-1].results:
+    for value in last.results:
         for user in value.users:
             if not isinstance(user.op, Return):
                 yield from _matches((*chain, user), pattern)

@@ -1,0 +1,165 @@
+"""On a real GPU: what cuDNN computes is what the simulator says, whole models are right, hazards are real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from lower.bodies import BODIES, load
+
+import fusec
+from fusec.ir import DType, Graph, TensorType
+from fusec.lower_cudnn import LOWER, lower
+from fusec.ops import CLASSES
+from fusec.reference import evaluate
+from fusec.text import parse
+from fusec.verify import allowed_error, verify
+
+pytestmark = pytest.mark.gpu
+
+# cuDNN's fp32 approximations of these are coarser than rounding, measured at up to 1.1e-5
+APPROXIMATED = {"tan", "tanh", "tanh_backward", "mish", "gelu_tanh", "gelu_tanh_backward"}
+
+
+@pytest.fixture(scope="module")
+def backend() -> Any:
+    from fusec.gpu.backend import CudnnBackend
+
+    return CudnnBackend("none")
+
+
+@pytest.mark.parametrize("title", BODIES)
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_a_lowered_graph_runs_as_simulated(
+    backend: Any, title: str, tensor_cores: bool, rng: np.random.Generator
+) -> None:
+    from fusec.gpu.check import compare
+
+    body = load(BODIES[title])
+    graph = lower(body, tensor_cores).graph
+    if not graph.tensor_cores and any(call.op == "matmul" for call in graph.calls):
+        pytest.skip("cuDNN has no true-fp32 matmul plan; partitions spell it as a convolution")
+    checked = compare(backend, graph, rng)
+    assert checked.untouched == 0
+    assert checked.error <= allowed_error(body, body.outputs[0].type.dtype, graph)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CLASSES.items() if n in LOWER and c.row.rule in ("float", "number")])
+def test_every_pointwise_mode_computes_its_meaning(backend: Any, name: str, rng: np.random.Generator) -> None:
+    op, graph = CLASSES[name](), Graph(name)
+    operands = [graph.add_input(f"x{i}", TensorType((6, 40), DType.F32)) for i in range(op.row.arity)]
+    graph.set_outputs([graph.add(op, *operands, name="y")])
+    if name == "thresholded_relu":
+        pytest.skip("cuDNN does not compile a select with a scalar")
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs}
+    if name in ("log", "sqrt", "rsqrt", "pow"):
+        feeds["x0"] = np.abs(feeds["x0"]) + 0.1
+    lowered = lower(graph)
+    buffers = {uid: feeds[value].reshape(-1).copy() for uid, value in lowered.inputs}
+    buffers[lowered.outputs[0][0]] = np.full(240, np.nan, np.float32)
+    backend.run_on_host(lowered.graph, buffers)
+    (want,) = evaluate(graph, feeds, precision=DType.F64).values()
+    rtol = 3e-5 if name in APPROXIMATED else 2e-6
+    assert_close(buffers[lowered.outputs[0][0]].reshape(6, 40), want, rtol)
+
+
+NET = """
+graph "net" (%x: f32[2,8,16,16]) {
+  %w = constant weight("w") : f32[16,8,3,3]
+  %b = constant weight("b") : f32[16,1,1]
+  %c = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1]}
+  %d = add(%c, %b)
+  %e = relu(%d)
+  %p = max_pool(%e) {window=[3,3], strides=[2,2], pads=[1,1,1,1], dilations=[1,1]}
+  %g = reduce(%p) {kind="mean", axes=[2,3]}
+  %s = sigmoid(%g)
+  %m = mul(%p, %s)
+  %v = constant weight("v") : f32[16,16,1,1]
+  %n = conv(%m, %v) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}
+  %o = add(%n, %p)
+  %q = gelu(%o)
+  %a = avg_pool(%q) {window=[2,2], strides=[2,2], pads=[0,0,0,0], dilations=[1,1]}
+  %r = reshape(%a) {shape=[2,256]}
+  %f = constant weight("f") : f32[256,10]
+  %y = matmul(%r, %f)
+  %z = softmax(%y)
+  return %z
+}"""
+
+
+def net() -> Graph:
+    rng = np.random.default_rng(5)
+    shapes = {"w": (16, 8, 3, 3), "b": (16, 1, 1), "v": (16, 16, 1, 1), "f": (256, 10)}
+    return parse(NET, {k: (0.2 * rng.standard_normal(s)).astype(np.float32) for k, s in shapes.items()})
+
+
+@pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("tf32", 2e-3), ("fp16", 5e-3), ("bf16", 4e-2)])
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_a_whole_net(precision: str, rtol: float, tune: str, rng: np.random.Generator) -> None:
+    executable = fusec.compile(net(), precision=precision, tune=tune)
+    assert executable.device != "simulated"
+    x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
+    (want,) = evaluate(net(), {"x": x}, precision=DType.F64).values()
+    got = executable(x)
+    assert isinstance(got, np.ndarray)
+    assert_close(got, want, rtol)
+
+
+def test_arrays_on_the_device_stay_there(rng: np.random.Generator) -> None:
+    import cupy
+
+    executable = fusec.compile(net())
+    x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
+    want = executable(x)
+    got = executable(cupy.asarray(x))
+    assert isinstance(got, cupy.ndarray)
+    assert_close(got.get(), want, 0.0)
+    torch = pytest.importorskip("torch")
+    from_torch = executable(torch.from_numpy(x).cuda())
+    assert_close(torch.from_dlpack(from_torch).cpu().numpy(), want, 0.0)
+
+
+def test_verification_on_the_device(backend: Any) -> None:
+    for precision in ("fp32", "fp16"):
+        report = verify(fusec.compile(net(), precision=precision).compiled, run=backend.run_on_host)
+        assert report.ok, str(report)
+
+
+HAZARDS = [
+    ("conv", "2,32,8,12", "2,32,1,1"),
+    ("conv", "2,32,8,12", "1,1,8,12"),
+    ("conv", "2,32,8,12", "2,1,1,1"),
+    ("pointwise", "2,20,32", "1,1,32"),
+    ("pointwise", "2,20,32", "1,20,1"),
+    ("pointwise", "2,20,32", "2,1,1"),
+]
+SAFE = [
+    ("conv", "2,32,8,12", "1,32,1,1"),
+    ("conv", "2,32,8,12", "2,1,8,12"),
+    ("pointwise", "2,20,32", "2,1,32"),
+    ("pointwise", "2,20,32", "1,20,32"),
+    ("pointwise", "1,40,32", "1,1,32"),
+]
+
+
+def probe(case: tuple[str, str, str]) -> float:
+    """The error of one unguarded graph; infinity if it faulted."""
+    script = Path(__file__).with_name("hazard_probe.py")
+    done = subprocess.run([sys.executable, str(script), *case], capture_output=True, text=True, check=False)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 else float("inf")
+
+
+@pytest.mark.parametrize("case", HAZARDS)
+def test_hazards_are_real(case: tuple[str, str, str]) -> None:
+    """Each is computed wrongly or faults; one that passes here no longer needs its guard."""
+    assert not probe(case) < 0.05
+
+
+@pytest.mark.parametrize("case", SAFE)
+def test_their_neighbours_are_safe(case: tuple[str, str, str]) -> None:
+    assert probe(case) < 2e-3
