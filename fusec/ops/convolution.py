@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, widened
 
+IM2COL_BYTES = 1 << 26  # of one block: what bounds the memory of a convolution beside its operands and result
+
 
 @dataclass(frozen=True)
 class Conv(Op):
@@ -63,6 +65,7 @@ class ConvTranspose(Op):
         require(all(p >= 0 for p in self.output_padding), f"negative output_padding {self.output_padding}")
         require(self.groups >= 1 and x.shape[1] % self.groups == 0, f"groups={self.groups} with {x.shape[1]} channels")
         require(x.shape[1] == w.shape[0], f"weight takes {w.shape[0]} channels, x has {x.shape[1]}")
+        require(0 not in (*x.shape[2:], *w.shape[2:]), f"empty window or image: {list(w.shape)} over {list(x.shape)}")
         spatial = tuple(
             s * (i - 1) + o + d * (k - 1) + 1 - p0 - p1
             for i, k, s, d, o, p0, p1 in zip(
@@ -139,28 +142,32 @@ def pad_spatial(xp: Any, x: Array, pads: Sequence[int], value: float = 0.0) -> A
 
 
 def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
-    """The convolution by im2col and one batched matrix product per image."""
+    """The convolution by im2col and batched matrix products over blocks of output rows."""
     count = windows_along(x.shape[2:], w.shape[2:], op.strides, op.pads, op.dilations)
     groups, taps = op.groups, math.prod(w.shape[1:])
     filters = w.reshape(groups, w.shape[0] // groups, taps)
     padded = pad_spatial(xp, x, op.pads)
     columns = sliding(xp, padded, w.shape[2:], op.strides, op.dilations, count)
     result = xp.empty((x.shape[0], w.shape[0], *count), x.dtype)
-    for image in range(x.shape[0]):  # one image at a time bounds the memory of im2col
-        matrix = columns[image].reshape(groups, taps, math.prod(count))
-        result[image] = xp.matmul(filters, matrix).reshape(w.shape[0], *count)
+    row = groups * taps * math.prod(count[1:]) * x.dtype.itemsize
+    rows = max(1, IM2COL_BYTES // max(row, 1))
+    for image in range(x.shape[0]):
+        for first in range(0, count[0], rows):
+            block = slice(first, min(first + rows, count[0]))
+            shape = (block.stop - first, *count[1:])
+            window = (slice(None),) * (x.ndim - 1)
+            matrix = columns[image][(*window, block)].reshape(groups, taps, math.prod(shape))
+            result[image, :, block] = xp.matmul(filters, matrix).reshape(w.shape[0], *shape)
     return result
 
 
 def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
-    """Transposed convolution: each input element adds its scaled filter to the output."""
+    """Transposed convolution: tap by tap, each input element adds its scaled filter to the output."""
     n, groups = x.ndim - 2, op.groups
     batch, channels = x.shape[:2]
     spatial, window = x.shape[2:], w.shape[2:]
-    filters = w.reshape(groups, channels // groups, w.shape[1] * math.prod(window))
+    filters = w.reshape(groups, channels // groups, w.shape[1], *window)
     flat = x.reshape(batch, groups, channels // groups, math.prod(spatial))
-    parts = xp.matmul(xp.swapaxes(filters, 1, 2)[None], flat)
-    parts = parts.reshape(batch, groups * w.shape[1], *window, *spatial)
     full = [
         s * (i - 1) + d * (k - 1) + 1 + o
         for i, k, s, d, o in zip(spatial, window, op.strides, op.dilations, op.output_padding, strict=True)
@@ -171,7 +178,8 @@ def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
             slice(t * d, t * d + s * (i - 1) + 1, s)
             for t, d, s, i in zip(tap, op.dilations, op.strides, spatial, strict=True)
         )
-        result[(slice(None), slice(None), *place)] += parts[(slice(None), slice(None), *tap)]
+        part = xp.matmul(xp.swapaxes(filters[(..., *tap)], 1, 2)[None], flat)
+        result[(slice(None), slice(None), *place)] += part.reshape(batch, groups * w.shape[1], *spatial)
     crop = tuple(slice(p0, size - p1) for p0, p1, size in zip(op.pads[:n], op.pads[n:], full, strict=True))
     return result[(slice(None), slice(None), *crop)]
 

@@ -24,6 +24,8 @@ def _check_channels(op: str, operands: Sequence[TensorType]) -> None:
 
 
 def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
+    if x.size == 0:  # the mean of nothing is a warning
+        return x
     centred = x - x.mean(axis=axes, keepdims=True)
     return centred / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + epsilon)
 
@@ -145,6 +147,8 @@ class RmsNorm(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array, scale: Array) -> Array:
+            if x.size == 0:
+                return x
             axes = tuple(range(self.axis % x.ndim, x.ndim))
             return x / xp.sqrt((x * x).mean(axis=axes, keepdims=True) + self.epsilon) * scale
 

@@ -61,6 +61,8 @@ class Pointwise(Op):
         if "axis" in row.defaults:
             axis = self.attributes["axis"]
             require(0 <= axis < operands[0].rank, f"axis {axis} is out of range for rank {operands[0].rank}")
+        nan = [k for k, v in self.attributes.items() if math.isnan(v)]
+        require(not nan, f"{row.name}: {', '.join(nan)} is NaN")
         shape = broadcast([t.shape for t in operands])
         result = DType.BOOL if row.rule in ("compare", "test") else dtype
         return (TensorType(shape, result, result_order(shape, operands)),)
@@ -69,19 +71,18 @@ class Pointwise(Op):
         row = self.row
 
         def compute(*arrays: Array) -> Array:
-            with np.errstate(all="ignore"):
-                return row.reference(xp, self, *arrays)
+            return row.reference(xp, self, *arrays)
 
-        if row.rule in ("compare", "test", "bool"):
-            return (compute(*operands),)
-        if row.rule == "select":
-            return (compute(*operands),)
+        if row.rule in ("compare", "test", "bool", "select"):
+            with np.errstate(all="ignore"):
+                return (compute(*operands),)
         return (widened(compute, *operands).astype(operands[0].dtype, copy=False),)
 
 
 def _sigmoid(xp: Any, x: Array) -> Array:
-    """1/(1+exp(-x)) without overflow: tanh saturates."""
-    return 0.5 * (xp.tanh(0.5 * x) + 1.0)
+    """1/(1+exp(-x)) without overflow, and exact to the last digits where it is tiny."""
+    z = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, 1.0, z) / (1.0 + z)
 
 
 def _softplus(xp: Any, x: Array) -> Array:
@@ -89,7 +90,7 @@ def _softplus(xp: Any, x: Array) -> Array:
 
 
 def _gelu_cdf(xp: Any, x: Array) -> Array:
-    return 0.5 * (1.0 + special(xp).erf(x * SQRT_HALF))
+    return 0.5 * special(xp).erfc(x * -SQRT_HALF)
 
 
 def _gelu_tanh_inner(xp: Any, x: Array) -> Array:
@@ -105,14 +106,29 @@ def _divide(xp: Any, a: Array, b: Array) -> Array:
 
 
 def _gelu_tanh_gradient(xp: Any, dy: Array, x: Array) -> Array:
+    x = xp.clip(x, -40.0, 40.0)  # the gradient is 0 or 1 there, and no square overflows
     t = _gelu_tanh_inner(xp, x)
     inner = SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * x * x)
     return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
 
 
+def _gelu_gradient(xp: Any, dy: Array, x: Array) -> Array:
+    x = xp.clip(x, -40.0, 40.0)
+    return dy * (_gelu_cdf(xp, x) + x * xp.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi))
+
+
 def _swish_gradient(xp: Any, beta: float, dy: Array, x: Array) -> Array:
-    s = _sigmoid(xp, beta * x)
-    return dy * (s + beta * x * s * (1.0 - s))
+    z = xp.clip(beta * x, -800.0, 800.0)
+    return dy * _sigmoid(xp, z) * (1.0 + z * _sigmoid(xp, -z))
+
+
+def _power(xp: Any, x: Array, y: Array) -> Array:
+    """Integers to negative powers are truncated towards zero; NumPy refuses them."""
+    dtype = DType.of(x.dtype)
+    if dtype.is_float or dtype.value.startswith("u"):
+        return xp.power(x, y)
+    even, unit = y % 2 == 0, xp.where(xp.abs(x) == 1, x, 0)
+    return xp.where(y >= 0, xp.power(x, xp.maximum(y, 0)), xp.where(even, xp.abs(unit), unit))
 
 
 def _index(xp: Any, axis: int, x: Array) -> Array:
@@ -197,7 +213,7 @@ TABLE: tuple[Row, ...] = (
     _row("max", 2, "number", lambda xp, a, x, y: xp.maximum(x, y), commutative=True),
     _row("min", 2, "number", lambda xp, a, x, y: xp.minimum(x, y), commutative=True),
     _row("mod", 2, "number", lambda xp, a, x, y: xp.fmod(x, y)),  # sign of the dividend, as C's fmod
-    _row("pow", 2, "number", lambda xp, a, x, y: xp.power(x, y)),
+    _row("pow", 2, "number", lambda xp, a, x, y: _power(xp, x, y)),
     _row("cmp_eq", 2, "compare", lambda xp, a, x, y: x == y, commutative=True),
     _row("cmp_neq", 2, "compare", lambda xp, a, x, y: x != y, commutative=True),
     _row("cmp_gt", 2, "compare", lambda xp, a, x, y: x > y),
@@ -222,12 +238,7 @@ TABLE: tuple[Row, ...] = (
         lambda xp, a, dy, x: xp.where(x > 0, dy, dy * a.alpha * xp.exp(xp.minimum(x, 0))),
         alpha=1.0,
     ),
-    _row(
-        "gelu_backward",
-        2,
-        "float",
-        lambda xp, a, dy, x: dy * (_gelu_cdf(xp, x) + x * xp.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)),
-    ),
+    _row("gelu_backward", 2, "float", lambda xp, a, dy, x: _gelu_gradient(xp, dy, x)),
     _row("gelu_tanh_backward", 2, "float", lambda xp, a, dy, x: _gelu_tanh_gradient(xp, dy, x)),
     _row("softplus_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x)),
     _row("swish_backward", 2, "float", lambda xp, a, dy, x: _swish_gradient(xp, a.beta, dy, x), beta=1.0),
@@ -237,11 +248,12 @@ TABLE: tuple[Row, ...] = (
 
 
 def _clip(xp: Any, a: Any, x: Array) -> Array:
-    """Bounds beyond an integer type's range do not bound it."""
+    """Integers take the nearest bounds inside the interval that their type holds."""
     low, high = a.min, a.max
     if not DType.of(x.dtype).is_float:
         info = np.iinfo(x.dtype)
-        low, high = int(max(low, info.min)), int(min(high, info.max))
+        low = math.ceil(min(max(low, info.min), info.max))
+        high = math.floor(min(max(high, info.min), info.max))
     return xp.minimum(xp.maximum(x, x.dtype.type(low)), x.dtype.type(high))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.convolution import check_window, pad_spatial, sliding
-from fusec.ops.spec import require, require_arity, widened
+from fusec.ops.spec import require, require_arity, require_float, widened
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class _Pool(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
+        require(x.dtype is not DType.BOOL, f"{self.name} takes numbers, not bool")
         n = x.rank - 2
         require(1 <= n <= 3, f"{self.name} takes 1 to 3 spatial dims, x has shape {list(x.shape)}")
         require(len(self.window) == n and all(k >= 1 for k in self.window), f"window {list(self.window)} for {n} dims")
@@ -87,7 +88,8 @@ class AvgPool(_Pool):
     name: ClassVar[str] = "avg_pool"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require(operands[0].dtype.is_float, f"avg_pool takes floating-point operands, not {operands[0].dtype.value}")
+        require_arity(self.name, operands, 1)
+        require_float(self.name, *operands)
         return super().infer(*operands)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
@@ -98,7 +100,6 @@ class AvgPool(_Pool):
             ones = xp.ones((1, 1, *x.shape[2:]), x.dtype)
             if self.count_include_pad:
                 ones = pad_spatial(xp, ones, self.pads, 1.0)
-                counting = AvgPool(self.window, self.strides, (0,) * (2 * n), self.dilations, self.ceil_mode)
                 counts = self.counts(x.shape[2:])
                 need = [
                     max(0, (c - 1) * s + d * (k - 1) + 1 - i)
@@ -107,7 +108,7 @@ class AvgPool(_Pool):
                     )
                 ]
                 ones = pad_spatial(xp, ones, (*([0] * n), *need))
-                weight = sliding(xp, ones, counting.window, counting.strides, counting.dilations, counts)
+                weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
             else:
                 weight = self._windows(xp, ones, 0.0)
             return self._windows(xp, x, 0.0).sum(axis=axes) / weight.sum(axis=axes)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import normalize_axis, require, require_arity, require_float, widened
 
@@ -61,8 +59,7 @@ class Reduce(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array) -> Array:
-            with np.errstate(all="ignore"):
-                result = _KINDS[self.kind](xp, x, self.axes)
+            result = _KINDS[self.kind](xp, x, self.axes)
             return (result if self.keepdims else result.squeeze(self.axes)).astype(x.dtype, copy=False)
 
         return (widened(compute, *operands),)
@@ -84,9 +81,10 @@ class Softmax(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array) -> Array:
-            with np.errstate(all="ignore"):  # a row of -inf, as masks make them, is NaN without a word
-                shifted = x - x.max(axis=self.axis, keepdims=True)
-                total = xp.exp(shifted).sum(axis=self.axis, keepdims=True)
-                return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
+            if x.size == 0:
+                return x
+            shifted = x - x.max(axis=self.axis, keepdims=True)
+            total = xp.exp(shifted).sum(axis=self.axis, keepdims=True)
+            return shifted - xp.log(total) if self.log else xp.exp(shifted) / total
 
         return (widened(compute, *operands),)

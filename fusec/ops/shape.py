@@ -9,7 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import Array, Op, TensorType
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, normalize_axis, require, require_arity
 
 
@@ -23,10 +25,8 @@ class Reshape(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
-        require(
-            math.prod(self.shape) == x.size,
-            f"{list(x.shape)} has {x.size} elements, {list(self.shape)} {math.prod(self.shape)}",
-        )
+        same = math.prod(self.shape) == x.size
+        require(same, f"{list(x.shape)} and {list(self.shape)} differ in their number of elements")
         return (TensorType(self.shape, x.dtype),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
@@ -156,11 +156,12 @@ class Slice(Op):
         return (TensorType(self.sizes, x.dtype, x.order),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
-        slices = tuple(
-            slice(start, stop if (stop := start + size * step) >= 0 else None, step) if size else slice(0, 0)
-            for start, size, step in zip(self.starts, self.sizes, self.steps, strict=True)
-        )
-        return (operands[0][slices],)
+        return (operands[0][tuple(map(_range, self.starts, self.sizes, self.steps))],)
+
+
+def _range(start: int, size: int, step: int) -> slice[int, int | None, int]:
+    stop = start + size * step
+    return slice(start, stop if stop >= 0 else None, step) if size else slice(0, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ class Pad(Op):
         require(self.mode in ("constant", "reflect", "edge", "wrap"), f"pad knows no mode {self.mode!r}")
         require(len(self.pads) == 2 * n, f"pads needs {2 * n} entries, not {len(self.pads)}")
         require(all(p >= 0 for p in self.pads), f"negative pads {list(self.pads)}: slice instead")
+        held = x.dtype.is_float or (self.value.is_integer() and _holds(x.dtype, int(self.value)))
+        require(held, f"{x.dtype.value} does not hold the value {self.value}")
         for p0, p1, dim in zip(self.pads[:n], self.pads[n:], x.shape, strict=True):
             padded = self.mode != "constant" and (p0 or p1)
             require(not (padded and dim == 0), f"{self.mode} padding of an empty dim")
@@ -190,8 +193,15 @@ class Pad(Op):
         x = operands[0]
         widths = list(zip(self.pads[: x.ndim], self.pads[x.ndim :], strict=True))
         if self.mode == "constant":
-            return (xp.pad(x, widths, constant_values=x.dtype.type(self.value)),)
+            with np.errstate(all="ignore"):
+                return (xp.pad(x, widths, constant_values=x.dtype.type(self.value)),)
         return (xp.pad(x, widths, mode=self.mode),)
+
+
+def _holds(dtype: DType, value: int) -> bool:
+    if dtype is DType.BOOL:
+        return value in (0, 1)
+    return int(np.iinfo(dtype.numpy).min) <= value <= int(np.iinfo(dtype.numpy).max)
 
 
 @dataclass(frozen=True)
@@ -211,7 +221,7 @@ class Gather(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         x, indices = operands
-        size = x.shape[self.axis]
+        size, indices = x.shape[self.axis], indices.astype(xp.int64)
         return (xp.take(x, xp.where(indices < 0, indices + size, indices), axis=self.axis),)
 
 

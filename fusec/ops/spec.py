@@ -61,11 +61,15 @@ def is_half(x: Array) -> bool:
 
 
 def widened(compute: Callable[..., Array], *operands: Array) -> Array:
-    """`compute` on the operands, 16-bit floats raised to f32 and the result rounded back once."""
-    if not is_half(operands[0]):
-        return compute(*operands)
-    wide = [x.astype(np.float32) if is_half(x) else x for x in operands]
-    return compute(*wide).astype(operands[0].dtype)
+    """`compute` on the operands, 16-bit floats raised to f32 and the result rounded back once.
+
+    NaN and infinity come out as IEEE says, without a warning.
+    """
+    with np.errstate(all="ignore"):
+        if not is_half(operands[0]):
+            return compute(*operands)
+        wide = [x.astype(np.float32) if is_half(x) else x for x in operands]
+        return compute(*wide).astype(operands[0].dtype)
 
 
 def special(xp: Any) -> Any:
