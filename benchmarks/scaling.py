@@ -1,0 +1,72 @@
+"""How compile time grows with the graph, answers warm. Writes benchmarks/results/scaling.json."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+
+from fusec import driver
+from fusec.ir import DType, Graph, TensorType
+from fusec.ops import Conv, pw
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
+
+ROOT = Path(__file__).parent.parent
+SIZES = (2500, 5000, 10_000, 20_000)
+
+
+def network(nodes: int) -> Graph:
+    """Convolution, bias, activation, and a residual add at every second block."""
+    graph, rng = Graph("chain"), np.random.default_rng(0)
+    x = skip = graph.add_input("x", TensorType((1, 16, 8, 8), DType.F32))
+    block = 0
+    while len(graph) < nodes:
+        weight = graph.constant(0.05 * rng.standard_normal((16, 16, 3, 3)).astype(np.float32))
+        bias = graph.constant(rng.standard_normal((1, 16, 1, 1)).astype(np.float32))
+        y = graph.add(pw("add"), graph.add(Conv((1, 1), (1, 1, 1, 1), (1, 1)), x, weight), bias)
+        if block % 2:
+            y = skip = graph.add(pw("add"), y, skip)
+        x = graph.add(pw("relu" if block % 3 else "gelu"), y)
+        block += 1
+    graph.set_outputs([x])
+    return graph
+
+
+def main() -> None:
+    driver.build(network(SIZES[0]), target="h200")  # warms the answers
+    rows: list[dict[str, float]] = []
+    for size in SIZES:
+        graph = network(size)
+        start = time.perf_counter()
+        run(PIPELINE, graph.clone(), Options())
+        passes_s = time.perf_counter() - start
+        start = time.perf_counter()
+        compiled = driver.build(graph, target="h200")
+        all_s = time.perf_counter() - start
+        rows.append(
+            {
+                "nodes": len(graph),
+                "passes_s": round(passes_s, 2),
+                "all_s": round(all_s, 2),
+                "launches": compiled.program.launches,
+            }
+        )
+        print(rows[-1], flush=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    result = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "commit": commit.stdout.strip(),
+        "cores": os.cpu_count(),
+        "graphs": rows,
+    }
+    (ROOT / "benchmarks" / "results" / "scaling.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
