@@ -184,8 +184,7 @@ class Op:
 class Literal:
     """An immutable tensor payload, read when first needed; compared by identity.
 
-    `load` returns an array of the given shape and dtype. The array is kept only if `keep` is set
-    (memory-mapped sources are cheap to read again).
+    `load` returns an array of the given shape and dtype; it is called once.
     """
 
     __slots__ = ("_array", "_digest", "_load", "label", "type")
@@ -302,7 +301,7 @@ class Value:
 class Node:
     """One application of an op. `origin` names the source-model nodes it stands for."""
 
-    __slots__ = ("_next", "_operands", "_prev", "graph", "op", "origin", "results")
+    __slots__ = ("_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
 
     def __init__(self, graph: Graph, op: Op, operands: Sequence[Value], origin: tuple[str, ...]):
         self.graph = graph
@@ -312,6 +311,7 @@ class Node:
         self.results: tuple[Value, ...] = ()
         self._prev: Node | None = None
         self._next: Node | None = None
+        self._erased = False
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -359,14 +359,15 @@ class Graph:
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the return, in order. The current node may be erased while iterating."""
+        """All nodes but the return, in order; any, the current one too, may be erased while iterating."""
         node: Node = self._head
         while node is not self._return:
             following = node._next
             yield node
-            assert following is not None
-            # a node erased during the iteration keeps no link: go on from what followed it
-            node = cast(Node, node._next) if node._next is not None else following
+            # an erased node keeps the link to what followed it, so the way back into the list is never lost
+            node = cast(Node, following if node._erased else node._next)
+            while node._erased:
+                node = cast(Node, node._next)
 
     def __len__(self) -> int:
         """Number of nodes, the return not counted."""
@@ -388,6 +389,8 @@ class Graph:
 
     def add_input(self, name: str, type: TensorType) -> Value:
         """Append a graph input. Its name must be free: it is part of the interface."""
+        if not name:
+            raise VerifyError(f"graph {self.name!r}: an input has an empty name")
         if name in self._names:
             raise VerifyError(f"graph {self.name!r}: two values are named {quote(name)}")
         self._names.add(name)
@@ -409,18 +412,22 @@ class Graph:
 
         Names are hints: a taken one gets a suffix. Raises VerifyError if the op refuses the operands.
         """
+        assert before is None or (before.graph is self and not before._erased), "insert before a node that is not here"
+        for operand in operands:
+            assert operand.graph is self, f"{operand!r} belongs to another graph"
         try:
             inferred = op.infer(*(v.type for v in operands))
         except VerifyError as error:
             raise VerifyError(f"{op.name}({', '.join(map(repr, operands))}): {error}") from None
+        if len(names) > len(inferred) or (types is not None and len(types) != len(inferred)):
+            raise VerifyError(f"{op.name} gives {len(inferred)} results: too many names, or types for another number")
         node = Node(self, op, operands, tuple(dict.fromkeys(origin)))
         hints = [*names, *([""] * (len(inferred) - len(names)))]
         node.results = tuple(
             Value(self, self.fresh_name(hint), type, node, i)
-            for i, (hint, type) in enumerate(zip(hints, types or inferred, strict=True))
+            for i, (hint, type) in enumerate(zip(hints, inferred if types is None else types, strict=True))
         )
         for i, operand in enumerate(operands):
-            assert operand.graph is self, f"{operand!r} belongs to another graph"
             operand._uses[node, i] = None
         following = before or self._return
         node._prev, node._next = following._prev, following
@@ -442,17 +449,22 @@ class Graph:
 
     def set_outputs(self, values: Sequence[Value], names: Sequence[str] | None = None) -> None:
         """Make `values` the outputs, under their own names unless `names` are given."""
+        names = tuple(names if names is not None else (v.name for v in values))
+        if len(names) != len(values):
+            raise VerifyError(f"{len(values)} outputs but {len(names)} names")
+        for value in values:
+            assert value.graph is self, f"{value!r} belongs to another graph"
         while self._return._operands:
             self._drop_use(self._return, len(self._return._operands) - 1)
             self._return._operands.pop()
         for i, value in enumerate(values):
             self._return._operands.append(value)
             value._uses[self._return, i] = None
-        self._return.op = Return(tuple(names if names is not None else (v.name for v in values)))
+        self._return.op = Return(names)
 
     def set_input(self, node: Node, index: int, value: Value) -> None:
         """Let operand `index` of `node` be `value`; order is checked by `verify`."""
-        assert value.graph is self
+        assert value.graph is self and node.graph is self and not node._erased
         self._drop_use(node, index)
         node._operands[index] = value
         value._uses[node, index] = None
@@ -476,7 +488,8 @@ class Graph:
 
     def erase(self, node: Node) -> None:
         """Remove a node none of whose results is used."""
-        assert node is not self._return and not any(v._uses for v in node.results), f"{node!r} is in use"
+        assert node.graph is self and not node._erased and node is not self._return, f"{node!r} is not there to erase"
+        assert not any(v._uses for v in node.results), f"{node!r} is in use"
         for index in range(len(node._operands)):
             self._drop_use(node, index)
         assert node._next is not None
@@ -485,7 +498,7 @@ class Graph:
             self._head = node._next
         else:
             node._prev._next = node._next
-        node._prev = node._next = None
+        node._prev, node._erased = None, True
         for value in node.results:
             self._names.discard(value.name)
         self._size -= 1
@@ -522,7 +535,7 @@ class Graph:
 
     def clone(self) -> Graph:
         """An independent copy: same names, order, types and literals."""
-        return self.extract(self.inputs, [n for n in self.nodes], self.outputs, self.output_names)
+        return self.extract(self.inputs, list(self.nodes), self.outputs, self.output_names)
 
     def extract(
         self,
@@ -543,41 +556,62 @@ class Graph:
                 origin=node.origin,
             )
             mapped.update(zip(node.results, twin.results, strict=True))
-        copy.set_outputs([mapped[v] for v in outputs], output_names or [v.name for v in outputs])
+        names = [v.name for v in outputs] if output_names is None else output_names
+        copy.set_outputs([mapped[v] for v in outputs], names)
         copy._counter = self._counter
         return copy
 
     def verify(self) -> None:
         """Check every rule of the IR; VerifyError names the first node that breaks one."""
-        defined: set[Value] = set(self._inputs)
+        defined: set[Value] = set()
         names: set[str] = set()
-        for value in self._inputs:
-            self._verify_name(value, names)
-        for node in [*self.nodes, self._return]:
-            for index, operand in enumerate(node.operands):
-                if operand not in defined:
-                    raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
-                if (node, index) not in operand._uses:
-                    raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
-            try:
-                inferred = node.op.infer(*(v.type for v in node.operands))
-            except VerifyError as error:
-                raise VerifyError(f"{node!r}: {error}") from None
-            if len(inferred) != len(node.results):
-                raise VerifyError(f"{node!r}: has {len(node.results)} results, the op gives {len(inferred)}")
-            for value, type in zip(node.results, inferred, strict=True):
-                if not value.type.same_value_type(type):
-                    raise VerifyError(f"{node!r}: {quote(value.name)} is {value.type} but the op gives {type}")
-                self._verify_name(value, names)
+        for index, value in enumerate(self._inputs):
+            self._verify_value(value, None, index, names)
+            defined.add(value)
+        members = [*self.nodes, self._return]
+        previous: Node | None = None
+        for node in members:
+            if node.graph is not self or node._prev is not previous:
+                raise VerifyError(f"{node!r}: is not linked to the node before it")
+            self._verify_node(node, defined)
+            for index, value in enumerate(node.results):
+                self._verify_value(value, node, index, names)
                 defined.add(value)
+            previous = node
+        if len(members) != self._size + 1:
+            raise VerifyError(f"graph {self.name!r} counts {self._size} nodes but holds {len(members) - 1}")
+        if len(set(self.output_names)) != len(self.output_names):
+            raise VerifyError(f"{self._return!r}: two outputs have the same name")
+        present = set(members)
         for value in defined:
             for node, index in value._uses:
-                if index >= len(node._operands) or node._operands[index] is not value:
+                there = node in present and index < len(node._operands) and node._operands[index] is value
+                if not there:
                     raise VerifyError(f"{quote(value.name)} has a use in {node.op.name} that is not there")
 
-    def _verify_name(self, value: Value, names: set[str]) -> None:
+    def _verify_node(self, node: Node, defined: set[Value]) -> None:
+        for index, operand in enumerate(node.operands):
+            if operand not in defined:
+                raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
+            if (node, index) not in operand._uses:
+                raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
+        try:
+            inferred = node.op.infer(*(v.type for v in node.operands))
+        except VerifyError as error:
+            raise VerifyError(f"{node!r}: {error}") from None
+        if len(inferred) != len(node.results):
+            raise VerifyError(f"{node!r}: has {len(node.results)} results, the op gives {len(inferred)}")
+        for value, type in zip(node.results, inferred, strict=True):
+            if not value.type.same_value_type(type):
+                raise VerifyError(f"{node!r}: {quote(value.name)} is {value.type} but the op gives {type}")
+
+    def _verify_value(self, value: Value, node: Node | None, index: int, names: set[str]) -> None:
+        if value.graph is not self or value.node is not node or value.index != index:
+            raise VerifyError(f"{quote(value.name)} does not know where it is made")
         if value.name in names:
             raise VerifyError(f"two values are named {quote(value.name)}")
+        if value.name not in self._names:
+            raise VerifyError(f"graph {self.name!r} does not know the name {quote(value.name)}")
         names.add(value.name)
 
     def __str__(self) -> str:
@@ -586,7 +620,7 @@ class Graph:
 
 # the text form (parsed by fusec.text) -------------------------------------------------------------
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]+\Z")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]\Z")  # the parser takes a last colon for punctuation
 INLINE_ELEMENTS = 16  # a constant of at most this many elements is printed in full
 
 
@@ -616,7 +650,7 @@ def print_attribute(value: Any) -> str:
     if isinstance(value, str):
         return quote_string(value)
     if isinstance(value, float):
-        return repr(value)
+        return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise
     if isinstance(value, int):
         return str(value)
     if isinstance(value, tuple):
@@ -638,7 +672,7 @@ def print_node(node: Node, locations: bool = False) -> str:
     if isinstance(node.op, Constant):
         body = f"constant {print_literal(node.op.literal)}"
     elif isinstance(node.op, Return):
-        outputs = zip(node.operands, node.op.names, strict=True)
+        outputs = zip(node.operands, node.op.names, strict=False)  # a return that is ill-formed still prints
         body = "return " + ", ".join(
             quote(v.name) if v.name == n else f"{quote(v.name)} as {quote_string(n)}" for v, n in outputs
         )

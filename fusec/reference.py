@@ -9,6 +9,7 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, DType, Graph, Node, Value, quote
+from fusec.ops import Cast
 
 
 def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
@@ -25,16 +26,22 @@ def evaluate(
     """The graph's outputs by name, from its inputs by name.
 
     Each result is rounded to its own dtype; with `precision` (say DType.F64) every floating-point
-    tensor has that dtype instead, constants included. Values are freed after their last use.
+    tensor has that dtype instead, constants included, and casts between floats round nothing. Values
+    are freed after their last use.
     """
     outputs, held = set(graph.outputs), dict[Value, Array]()
     for value in graph.inputs:
         if value.name not in arrays:
             raise ExecutionError(f"no array for graph input {quote(value.name)}")
-        held[value] = _raised(xp.asarray(arrays[value.name]), precision)
+        array = xp.asarray(arrays[value.name])
+        if array.shape != value.type.shape:
+            raise ExecutionError(f"graph input {value!r} was given an array of shape {list(array.shape)}")
+        held[value] = _raised(array, precision)
     left = {value: len(value.uses) for value in graph.values()}
     for node in graph.nodes:
-        results = evaluate_node(node, [held[v] for v in node.operands], xp)
+        operands = [held[v] for v in node.operands]
+        results = (operands[0],) if precision and _keeps_value(node) else evaluate_node(node, operands, xp)
+        del operands
         for value, array in zip(node.results, results, strict=True):
             if value.uses:
                 held[value] = _raised(array, precision)
@@ -43,6 +50,11 @@ def evaluate(
             if left[value] == 0 and value not in outputs:
                 del held[value]
     return {name: held[v] for name, v in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+def _keeps_value(node: Node) -> bool:
+    """Whether a node is a cast from one floating type to another."""
+    return isinstance(node.op, Cast) and node.op.to.is_float and node.operands[0].type.dtype.is_float
 
 
 def _raised(array: Array, precision: DType | None) -> Array:

@@ -11,21 +11,24 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value
+from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, print_attribute, quote
 from fusec.ops import BY_NAME
 
 _TOKEN = re.compile(
-    r"""\s*(?:\#[^\n]*\n\s*)*(?:
+    r"""\s*(?:\#[^\n]*(?:\n|\Z)\s*)*(?:
     (?P<value>%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]))
   | (?P<string>"(?:[^"\\]|\\.)*")
-  | (?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![A-Za-z0-9_]))
+  | (?P<number>-?(?:[0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|inf|nan)(?![A-Za-z0-9_]))
   | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
   | (?P<punct>[()\[\]{},:=])
   | (?P<end>\Z)
   )""",
     re.VERBOSE,
 )
+_INTEGER = re.compile(r"-?[0-9]{1,20}")  # what 64 bits hold, and a little more
 _MAX_ELEMENTS = 1 << 40  # beyond this a shape is a mistake, not a tensor
+_MAX_RANK = 32
+_MAX_NESTING = 8  # of lists in attributes
 
 
 def parse(text: str, weights: Mapping[str, Array] | None = None) -> Graph:
@@ -94,14 +97,19 @@ class _Parser:
         return _unquote(self.advance())
 
     def integer(self) -> int:
-        if self.kind != "number" or not re.fullmatch(r"-?\d+", self.token):
-            self.fail(f"expected an integer, found {self.token!r}")
+        if self.kind != "number" or not _INTEGER.fullmatch(self.token):
+            self.fail(f"expected an integer of at most 64 bits, found {self.token[:30]!r}")
+        if not -(1 << 63) <= int(self.token) < 1 << 64:
+            self.fail(f"{self.token} does not fit 64 bits")
         return int(self.advance())
 
     def name(self) -> str:
         if self.kind != "value":
             self.fail(f"expected a %name, found {self.token!r}")
-        raw = self.advance()[1:]
+        raw = self.token[1:]
+        if raw == '""':
+            self.fail("an empty name")
+        self.advance()
         return _unquote(raw) if raw.startswith('"') else raw
 
     # grammar -----------------------------------------------------------------------------------------
@@ -116,14 +124,13 @@ class _Parser:
             type = self.type()
             if name in self.values:
                 self.start = at
-                self.fail(f"%{name} is defined twice")
+                self.fail(f"{quote(name)} is defined twice")
             self.values[name] = graph.add_input(name, type)
             if self.token != ")":
                 self.expect(",")
         self.expect("{")
-        while self.token != "return":
+        while not self.take("return"):
             self.node(graph)
-        self.advance()
         outputs: list[Value] = []
         names: list[str] = []
         while not self.take("}"):
@@ -139,18 +146,17 @@ class _Parser:
         at, name = self.start, self.name()
         if name not in self.values:
             self.start = at
-            self.fail(f"%{name} is not defined")
+            self.fail(f"{quote(name)} is not defined")
         return self.values[name]
 
     def node(self, graph: Graph) -> None:
-        at = self.start
-        names = [self.name()]
-        while self.take(","):
-            names.append(self.name())
-        for name in names:
-            if name in self.values:
+        names: list[str] = []
+        while not names or self.take(","):
+            at, name = self.start, self.name()
+            if name in self.values or name in names:
                 self.start = at
-                self.fail(f"%{name} is defined twice")
+                self.fail(f"{quote(name)} is defined twice")
+            names.append(name)
         self.expect("=")
         op_at = self.start
         if self.token == "constant":
@@ -179,7 +185,8 @@ class _Parser:
             self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named")
         if types is not None and len(types) != len(names):
             self.fail(f"{len(names)} results but {len(types)} types")
-        for declared, type in zip(types or (), inferred, strict=bool(types)):
+        for declared, type in zip(types or inferred, inferred, strict=True):
+            self.check_size(type)
             if not declared.same_value_type(type):
                 self.fail(f"declared {declared} but {op.name} gives {type}")
         self.start = after
@@ -187,6 +194,8 @@ class _Parser:
         self.values.update((v.name, v) for v in node.results)
 
     def constant(self, graph: Graph, names: list[str], at: int) -> None:
+        if len(names) != 1:
+            self.fail(f"constant gives 1 result, {len(names)} are named")
         if self.token == "weight":
             self.advance()
             self.expect("(")
@@ -203,11 +212,7 @@ class _Parser:
         if items is not None:
             if len(items) != type.size:
                 self.fail(f"{len(items)} elements for {type}")
-            try:
-                array = np.array(items, np.float64 if type.dtype.is_float else None).astype(type.dtype.numpy)
-            except (ValueError, TypeError, OverflowError):
-                self.fail(f"elements that are no {type.dtype.value}")
-            literal = Literal.of(array.reshape(type.shape), label)
+            literal = Literal.of(self.elements(items, type), label)
         else:
             if label not in self.weights:
                 self.fail(f"no weight {label!r} was given")
@@ -218,6 +223,21 @@ class _Parser:
         self.start = after
         node = graph.insert(Constant(literal), names=names, types=[type], origin=origin)
         self.values[names[0]] = node.result
+
+    def elements(self, items: tuple[Any, ...], type: TensorType) -> np.ndarray[Any, Any]:
+        dtype = type.dtype
+        for item in items:
+            held = isinstance(item, bool) == (dtype is DType.BOOL) and isinstance(item, int | float)
+            if held and dtype.is_int:
+                info = np.iinfo(dtype.numpy)
+                held = isinstance(item, int) and int(info.min) <= item <= int(info.max)
+            if held and dtype.is_float and math.isfinite(item):
+                with np.errstate(over="ignore"):
+                    held = bool(np.isfinite(np.float64(item).astype(dtype.numpy)))
+            if not held:
+                self.fail(f"{print_attribute(item)} is no {dtype.value}")
+        wide = np.float64 if dtype.is_float else dtype.numpy
+        return np.array(items, wide).astype(dtype.numpy).reshape(type.shape)
 
     def origin(self) -> list[str]:
         origin: list[str] = []
@@ -242,13 +262,15 @@ class _Parser:
                 }
                 if name not in declared or name in given:
                     self.start = name_at
-                    self.fail(f"{op_class.name} has no attribute {name!r}" if name not in declared else "given twice")
+                    known = name in declared
+                    self.fail(f"{name} is given twice" if known else f"{op_class.name} has no attribute {name!r}")
                 self.expect("=")
                 value_at, value = self.start, self.attribute()
                 if declared[name] == "float" and isinstance(value, int) and not isinstance(value, bool):
                     value = float(value)
                 if declared[name] == "tuple[float, ...]" and isinstance(value, tuple):
-                    value = tuple(float(v) for v in cast("tuple[float, ...]", value))
+                    items = cast("tuple[Any, ...]", value)
+                    value = tuple(float(v) if type(v) is int else v for v in items)
                 if not _fits(declared[name], value):
                     self.start = value_at
                     self.fail(f"{name} takes {declared[name]}")
@@ -262,16 +284,18 @@ class _Parser:
             missing = [f.name for f in _fields(op_class) if f.name not in given]
             self.fail(f"{op_class.name} needs attributes {', '.join(missing)}")
 
-    def attribute(self) -> Any:
+    def attribute(self, depth: int = 0) -> Any:
         if self.kind == "string":
             return self.string()
         if self.kind == "number":
-            token = self.advance()
-            return int(token) if re.fullmatch(r"-?\d+", token) else float(token)
+            whole = re.fullmatch(r"-?[0-9]+", self.token)
+            return self.integer() if whole else float(self.advance())
+        if depth == _MAX_NESTING and self.token == "[":
+            self.fail(f"lists nested deeper than {_MAX_NESTING}")
         if self.take("["):
             items: list[Any] = []
             while not self.take("]"):
-                items.append(self.attribute())
+                items.append(self.attribute(depth + 1))
                 if self.token != "]":
                     self.expect(",")
             return tuple(items)
@@ -293,14 +317,20 @@ class _Parser:
         at, dtype = self.start, _DTYPES[self.advance()]
         shape = self.integers("[", "]")
         order = self.integers("{", "}") if self.token == "{" else ()
-        if math.prod(shape) > _MAX_ELEMENTS:
-            self.start = at
-            self.fail(f"a tensor of {math.prod(shape)} elements")
+        after, self.start = self.start, at
         try:
-            return TensorType(shape, dtype, order)
+            type = TensorType(shape, dtype, order)
         except VerifyError as error:
-            self.start = at
             self.fail(str(error))
+        self.check_size(type)
+        self.start = after
+        return type
+
+    def check_size(self, type: TensorType) -> None:
+        if type.rank > _MAX_RANK:
+            self.fail(f"a tensor of {type.rank} dims; {_MAX_RANK} is the most")
+        if type.size > _MAX_ELEMENTS:
+            self.fail(f"{type} has more than 2^40 elements")
 
     def integers(self, open: str, close: str) -> tuple[int, ...]:
         self.expect(open)
