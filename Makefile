@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test lint check examples format clean
+.PHONY: demo test lint check examples newest format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -36,6 +36,17 @@ check: $(VENV)/.test
 examples: $(VENV)/.test
 	@set -e; for script in $(EXAMPLES); do echo "python $$script"; $(BIN)/python $$script; done
 
+# The tests that ask cuDNN, once more with its newest release: its list of engines differs from the locked one's.
+newest: .venv-newest/.test
+	FUSEC_REQUIRE_CUDNN=1 .venv-newest/bin/python -m pytest -n 2 -m cudnn
+
+.venv-newest/.test: $(VENV)/.python pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-newest
+	grep -v '^nvidia-cudnn-cu' constraints.txt > .venv-newest/constraints.txt
+	.venv-newest/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint .venv-newest/constraints.txt --upgrade --editable '.[cu$(CUDA),test]' nvidia-cudnn-cu$(CUDA)
+	@touch $@
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -56,5 +67,5 @@ $(VENV)/.test: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf .venv .venv-cu12 build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cu12 .venv-newest build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find fusec tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
