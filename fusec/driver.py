@@ -74,6 +74,9 @@ def build(
     """The same up to the program: nothing is prepared to run. See `compile`."""
     if precision not in PRECISIONS:
         raise FusecError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    unknown = sorted(set(disable) - passes.names())
+    if unknown:
+        raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
     report = progress or (lambda stage, done, total: None)
     options = Options(precision, frozenset(disable))
     goal = resolve_target(target)
@@ -81,9 +84,7 @@ def build(
     source = frontends.load(model, shapes)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
-    graph = run(
-        pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline))
-    )
+    graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
     program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
     return Compiled(source, program, goal, options, judge)

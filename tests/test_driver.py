@@ -1,0 +1,136 @@
+"""The whole way: compile small models for described GPUs with the real cuDNN, run them in simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from helpers import assert_close
+from onnx import TensorProto, helper
+
+import fusec
+from fusec import driver
+from fusec.errors import FusecError, ModelError, TargetError
+from fusec.program import Kind
+from fusec.reference import evaluate
+from fusec.verify import verify
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about described GPUs, also on a machine that has one."""
+    from fusec.gpu import device
+
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    device._first_gpu.cache_clear()
+
+
+def model(batch: int | str = 1) -> onnx.ModelProto:
+    """A convolution with BatchNorm and ReLU, a residual add, pooling and a classifier."""
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int, low: float | None = None) -> onnx.TensorProto:
+        array = rng.standard_normal(shape) * 0.3 if low is None else rng.uniform(low, 1.5, shape)
+        return onnx.numpy_helper.from_array(array.astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "stem", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n"], "norm"),
+        helper.make_node("Relu", ["n"], ["r"], "act"),
+        helper.make_node("Conv", ["r", "w2"], ["d"], "second", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["d", "r"], ["a"], "residual"),
+        helper.make_node("Relu", ["a"], ["q"], "act2"),
+        helper.make_node("GlobalAveragePool", ["q"], ["g"], "pool"),
+        helper.make_node("Flatten", ["g"], ["f"], "flat"),
+        helper.make_node("Gemm", ["f", "fc", "fb"], ["y"], "fc", transB=1),
+    ]
+    weights = [
+        weight("w", 16, 8, 3, 3),
+        *(weight(n, 16) for n in ("s", "b", "m")),
+        weight("v", 16, low=0.5),
+        weight("w2", 16, 16, 3, 3),
+        weight("fc", 10, 16),
+        weight("fb", 10),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 8, 14, 14])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 10])
+    graph = helper.make_graph(nodes, "net", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("tf32", 1e-5), ("fp16", 5e-3), ("bf16", 4e-2)])
+def test_precisions(precision: str, rtol: float, rng: np.random.Generator) -> None:
+    executable = fusec.compile(model(), target="h200", precision=precision)
+    assert executable.device == "simulated"
+    x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
+    want = evaluate(executable.compiled.source, {"x": x}, precision=fusec.DType.F64)["y"]
+    assert_close(executable(x), want, rtol)
+    assert verify(executable.compiled).ok
+    executable.assert_fused("conv+bias+relu")
+    executable.assert_fused("conv*+add+relu")
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("target", ["t4", "a100", "l4", "h100", "h200", "b200"])
+def test_every_target_fuses_the_residual_block(target: str) -> None:
+    compiled = driver.build(model(), target=target, precision="fp16")
+    convolutions = [s for s in compiled.program.steps if "conv" in s.signature]
+    assert [s.signature for s in convolutions] == ["conv+bias+relu", "conv+add+relu"] or [
+        s.signature for s in convolutions
+    ] == ["conv+bias+relu", "conv+bias+add+relu"]
+    assert all(s.kind is Kind.CUDNN and s.verdict and s.verdict.precompiled for s in convolutions)
+
+
+@pytest.mark.cudnn
+def test_a_second_compile_asks_nothing() -> None:
+    first = driver.build(model(), target="a100")
+    second = driver.build(model(), target="a100")
+    assert second.judge.oracle.asked == 0  # type: ignore[attr-defined]  # the protocol does not promise it
+    assert str(second.program) == str(first.program)
+
+
+@pytest.mark.cudnn
+def test_every_kind_of_model_is_taken(tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model(), path)
+    x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
+    answers = [
+        fusec.compile(m, target="h200")(x)
+        for m in (path, str(path), model(), model().SerializeToString(), driver.frontends.load(model()))
+    ]
+    for answer in answers[1:]:
+        assert_close(answer, answers[0], 0.0)
+
+
+@pytest.mark.cudnn
+def test_symbolic_dims_are_bound_by_shapes(rng: np.random.Generator) -> None:
+    executable = fusec.compile(model("N"), target="h200", shapes={"x": (3, 8, 14, 14)})
+    assert executable.inputs[0].shape == (3, 8, 14, 14)
+    with pytest.raises(ModelError, match="x"):
+        fusec.compile(model("N"), target="h200")
+
+
+@pytest.mark.cudnn
+def test_the_graph_given_is_not_changed() -> None:
+    graph = driver.frontends.load(model())
+    before = str(graph)
+    fusec.compile(graph, target="h200")
+    assert str(graph) == before
+
+
+def test_auto_without_a_gpu_is_an_h200() -> None:
+    assert driver.resolve_target("auto").name == "h200"
+
+
+def test_bad_options_are_named() -> None:
+    with pytest.raises(TargetError, match="no target 'gtx'; targets are t4, a100, l4, h100, h200, b200"):
+        fusec.compile(model(), target="gtx")
+    with pytest.raises(FusecError, match="precision is one of fp32, tf32, fp16, bf16, not 'int4'"):
+        fusec.compile(model(), precision="int4")
+    with pytest.raises(FusecError, match="tune is one of none, quick, not 'max'"):
+        fusec.compile(model(), tune="max")
+    with pytest.raises(FusecError, match="no pass or rule is named nonsense"):
+        fusec.compile(model(), disable=["nonsense"])

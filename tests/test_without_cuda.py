@@ -1,0 +1,83 @@
+"""What needs no CUDA package: import, importing a model, passes, lowering, simulation; in fresh processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BLOCK = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Block(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("cudnn", "cupy", "cupyx", "nvidia", "torch"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    script = BLOCK + textwrap.dedent(code)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
+def test_a_graph_is_lowered_and_simulated_without_cuda() -> None:
+    done = run(
+        """
+        import numpy as np
+        import fusec
+        from fusec.lower_cudnn import lower
+        from fusec.passes import PIPELINE
+        from fusec.passes.base import run
+        from fusec.simulate import simulate
+        graph = run(PIPELINE, fusec.parse('''graph "g" (%x: f32[4,6]) {
+          %y = exp(%x)
+          %z = mul(%y, %x)
+          return %z
+        }'''))
+        lowered = lower(graph)
+        x = np.random.default_rng(0).standard_normal(24).astype(np.float32)
+        buffers = {lowered.inputs[0][0]: x, lowered.outputs[0][0]: np.full(24, np.nan, np.float32)}
+        simulate(lowered.graph, buffers)
+        assert np.allclose(buffers[lowered.outputs[0][0]], np.exp(x) * x)
+        print("done")
+        """
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_a_model_is_imported_without_cuda() -> None:
+    done = run(
+        """
+        import fusec
+        from fusec import frontends
+        from onnx import TensorProto, helper
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+        graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        print(len(frontends.load(model)))
+        """
+    )
+    assert done.stdout == "1\n", done.stderr
+
+
+@pytest.mark.parametrize("module", ["fusec", "fusec.driver", "fusec.cli"])
+def test_importing_loads_no_cuda_package(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('cudnn', 'cupy', 'onnx', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_import_is_quick() -> None:
+    """The package loads its parts when they are used; 0.3 s is the promise, numpy alone takes 0.1."""
+    code = "import time; t = time.perf_counter(); import fusec; print(time.perf_counter() - t)"
+    runs = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(runs) < 0.3
