@@ -302,5 +302,7 @@ class Resize(Op):
             high = xp.minimum(low + 1, size - 1)
             weight = (at - low).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
             wide = result.astype(xp.float64)
-            result = xp.take(wide, low, axis=dim) * (1 - weight) + xp.take(wide, high, axis=dim) * weight
-        return (result.astype(x.dtype),)
+            with np.errstate(all="ignore"):  # infinity times a weight of 0 is NaN, as IEEE says
+                result = xp.take(wide, low, axis=dim) * (1 - weight) + xp.take(wide, high, axis=dim) * weight
+        with np.errstate(all="ignore"):
+            return (result.astype(x.dtype),)

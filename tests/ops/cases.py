@@ -1,0 +1,471 @@
+"""Cases of every op, each with an oracle of its own: onnxruntime where ONNX has the op, else a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ops.onnx_oracle import Array, Oracle, onnx_op, run
+
+from fusec.ir import DType, Op
+from fusec.ops import (
+    AvgPool,
+    BatchNorm,
+    Cast,
+    Concat,
+    Conv,
+    ConvTranspose,
+    Expand,
+    Gather,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    MatMul,
+    MaxPool,
+    Pad,
+    Reduce,
+    Relayout,
+    Reshape,
+    Resize,
+    RmsNorm,
+    Slice,
+    Softmax,
+    Split,
+    Transpose,
+    pw,
+)
+
+Draw = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op, shapes of its operands, how to draw them (one draw for all, or one each), and its oracle."""
+
+    op: Op
+    shapes: tuple[tuple[int, ...], ...]
+    oracle: Oracle
+    draw: Draw | tuple[Draw, ...]
+    rounds: bool = True  # False: the result's values are a choice of operands or whole numbers, in any precision
+
+    def arrays(self, rng: np.random.Generator) -> list[Array]:
+        draws = self.draw if isinstance(self.draw, tuple) else (self.draw,) * len(self.shapes)
+        return [draw(rng, shape) for draw, shape in zip(draws, self.shapes, strict=True)]
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Both signs, around three."""
+    return (3 * rng.standard_normal(shape)).astype(np.float32)
+
+
+def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.uniform(0.1, 5.0, shape).astype(np.float32)
+
+
+def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.uniform(-0.95, 0.95, shape).astype(np.float32)
+
+
+def above_one(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.uniform(1.1, 5.0, shape).astype(np.float32)
+
+
+def coarse(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Halves, with many ties between operands."""
+    return (rng.integers(-6, 7, shape) / 2).astype(np.float32)
+
+
+def special(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.choice(np.array([np.nan, np.inf, -np.inf, 0.0, 1.5], np.float32), shape)
+
+
+def bools(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.random(shape) < 0.5
+
+
+def integers(low: int, high: int, dtype: Any = np.int64) -> Draw:
+    return lambda rng, shape: rng.integers(low, high, shape).astype(dtype)
+
+
+def formula(compute: Callable[..., Array]) -> Oracle:
+    """An oracle in float64, for what ONNX lacks."""
+    return lambda *arrays: [compute(*(a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays))]
+
+
+def slope(name: str, **attributes: float) -> Oracle:
+    """dy times the central difference of the forward op, in float64."""
+    forward, h = pw(name, **attributes), 1e-6
+
+    def compute(dy: Array, x: Array) -> Array:
+        (high,), (low,) = forward.reference(np, x + h), forward.reference(np, x - h)
+        return dy * (high - low) / (2 * h)
+
+    return formula(compute)
+
+
+ONE, TWO = ((2, 3, 5),), ((2, 3, 5), (3, 1))
+
+
+def unary(oracle: Oracle, draw: Draw = normal, *, rounds: bool = True, **attributes: float) -> Callable[[str], Case]:
+    return lambda name: Case(pw(name, **attributes), ONE, oracle, draw, rounds)
+
+
+def binary(
+    oracle: Oracle, draw: Draw | tuple[Draw, ...] = normal, *, rounds: bool = True, **attributes: float
+) -> Callable[[str], Case]:
+    return lambda name: Case(pw(name, **attributes), TWO, oracle, draw, rounds)
+
+
+def clip_oracle(low: float, high: float) -> Oracle:
+    return lambda x: run("Clip", [x, np.array(low, x.dtype), np.array(high, x.dtype)])
+
+
+POINTWISE: dict[str, Sequence[Callable[[str], Case]]] = {
+    "abs": [unary(onnx_op("Abs"), rounds=False), unary(onnx_op("Abs"), integers(-9, 9), rounds=False)],
+    "ceil": [unary(onnx_op("Ceil"), rounds=False)],
+    "cos": [unary(onnx_op("Cos"))],
+    "erf": [unary(onnx_op("Erf"))],
+    "exp": [unary(onnx_op("Exp"))],
+    "floor": [unary(onnx_op("Floor"), rounds=False)],
+    "identity": [unary(onnx_op("Identity"), rounds=False), unary(onnx_op("Identity"), bools, rounds=False)],
+    "log": [unary(onnx_op("Log"), positive)],
+    "neg": [unary(onnx_op("Neg"), rounds=False), unary(onnx_op("Neg"), integers(-9, 9, np.int8), rounds=False)],
+    "reciprocal": [unary(onnx_op("Reciprocal"), positive)],
+    "relu": [unary(onnx_op("Relu"), rounds=False), unary(onnx_op("Relu"), integers(-9, 9, np.int32), rounds=False)],
+    "rsqrt": [unary(formula(lambda x: x**-0.5), positive)],
+    "sigmoid": [unary(onnx_op("Sigmoid"))],
+    "sin": [unary(onnx_op("Sin"))],
+    "softplus": [unary(onnx_op("Softplus"))],
+    "sqrt": [unary(onnx_op("Sqrt"), positive)],
+    "tan": [unary(onnx_op("Tan"), unit)],
+    "tanh": [unary(onnx_op("Tanh"))],
+    "elu": [unary(onnx_op("Elu", alpha=0.7), alpha=0.7)],
+    "gelu": [unary(onnx_op("Gelu"))],
+    "gelu_tanh": [unary(onnx_op("Gelu", approximate="tanh"))],
+    "swish": [
+        unary(formula(lambda x: x / (1 + np.exp(-x)))),
+        unary(formula(lambda x: x / (1 + np.exp(-2 * x))), beta=2),
+    ],
+    "leaky_relu": [unary(onnx_op("LeakyRelu", alpha=0.2), alpha=0.2)],
+    "logical_not": [unary(onnx_op("Not"), bools, rounds=False)],
+    "gen_index": [
+        unary(formula(lambda x: np.indices(x.shape)[1].astype(x.dtype)), axis=1, rounds=False),
+        unary(formula(lambda x: np.indices(x.shape)[2]), integers(0, 9, np.int32), axis=2, rounds=False),
+    ],
+    "clip": [
+        unary(clip_oracle(-1.25, 2.5), min=-1.25, max=2.5, rounds=False),
+        unary(clip_oracle(2.0, -1.0), min=2.0, max=-1.0, rounds=False),  # bounds crossed: the upper one wins
+        unary(clip_oracle(-3, 5), integers(-9, 9), min=-3.5, max=5.5, rounds=False),
+        unary(clip_oracle(-3, 127), integers(-128, 128, np.int8), min=-3.0, max=1e9, rounds=False),
+    ],
+    "hard_sigmoid": [unary(onnx_op("HardSigmoid", alpha=0.3, beta=0.4), alpha=0.3, beta=0.4)],
+    "hard_swish": [unary(onnx_op("HardSwish"))],
+    "selu": [unary(onnx_op("Selu")), unary(onnx_op("Selu", alpha=1.5, gamma=1.1), alpha=1.5, gamma=1.1)],
+    "celu": [unary(onnx_op("Celu", alpha=1.7), alpha=1.7)],
+    "mish": [unary(onnx_op("Mish"))],
+    "softsign": [unary(onnx_op("Softsign"))],
+    "thresholded_relu": [unary(onnx_op("ThresholdedRelu", alpha=0.8), alpha=0.8, rounds=False)],
+    "sign": [unary(onnx_op("Sign"), rounds=False), unary(onnx_op("Sign"), integers(-2, 3), rounds=False)],
+    "round": [unary(onnx_op("Round"), coarse, rounds=False)],
+    "acos": [unary(onnx_op("Acos"), unit)],
+    "asin": [unary(onnx_op("Asin"), unit)],
+    "atan": [unary(onnx_op("Atan"))],
+    "cosh": [unary(onnx_op("Cosh"))],
+    "sinh": [unary(onnx_op("Sinh"))],
+    "acosh": [unary(onnx_op("Acosh"), above_one)],
+    "asinh": [unary(onnx_op("Asinh"))],
+    "atanh": [unary(onnx_op("Atanh"), unit)],
+    "is_nan": [unary(onnx_op("IsNaN"), special, rounds=False)],
+    "is_inf": [unary(onnx_op("IsInf"), special, rounds=False)],
+    "add": [binary(onnx_op("Add")), binary(onnx_op("Add"), integers(-9, 9))],
+    "add_square": [binary(formula(lambda x, y: x + y * y))],
+    "sub": [binary(onnx_op("Sub")), binary(onnx_op("Sub"), integers(-9, 9, np.int32))],
+    "mul": [binary(onnx_op("Mul")), binary(onnx_op("Mul"), integers(-9, 9))],
+    "div": [
+        binary(onnx_op("Div"), (normal, positive)),
+        binary(onnx_op("Div"), (integers(-99, 99), integers(1, 9))),
+        binary(onnx_op("Div"), (integers(-99, 99, np.int32), integers(-9, 0, np.int32))),
+    ],
+    "max": [binary(onnx_op("Max"), coarse, rounds=False), binary(onnx_op("Max"), integers(-9, 9), rounds=False)],
+    "min": [binary(onnx_op("Min"), coarse, rounds=False), binary(onnx_op("Min"), integers(-9, 9), rounds=False)],
+    "mod": [
+        binary(onnx_op("Mod", fmod=1), (normal, positive)),
+        binary(onnx_op("Mod", fmod=1), (integers(-99, 99), integers(-9, 0))),
+    ],
+    "pow": [
+        binary(onnx_op("Pow"), (positive, unit)),
+        binary(onnx_op("Pow"), (integers(-9, 9), integers(0, 5))),
+        binary(formula(lambda x, y: np.trunc(x.astype(float) ** y)), (integers(1, 4), integers(-3, 3))),
+        binary(
+            formula(lambda x, y: np.trunc(x.astype(float) ** y)), (integers(-3, 0, np.int32), integers(-3, 3, np.int32))
+        ),
+    ],
+    "cmp_eq": [binary(onnx_op("Equal"), coarse, rounds=False)],
+    "cmp_neq": [binary(formula(lambda x, y: ~np.equal(x, y)), coarse, rounds=False)],
+    "cmp_gt": [binary(onnx_op("Greater"), coarse, rounds=False)],
+    "cmp_ge": [binary(onnx_op("GreaterOrEqual"), coarse, rounds=False)],
+    "cmp_lt": [binary(onnx_op("Less"), coarse, rounds=False)],
+    "cmp_le": [binary(onnx_op("LessOrEqual"), coarse, rounds=False), binary(onnx_op("LessOrEqual"), integers(0, 4))],
+    "logical_and": [binary(onnx_op("And"), bools, rounds=False)],
+    "logical_or": [binary(onnx_op("Or"), bools, rounds=False)],
+    "logical_xor": [binary(onnx_op("Xor"), bools, rounds=False)],
+    "floor_mod": [
+        binary(formula(lambda x, y: x - y * np.floor(x / y)), (normal, positive)),
+        binary(onnx_op("Mod"), (integers(-99, 99), integers(-9, 0))),
+    ],
+    "prelu": [binary(onnx_op("PRelu"))],
+    "relu_backward": [binary(slope("relu"), rounds=False)],
+    "leaky_relu_backward": [binary(slope("leaky_relu", alpha=0.3), alpha=0.3)],
+    "sigmoid_backward": [binary(slope("sigmoid"))],
+    "tanh_backward": [binary(slope("tanh"))],
+    "elu_backward": [binary(slope("elu", alpha=0.6), alpha=0.6)],
+    "gelu_backward": [binary(slope("gelu"))],
+    "gelu_tanh_backward": [binary(slope("gelu_tanh"))],
+    "softplus_backward": [binary(slope("softplus"))],
+    "swish_backward": [binary(slope("swish", beta=1.3), beta=1.3)],
+    "where": [
+        lambda name: Case(pw(name), ((3, 1), (2, 3, 5), (5,)), onnx_op("Where"), (bools, normal, normal), False),
+        lambda name: Case(
+            pw(name), ((2, 3), (2, 3), ()), onnx_op("Where"), (bools, integers(0, 9), integers(0, 9)), False
+        ),
+    ],
+}
+
+
+def conv(shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...], **other: Any) -> Case:
+    dilations, groups = other.get("dilations", (1,) * len(strides)), other.get("groups", 1)
+    oracle = onnx_op("Conv", strides=strides, pads=pads, dilations=dilations, group=groups)
+    return Case(Conv(strides, pads, dilations, groups), shapes, oracle, normal)
+
+
+def conv_transpose(
+    shapes: tuple[tuple[int, ...], ...], strides: tuple[int, ...], pads: tuple[int, ...], **other: Any
+) -> Case:
+    dilations, groups = other.get("dilations", (1,) * len(strides)), other.get("groups", 1)
+    extra = other.get("output_padding", (0,) * len(strides))
+    oracle = onnx_op(
+        "ConvTranspose", strides=strides, pads=pads, dilations=dilations, group=groups, output_padding=extra
+    )
+    return Case(ConvTranspose(strides, pads, dilations, extra, groups), shapes, oracle, normal)
+
+
+def reduce(kind: str, oracle: str, axes: tuple[int, ...], keepdims: bool, draw: Draw, *, rounds: bool = True) -> Case:
+    def compute(x: Array) -> list[Array]:
+        # ONNX reads an empty list of axes as all of them, unless told otherwise
+        return run(oracle, [x, np.array(axes, np.int64)], keepdims=int(keepdims), noop_with_empty_axes=1)
+
+    return Case(Reduce(kind, axes, keepdims), ((2, 3, 4),), compute, draw, rounds)
+
+
+REDUCTIONS = {
+    "sum": "ReduceSum",
+    "mean": "ReduceMean",
+    "max": "ReduceMax",
+    "min": "ReduceMin",
+    "prod": "ReduceProd",
+    "l1": "ReduceL1",
+    "l2": "ReduceL2",
+    "sum_square": "ReduceSumSquare",
+    "log_sum": "ReduceLogSum",
+    "log_sum_exp": "ReduceLogSumExp",
+}
+INTEGER_REDUCTIONS = ("sum", "max", "min", "prod", "l1", "sum_square")
+
+
+def rms_norm(x: Array, scale: Array) -> Array:
+    return x / np.sqrt(np.square(x).mean(axis=(1, 2), keepdims=True) + 1e-3) * scale
+
+
+def tensors(*arrays: Any) -> list[Array]:
+    return [np.array(a, np.int64) for a in arrays]
+
+
+OTHERS: dict[str, Sequence[Case]] = {
+    "cast": [
+        Case(Cast(DType.I32), ONE, onnx_op("Cast", to=6), normal, False),
+        Case(Cast(DType.F64), ONE, onnx_op("Cast", to=11), normal, False),
+        Case(Cast(DType.F16), ONE, onnx_op("Cast", to=10), normal, False),
+        Case(Cast(DType.BOOL), ONE, onnx_op("Cast", to=9), coarse, False),
+        Case(Cast(DType.F32), ONE, onnx_op("Cast", to=1), bools, False),
+        Case(Cast(DType.U8), ONE, onnx_op("Cast", to=2), integers(0, 256), False),
+    ],
+    "conv": [
+        conv(((2, 4, 9), (6, 4, 3)), (2,), (1, 0)),
+        conv(((2, 4, 9, 7), (6, 2, 3, 2)), (2, 1), (1, 0, 2, 3), dilations=(2, 1), groups=2),
+        conv(((1, 6, 5, 5), (6, 1, 3, 3)), (1, 1), (1, 1, 1, 1), groups=6),
+        conv(((1, 2, 5, 6, 4), (3, 2, 2, 3, 1)), (1, 2, 1), (0, 1, 0, 1, 1, 2), dilations=(2, 1, 1)),
+    ],
+    "conv_transpose": [
+        conv_transpose(((2, 4, 5), (4, 3, 3)), (2,), (1, 0), output_padding=(1,)),
+        conv_transpose(((2, 4, 5, 4), (4, 3, 3, 2)), (2, 3), (1, 0, 0, 2), groups=2, output_padding=(1, 2)),
+        conv_transpose(((1, 3, 4, 4), (3, 2, 2, 3)), (1, 2), (0, 1, 1, 0), dilations=(2, 2)),
+        conv_transpose(((1, 2, 3, 3, 2), (2, 2, 2, 3, 2)), (2, 1, 2), (0, 1, 0, 1, 0, 1)),
+    ],
+    "matmul": [
+        Case(MatMul(), ((3, 4), (4, 5)), onnx_op("MatMul"), normal),
+        Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
+    ],
+    "batch_norm": [
+        Case(
+            BatchNorm(1e-3),
+            ((2, 3, 4, 5), (3,), (3,), (3,), (3,)),
+            onnx_op("BatchNormalization", epsilon=1e-3),
+            (normal, normal, normal, normal, positive),
+        )
+    ],
+    "instance_norm": [
+        Case(InstanceNorm(1e-3), ((2, 3, 4, 5), (3,), (3,)), onnx_op("InstanceNormalization", epsilon=1e-3), normal)
+    ],
+    "group_norm": [
+        Case(
+            GroupNorm(2, 1e-3),
+            ((2, 6, 4, 5), (6,), (6,)),
+            onnx_op("GroupNormalization", epsilon=1e-3, num_groups=2),
+            normal,
+        )
+    ],
+    "layer_norm": [
+        Case(LayerNorm(-1, 1e-3), ((2, 3, 8), (8,), (8,)), onnx_op("LayerNormalization", epsilon=1e-3), normal),
+        Case(LayerNorm(1, 1e-3), ((2, 3, 8), (3, 8)), onnx_op("LayerNormalization", epsilon=1e-3, axis=1), normal),
+    ],
+    "rms_norm": [Case(RmsNorm(1, 1e-3), ((2, 3, 8), (3, 8)), formula(rms_norm), normal)],
+    "lrn": [
+        Case(
+            LocalResponseNorm(3, 0.1, 0.6, 2.0),
+            ((2, 7, 3),),
+            onnx_op("LRN", size=3, alpha=0.1, beta=0.6, bias=2.0),
+            normal,
+        ),
+        Case(LocalResponseNorm(5, 0.1), ((2, 3, 2, 2),), onnx_op("LRN", size=5, alpha=0.1), normal),
+    ],
+    "max_pool": [
+        Case(
+            MaxPool((3, 2), (2, 1), (1, 0, 1, 1), (1, 2)),
+            ((2, 3, 7, 6),),
+            onnx_op("MaxPool", kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 2)),
+            normal,
+            False,
+        ),
+        Case(
+            MaxPool((3,), (2,), (1, 1), (1,), True),
+            ((1, 2, 8),),
+            onnx_op("MaxPool", kernel_shape=(3,), strides=(2,), pads=(1, 1), ceil_mode=1),
+            integers(-100, 100, np.int8),
+            False,
+        ),
+    ],
+    "avg_pool": [
+        Case(
+            AvgPool((3, 2), (2, 1), (1, 0, 1, 1), (1, 1), False, include),
+            ((2, 3, 7, 6),),
+            onnx_op(
+                "AveragePool", kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1), count_include_pad=int(include)
+            ),
+            normal,
+        )
+        for include in (False, True)
+    ],
+    "reduce": [
+        *(
+            reduce(kind, name, axes, keep, positive if "log" in kind else normal, rounds=kind not in ("max", "min"))
+            for kind, name in REDUCTIONS.items()
+            for axes, keep in (((0, 2), True), ((1,), False), ((0, 1, 2), False))
+        ),
+        *(
+            reduce(kind, REDUCTIONS[kind], (1, 2), False, integers(-5, 5, np.int32), rounds=False)
+            for kind in INTEGER_REDUCTIONS
+        ),
+        reduce("sum", "ReduceSum", (), True, normal, rounds=False),
+    ],
+    "softmax": [
+        Case(Softmax(), ((2, 3, 4),), onnx_op("Softmax"), normal),
+        Case(Softmax(1), ((2, 3, 4),), onnx_op("Softmax", axis=1), normal),
+        Case(Softmax(0, True), ((2, 3, 4),), onnx_op("LogSoftmax", axis=0), normal),
+    ],
+    "reshape": [
+        Case(Reshape((4, 1, 6)), ((2, 3, 4),), lambda x: run("Reshape", [x, *tensors([4, 1, 6])]), normal, False)
+    ],
+    "transpose": [Case(Transpose((2, 0, 1)), ((2, 3, 4),), onnx_op("Transpose", perm=(2, 0, 1)), normal, False)],
+    "relayout": [Case(Relayout((0, 2, 1)), ((2, 3, 4),), onnx_op("Identity"), normal, False)],
+    "expand": [Case(Expand((2, 3, 4)), ((3, 1),), lambda x: run("Expand", [x, *tensors([2, 3, 4])]), normal, False)],
+    "concat": [
+        Case(Concat(1), ((2, 3), (2, 1), (2, 0)), onnx_op("Concat", axis=1), normal, False),
+        Case(Concat(-2), ((2, 3), (4, 3)), onnx_op("Concat", axis=-2), integers(0, 9), False),
+    ],
+    "split": [
+        Case(
+            Split(1, (1, 3, 0)),
+            ((2, 4, 2),),
+            lambda x: run("Split", [x, *tensors([1, 3, 0])], 3, axis=1),
+            normal,
+            False,
+        )
+    ],
+    "slice": [
+        Case(
+            Slice((1, 6, 0), (1, 3, 2), (1, -2, 3)),
+            ((2, 7, 5),),
+            lambda x: run("Slice", [x, *tensors([1, 6, 0], [2, 1, 5], [0, 1, 2], [1, -2, 3])]),
+            normal,
+            False,
+        ),
+        Case(
+            Slice((4,), (5,), (-1,)),
+            ((5,),),
+            lambda x: run("Slice", [x, *tensors([4], [-9], [0], [-1])]),
+            integers(0, 9),
+            False,
+        ),
+    ],
+    "pad": [
+        Case(
+            Pad((1, 0, 2, 3), mode),
+            ((3, 4),),
+            lambda x, mode=mode: run("Pad", [x, *tensors([1, 0, 2, 3])], mode=mode),
+            normal,
+            False,
+        )
+        for mode in ("constant", "reflect", "edge", "wrap")
+    ]
+    + [
+        Case(
+            Pad((1, 2), "constant", 7.0),
+            ((3,),),
+            lambda x: run("Pad", [x, *tensors([1, 2]), np.array(7, x.dtype)]),
+            integers(0, 9),
+            False,
+        )
+    ],
+    "gather": [
+        Case(Gather(1), ((2, 5, 3), (2, 2)), onnx_op("Gather", axis=1), (normal, integers(-5, 5)), False),
+        Case(Gather(-1), ((2, 5), ()), onnx_op("Gather", axis=-1), (normal, integers(-5, 5, np.int32)), False),
+    ],
+    "resize": [
+        Case(
+            Resize((1, 2, 5, 9), (1.0, 1.0, 1.25, 1.5), "linear", "half_pixel"),
+            ((1, 2, 4, 6),),
+            lambda x: run("Resize", [x, None, np.array([1, 1, 1.25, 1.5], np.float32)], mode="linear"),
+            normal,
+        ),
+        Case(
+            Resize((1, 2, 8, 3), (1.0, 1.0, 2.0, 0.5), "nearest", "asymmetric", "floor"),
+            ((1, 2, 4, 6),),
+            lambda x: run(
+                "Resize",
+                [x, None, np.array([1, 1, 2, 0.5], np.float32)],
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
+            ),
+            normal,
+            False,
+        ),
+    ],
+}
+
+CASES: dict[str, Sequence[Case]] = {
+    **{name: [make(name) for make in makes] for name, makes in POINTWISE.items()},
+    **OTHERS,
+}

@@ -1,0 +1,103 @@
+"""Every op against its oracle, in every precision: inference and reference agree with each other and with others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from ops.cases import CASES, Case
+from ops.onnx_oracle import Array
+
+from fusec.ir import DType, TensorType
+from fusec.ops import ALL, BY_NAME
+
+FLAT = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+FLOATS = [
+    p
+    for p in FLAT
+    if DType.of(p.values[0].arrays(np.random.default_rng(0))[0].dtype) is DType.F32 or p.id.startswith("where-0")
+]
+
+
+def types(arrays: list[Array]) -> list[TensorType]:
+    return [TensorType(a.shape, DType.of(a.dtype)) for a in arrays]
+
+
+def in_dtype(arrays: list[Array], dtype: DType) -> list[Array]:
+    """The floating-point arrays rounded to `dtype`."""
+    return [a.astype(dtype.numpy) if a.dtype.kind == "f" else a for a in arrays]
+
+
+def test_every_op_has_a_case() -> None:
+    assert set(CASES) == set(BY_NAME)
+    assert all(CASES.values())
+    assert all(case.op.name == name for name, cases in CASES.items() for case in cases)
+    assert len(BY_NAME) == len(ALL), "two ops share a name"
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_reference_agrees_with_the_oracle(case: Case, rng: np.random.Generator) -> None:
+    arrays = case.arrays(rng)
+    results, wanted = case.op.reference(np, *arrays), case.oracle(*arrays)
+    assert len(results) == len(wanted)
+    for got, want in zip(results, wanted, strict=True):
+        assert_close(got, want, 2e-6 if case.rounds else 0.0)
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_inference_tells_the_type_of_the_results(case: Case, rng: np.random.Generator) -> None:
+    arrays = case.arrays(rng)
+    for dtype in (DType.F32, DType.F16, DType.BF16, DType.F64):
+        operands = in_dtype(arrays, dtype)
+        inferred = case.op.infer(*types(operands))
+        assert [t.with_order(()) for t in inferred] == types(list(case.op.reference(np, *operands)))
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_memory_order_changes_no_meaning(case: Case, rng: np.random.Generator) -> None:
+    plain = types(case.arrays(rng))
+    ordered = [t.with_order(tuple(reversed(range(t.rank)))) for t in plain]
+    for got, want in zip(case.op.infer(*ordered), case.op.infer(*plain), strict=True):
+        assert got.same_value_type(want)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("case", FLOATS)
+def test_half_precision_is_single_rounded_once(case: Case, dtype: DType, rng: np.random.Generator) -> None:
+    half = in_dtype(case.arrays(rng), dtype)
+    wide = [a.astype(np.float32) if DType.of(a.dtype).is_float else a for a in half]
+    for got, want in zip(case.op.reference(np, *half), case.op.reference(np, *wide), strict=True):
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(got, want.astype(got.dtype))
+
+
+@pytest.mark.parametrize("case", [p for p in FLOATS if not p.id.startswith("cast")])
+def test_double_precision_stays_double(case: Case, rng: np.random.Generator) -> None:
+    arrays = case.arrays(rng)
+    single, double = case.op.reference(np, *arrays), case.op.reference(np, *in_dtype(arrays, DType.F64))
+    for low, high in zip(single, double, strict=True):
+        if low.dtype != np.float32:
+            assert low.dtype == high.dtype  # a comparison
+            continue
+        assert high.dtype == np.float64
+        assert_close(low, high, 1e-6)
+        if case.rounds:
+            assert np.any(high.astype(np.float32) != high), "every value fits f32: it was computed in f32"
+
+
+@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.F64])
+def test_extremes_raise_no_warning(case: Case, dtype: DType, rng: np.random.Generator) -> None:
+    """Warnings are errors in these tests: NaN, infinities and overflow pass in silence."""
+    extremes = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 6e4, -6e4, 1e-7, 1.0, -300.0])
+    operands = [
+        rng.choice(extremes, a.shape).astype(dtype.numpy) if a.dtype.kind == "f" else a for a in case.arrays(rng)
+    ]
+    assert types(list(case.op.reference(np, *operands))) == [t.with_order(()) for t in case.op.infer(*types(operands))]
+
+
+@pytest.mark.parametrize("case", FLAT)
+def test_text_form_names_the_op_and_its_attributes(case: Case) -> None:
+    twin = type(case.op)(**case.op.attributes)
+    assert twin == case.op
+    assert hash(twin) == hash(case.op)
