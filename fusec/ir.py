@@ -169,6 +169,15 @@ class Op:
     name: ClassVar[str] = ""
     commutative: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        # 2 where a float is declared becomes 2.0: equal ops print alike
+        for f in fields(cast(Any, self)):
+            value = getattr(self, f.name)
+            if f.type in ("float", float) and type(value) is int:
+                object.__setattr__(self, f.name, float(value))
+            elif f.type == "tuple[float, ...]":
+                object.__setattr__(self, f.name, tuple(map(float, value)))
+
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         raise NotImplementedError
 

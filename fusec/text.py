@@ -289,6 +289,8 @@ class _Parser:
             return self.string()
         if self.kind == "number":
             whole = re.fullmatch(r"-?[0-9]+", self.token)
+            if not whole and math.isinf(float(self.token)) and not self.token.endswith("inf"):
+                self.fail(f"{self.token[:30]} is beyond the largest float")
             return self.integer() if whole else float(self.advance())
         if depth == _MAX_NESTING and self.token == "[":
             self.fail(f"lists nested deeper than {_MAX_NESTING}")

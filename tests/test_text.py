@@ -1,0 +1,301 @@
+"""Printing and parsing are inverse to each other, and no text makes the parser fail but with a ModelError."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from ops.cases import CASES, Case
+
+from fusec.errors import ModelError
+from fusec.ir import Constant, DType, Graph, Literal, TensorType, Value, print_graph, print_node
+from fusec.ops import pw
+from fusec.reference import evaluate
+from fusec.text import parse
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6) | st.sampled_from(
+    ["x", "layer1.0/conv", "a:b", "a:", '"', "\\", "\n", "%", "x y", "return", "0", "ü", "\x85", "\u2028", "}"]
+)
+APPLIED = [case for cases in CASES.values() for case in cases]
+EXTREMES = np.array([np.nan, np.inf, -np.inf, -0.0, 5e-324, 1e300, 0.1])
+PROFILE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def weights_of(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+    return {node.op.literal.label: node.op.literal.array for node in graph.nodes if isinstance(node.op, Constant)}
+
+
+def round_trip(graph: Graph, locations: bool = False) -> Graph:
+    return parse(print_graph(graph, locations), weights_of(graph))
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """A few cases of the registry in a row, on inputs, constants and each other's results."""
+    graph = Graph(draw(NAMES))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    for case in draw(st.lists(st.sampled_from(APPLIED), min_size=1, max_size=5)):
+        _apply(draw, graph, case, rng)
+    values = draw(st.lists(st.sampled_from(list(graph.values())), min_size=1, max_size=4))
+    names = draw(st.lists(NAMES, min_size=len(values), max_size=len(values), unique=True))
+    graph.set_outputs(values, names)
+    graph.verify()
+    return graph
+
+
+def _apply(draw: st.DrawFn, graph: Graph, case: Case, rng: np.random.Generator) -> None:
+    arguments: list[Value] = []
+    float_type = draw(st.sampled_from([DType.F64, DType.F32, DType.F16, DType.BF16])).numpy
+    extreme = draw(st.booleans())
+    for array in case.arrays(rng):
+        if array.dtype.kind == "f":
+            with np.errstate(all="ignore"):
+                array = (rng.choice(EXTREMES, array.shape) if extreme else array).astype(float_type)
+        type = TensorType(array.shape, DType.of(array.dtype))
+        alike = [v for v in graph.values() if v.type.same_value_type(type)]
+        origin = draw(st.lists(NAMES, max_size=2))
+        match draw(st.integers(0, 2)):
+            case 0 if alike:
+                arguments.append(draw(st.sampled_from(alike)))
+            case 1:
+                name = graph.fresh_name(draw(NAMES))  # the label is what a large weight is looked up by
+                literal = Literal.of(array, name)
+                graph.rename(graph.insert(Constant(literal), origin=origin).result, f"{name}.c")
+                arguments.append(list(graph.values())[-1])
+            case _:
+                order = draw(st.permutations(range(type.rank)))
+                arguments.append(graph.add_input(graph.fresh_name(draw(NAMES)) + "'", type.with_order(tuple(order))))
+    graph.insert(case.op, arguments, names=[draw(NAMES)], origin=draw(st.lists(NAMES, max_size=2)))
+
+
+@PROFILE
+@given(graphs(), st.booleans())
+def test_parsing_what_was_printed_gives_it_back(graph: Graph, locations: bool) -> None:
+    again = round_trip(graph, locations)
+    assert print_graph(again, locations) == print_graph(graph, locations)
+    for old, new in zip(graph.nodes, again.nodes, strict=True):
+        assert [v.type for v in old.results] == [v.type for v in new.results]
+        if isinstance(old.op, Constant) and isinstance(new.op, Constant):
+            assert old.op.literal.digest == new.op.literal.digest or np.isnan(old.op.literal.array).any()
+        else:
+            assert old.op == new.op
+        if locations:
+            assert old.origin == new.origin
+
+
+@PROFILE
+@given(st.sampled_from(list(DType)), st.data())
+def test_inline_elements_are_exact(dtype: DType, data: st.DataObject) -> None:
+    """Bit by bit, but for the payload of NaNs."""
+    raw = data.draw(st.binary(min_size=dtype.itemsize * 8, max_size=dtype.itemsize * 8))
+    array = np.frombuffer(raw, dtype.numpy) if dtype is not DType.BOOL else np.frombuffer(raw, np.uint8) % 2 == 0
+    graph = Graph()
+    graph.set_outputs([graph.constant(array.reshape(2, 4))])
+    got = next(iter(round_trip(graph).nodes)).op.literal.array  # type: ignore[attr-defined]
+    assert got.dtype == array.dtype and got.shape == (2, 4)
+    number = ~np.isnan(array.astype(np.float64))
+    assert got.reshape(-1)[number].tobytes() == array[number].tobytes()
+    assert np.isnan(got.reshape(-1)[~number].astype(np.float64)).all()
+
+
+@pytest.mark.parametrize(
+    "spelled", ["inf", "-inf", "nan", "-0.0", "0", "1", "5e-324", "1.7976931348623157e+308", "1e5", "3."]
+)
+def test_float_literals(spelled: str) -> None:
+    graph = parse(f'graph "g" () {{\n  %c = constant [{spelled}] : f64[]\n  return %c\n}}')
+    got = evaluate(graph, {})["c"]
+    np.testing.assert_array_equal(got, float(spelled))
+    assert np.signbit(got) == np.signbit(float(spelled))
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**63, 0])
+def test_unsigned_literals_keep_every_bit(value: int) -> None:
+    graph = Graph()
+    graph.set_outputs([graph.constant(np.array([value], np.uint64))])
+    assert int(evaluate(round_trip(graph), {})["v0"][0]) == value
+
+
+def test_large_constants_are_looked_up(rng: np.random.Generator) -> None:
+    big = rng.normal(size=17).astype(np.float32)
+    text = 'graph "g" () {\n  %w = constant weight("a \\"b\\"") : f32[17]\n  return %w\n}'
+    np.testing.assert_array_equal(evaluate(parse(text, {'a "b"': big}), {})["w"], big)
+    assert print_graph(parse(text, {'a "b"': big})) == text
+
+
+def test_comments_and_free_spacing() -> None:
+    text = """# one graph
+      graph "g"(%x: f32[2,],)   # inputs
+      {%y=relu(%x):f32[2] return
+        %y as "out" } # the end"""
+    assert print_graph(parse(text)) == ('graph "g" (%x: f32[2]) {\n  %y = relu(%x) : f32[2]\n  return %y as "out"\n}')
+
+
+def test_result_types_may_be_left_out_and_orders_given() -> None:
+    text = (
+        'graph "g" (%x: f32[1,2,3,4]{0,2,3,1}) {\n  %y = relu(%x)\n  %z = relu(%x) : f32[1,2,3,4]\n  return %y, %z\n}'
+    )
+    y, z = parse(text).outputs
+    assert y.type.order == (0, 2, 3, 1)
+    assert z.type.order == ()
+
+
+def test_colons_belong_to_names_but_the_last() -> None:
+    (x,) = parse('graph "g" (%x:0: f32[2]) { return %x:0 }').inputs
+    assert x.name == "x:0"
+
+
+def test_equal_ops_print_alike() -> None:
+    graph = parse('graph "g" (%x: f32[2]) { %y = swish(%x) {beta=2} return %y }')
+    assert "{beta=2.0}" in print_graph(graph)
+    graph.set_op(next(graph.nodes), pw("swish", beta=2))
+    assert "{beta=2.0}" in print_graph(graph)
+
+
+def test_graphs_without_inputs_or_outputs() -> None:
+    for text in ('graph "" () {\n  return \n}', 'graph "" (%x: f32[]) {\n  return \n}'):
+        assert print_graph(parse(text)) == text
+
+
+def test_a_node_prints_as_in_the_graph() -> None:
+    graph = parse('graph "g" (%x: f32[2]) {\n  %y = relu(%x) : f32[2] loc("a", "b")\n  return %y\n}')
+    (node,) = graph.nodes
+    assert (repr(node), print_node(node, locations=True)) == (
+        "%y = relu(%x) : f32[2]",
+        '%y = relu(%x) : f32[2] loc("a", "b")',
+    )
+
+
+# texts that are wrong ----------------------------------------------------------------------------------
+
+VALID = """graph "g" (%x: f32[1,4,5,5]{0,2,3,1}, %"a b": bool[3]) {
+  %c = constant [1.0, -inf, nan] : f16[3] loc("n1", "n2")
+  %w = constant weight("w") : f32[4,2,3,3]
+  %n = logical_not(%"a b") : bool[3]
+  %y = conv(%x, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=2} : f32[1,4,3,3]
+  %p = pad(%c) {pads=[0, 1], mode="constant", value=-1e3} : f16[4]
+  %q = cast(%p) {to=i32} : i32[4]
+  %s, %t = split(%y) {axis=1, sizes=[1, 3]} : f32[1,1,3,3], f32[1,3,3,3]
+  %r = reduce(%t) {kind="sum", axes=[2, 3], keepdims=true} : f32[1,3,1,1]
+  return %n, %q as "out", %s, %r
+}"""
+TOKENS = [
+    *re.findall(r'%?"[^"]*"|%?[\w.+-]+|\S', VALID),
+    *[
+        "inf",
+        "1" * 5000,
+        "-1",
+        "1e999",
+        "18446744073709551616",
+        "0",
+        "none",
+        "true",
+        "nan",
+        "=",
+        "[" * 500,
+        "\x00",
+        "\\",
+    ],
+    *["f8", "9" * 19, "-9223372036854775808", "'", '"', "%", "\n", "#", "weight", "constant", "return", "ü", "²", "٣"],
+]
+WEIGHTS = {"w": np.ones((4, 2, 3, 3), np.float32)}
+
+
+def parses_or_refuses(text: str) -> None:
+    with contextlib.suppress(ModelError):
+        parse(text, WEIGHTS)
+
+
+def test_the_text_that_is_edited_is_valid() -> None:
+    assert print_graph(parse(VALID, WEIGHTS), locations=True) == VALID.replace("-1e3", "-1000.0")
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_edited_text_parses_or_is_refused(data: st.DataObject) -> None:
+    text = VALID
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        until = data.draw(st.integers(at, min(len(text), at + 12)) | st.just(at))
+        new = data.draw(st.sampled_from(TOKENS) | st.text(max_size=3) | st.just(""))
+        text = text[:at] + new + text[until:]
+    parses_or_refuses(text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
+    """Edits that stay well spelled reach further than the tokens."""
+    tokens = list(re.finditer(r'%?"[^"]*"|%?[\w.+-]+', VALID))
+    match = data.draw(st.sampled_from(tokens))
+    parses_or_refuses(VALID[: match.start()] + data.draw(st.sampled_from(TOKENS)) + VALID[match.end() :])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_attributes_are_taken_or_refused(data: st.DataObject) -> None:
+    """Every op with attribute values of every kind, huge and negative ones among them."""
+    case = data.draw(st.sampled_from([c for c in APPLIED if c.op.attributes]))
+    types = [TensorType(a.shape, DType.of(a.dtype)) for a in case.arrays(np.random.default_rng(0))]
+    numbers = st.sampled_from(
+        ["0", "-1", "1", "3", "9223372036854775807", "-9223372036854775808", "1e308", "nan", "inf"]
+    )
+    lists = st.lists(numbers, max_size=6).map(lambda items: f"[{', '.join(items)}]")
+    values = numbers | lists | st.sampled_from(["true", "none", '"linear"', "f32", "[[1]]", '["a"]'])
+    spelled = ", ".join(f"{k}={data.draw(values)}" for k in case.op.attributes)
+    inputs = ", ".join(f"%x{i}: {t}" for i, t in enumerate(types))
+    names = ", ".join(f"%x{i}" for i in range(len(types)))
+    parses_or_refuses(f'graph "g" ({inputs}) {{\n  %y = {case.op.name}({names}) {{{spelled}}}\n  return %y\n}}')
+
+
+@PROFILE
+@given(st.text())
+@example("")
+@example("\ufeff" + VALID)
+@example(VALID.replace("\n", "\r\n"))
+@example(VALID * 2)
+@example("#")
+@example('graph "')
+@example('graph "g" (' + "%x: f32[1], " * 3)
+@example("[" * 100_000)
+def test_any_text_parses_or_is_refused(text: str) -> None:
+    parses_or_refuses(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'graph "g" (%x: f32[1]) { %y = reshape(%x) {shape=' + "[" * 100_000 + "} return %y }",
+        'graph "g" (%x: f32[1]) { %y = reshape(%x) {shape=[' + "9" * 5000 + "]} return %y }",
+        'graph "g" (%x: f32[' + "9" * 5000 + "]) { return %x }",
+        'graph "g" (%x: f32[4294967296,4294967296,4294967296]) { return %x }',
+        'graph "g" (%x: f32[1]) { %y = expand(%x) {shape=[9223372036854775807,9223372036854775807]} return %y }',
+        'graph "g" (%x: f32[1]) { %y = pad(%x) {pads=[0,9223372036854775807]} return %y }',
+        'graph "g" (%x: f32[' + ",".join("1" * 40) + "]) { return %x }",
+        'graph "g" () { %c = constant [' + "1," * 50 + "1e400] : f32[51] return %c }",
+        'graph "g" () { %c = constant [1e39] : f32[1] return %c }',
+        'graph "g" () { %c = constant [[1]] : f32[1] return %c }',
+        'graph "g" () { %c = constant [1.5] : i32[1] return %c }',
+        'graph "g" () { %c = constant [300] : u8[1] return %c }',
+        'graph "g" () { %c = constant [true] : f32[1] return %c }',
+        'graph "g" () { %c = constant [1] : bool[1] return %c }',
+        'graph "g" () { %c = constant [none] : f32[1] return %c }',
+        'graph "g" () { %c = constant [f32] : f32[1] return %c }',
+        'graph "g" () { %c = constant weight("nope") : f32[1] return %c }',
+    ],
+    ids=lambda text: text[11:60],
+)
+def test_what_does_not_fit_is_refused(text: str) -> None:
+    with pytest.raises(ModelError):
+        parse(text)
+
+
+def test_many_lines_are_read_quickly() -> None:
+    """Each token costs the same wherever it stands."""
+    lines = "\n".join(f"  %y{i} = relu(%{f'y{i - 1}' if i else 'x'}) : f32[2]" for i in range(5000))
+    graph = parse(f'graph "g" (%x: f32[2]) {{\n{lines}\n  return %y4999\n}}')
+    assert len(graph) == 5000
