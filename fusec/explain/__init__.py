@@ -1,0 +1,205 @@
+"""What fused into which step and, for every op left out and every fusion declined, why not.
+
+`explain` makes plain data of a program (data.py: to_json, str); `compare` puts several targets side by
+side. What cuDNN declined is reduced to its smallest refused core (fusec.core_search).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from fusec.core_search import Core, CoreSearch
+from fusec.explain.compare import compare
+from fusec.explain.data import Accepted, Cause, Decline, Explanation, Step
+from fusec.gpu.judge import CudnnJudge
+from fusec.ir import Constant, Graph, Node, Value, print_node
+from fusec.lower_cudnn import WITHOUT
+from fusec.passes.partition import Oracle
+from fusec.passes.partition.spell import REWRITES
+from fusec.program import Kind, Partition, Program, Refusal, display_name, inputs_of
+from fusec.target import Target
+from fusec.verdict import Legal, Refused
+
+__all__ = ["Accepted", "Cause", "Decline", "Explanation", "Progress", "Step", "compare", "explain"]
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+STAGES = {
+    "lower": "fusec cannot write it as one cuDNN graph",
+    "validate": "it never reaches an engine: the graph is invalid or known to be misread",
+    "build_operation_graph": "cuDNN takes no such combination of operations",
+    "plan": "no engine of cuDNN takes it",
+    "build": "engines offered plans but could build none",
+    "crash": "cuDNN ended its process on it, so it is never asked for",
+    "cost": "not done by fusec's choice",
+    "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
+}
+
+
+def explain(
+    program: Program, target: Target, judge: Oracle | None = None, cores: bool = True, progress: Progress | None = None
+) -> Explanation:
+    """Explain a program. With a `judge` and `cores`, each distinct refusal is reduced to its smallest core,
+    at most 60 questions each; without, what the partitioner was told is all there is."""
+    steps = tuple(_step(index, step) for index, step in enumerate(program.steps))
+    kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
+    left_out = _grouped(_left_out(step, program.refusals, judge) for step in kernels)
+    declined = _grouped((_declined(r), r) for r in _minimal(program))
+    if judge is not None and cores:
+        loose = CudnnJudge(judge.oracle, True) if isinstance(judge, CudnnJudge) and not judge.tensor_cores else None
+        search = CoreSearch(judge, loose)
+        total = len(left_out) + len(declined)
+        left_out = [_with_cause(search, *entry, progress, i, total) for i, entry in enumerate(left_out)]
+        declined = [_with_cause(search, *entry, progress, i, total) for i, entry in enumerate(declined, len(left_out))]
+        if progress is not None and total:
+            progress("refused cores", total, total)
+    return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined))
+
+
+def _step(index: int, step: Partition) -> Step:
+    verdict = step.verdict
+    read = list(inputs_of(step.nodes)) if step.kind is not Kind.VIEW else []
+    written = step.outputs if step.kind is not Kind.VIEW else ()
+    return Step(
+        index=index,
+        kind=step.kind.value,
+        ops=step.signature,
+        values=tuple(v.name for n in step.nodes for v in n.results),
+        nodes=_origin(step.nodes),
+        engine=verdict.kind if verdict else "",
+        plans=len(verdict.plans) if verdict else 0,
+        precompiled=verdict.precompiled if verdict else 0,
+        spelling=tuple(_spelling_words(name) for name in step.spelling),
+        virtual_bytes=step.virtual_bytes if step.kind is Kind.CUDNN else 0,
+        read_bytes=sum(v.type.nbytes for v in read),
+        written_bytes=sum(v.type.nbytes for v in written),
+    )
+
+
+def _spelling_words(name: str) -> str:
+    """What a spelling does: the equation its docstring begins with."""
+    equation = (REWRITES[name].__doc__ or name).partition(":")[0]
+    return " ".join(equation.split())
+
+
+def _origin(nodes: Iterable[Node]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(o for n in nodes for o in n.origin))
+
+
+_Found = tuple[Decline, Refusal | None]  # with what a core search starts from
+
+
+def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None) -> _Found:
+    """Why a step of one op is not cuDNN's."""
+    node = step.nodes[0]
+    name, places = display_name(node), (_origin(step.nodes),)
+    if node.op.name in WITHOUT:
+        return Decline(name, name, "lower", "", "", WITHOUT[node.op.name], places), None
+    alone = next((r for r in refusals if r.nodes == step.nodes), None)
+    if alone is None and judge is not None:
+        (verdict,) = judge.judge([step.body])
+        if isinstance(verdict, Refused):
+            alone = Refusal(step.nodes, step.body, verdict)
+    if alone is None:
+        return Decline(name, name, "none", "", "", STAGES["none"], places), None
+    return replace(_declined(alone), op=name), alone
+
+
+def _declined(refusal: Refusal) -> Decline:
+    ops = "+".join(display_name(n) for n in refusal.nodes)
+    places = (_origin(refusal.nodes),)
+    reason = refusal.reason
+    if isinstance(reason, str):
+        return Decline("", ops, "cost", "", reason, STAGES["cost"], places)
+    return Decline("", ops, reason.stage, reason.code, reason.message, STAGES.get(reason.stage, reason.stage), places)
+
+
+def _minimal(program: Program) -> list[Refusal]:
+    """Refusals less those that follow from a smaller one (some of the same ops), from an op without any
+    cuDNN operation, or that were overcome: all their nodes are in one step after all."""
+    kept: dict[Node, list[tuple[frozenset[Node], Refusal]]] = {}
+    result: list[Refusal] = []
+    kernels = {s.nodes[0] for s in program.steps if s.kind is Kind.KERNEL}
+    for refusal in sorted(program.refusals, key=lambda r: len(r.nodes)):
+        nodes = frozenset(refusal.nodes)
+        if len({program.step_of[n] for n in nodes if n in program.step_of}) == 1:
+            continue  # overcome, or an op left out, which has its own entry
+        smaller = (s for n in refusal.nodes for s, _ in kept.get(n, ()))
+        if any(s <= nodes for s in smaller) or any(n in kernels and n.op.name in WITHOUT for n in nodes):
+            continue
+        kept.setdefault(refusal.nodes[0], []).append((nodes, refusal))
+        result.append(refusal)
+    place = {r: i for i, r in enumerate(program.refusals)}
+    return sorted(result, key=place.__getitem__)
+
+
+def _grouped(found: Iterable[_Found]) -> list[_Found]:
+    """Equal reasons for equal ops as one, with all places."""
+    groups: dict[tuple[str, ...], _Found] = {}
+    for decline, refusal in found:
+        message = decline.message if decline.stage != "cost" else ""  # names the value: one entry serves
+        key = (decline.op, decline.ops, decline.stage, decline.code, message, decline.ours)
+        if key in groups:
+            first, start = groups[key]
+            groups[key] = replace(first, places=(*first.places, *decline.places)), start
+        else:
+            groups[key] = decline, refusal
+    return list(groups.values())
+
+
+def _with_cause(
+    search: CoreSearch, decline: Decline, refusal: Refusal | None, progress: Progress | None, done: int, total: int
+) -> _Found:
+    if progress is not None:
+        progress("refused cores", done, total)
+    if refusal is None or isinstance(refusal.reason, str):
+        return decline, refusal
+    core = search.find(refusal.body, refusal.reason)
+    return replace(decline, cause=_cause(core)), refusal
+
+
+def _cause(core: Core) -> Cause:
+    variant = core.variant
+    accepted = None
+    if variant is not None:
+        verdict: Legal = variant.verdict
+        accepted = Accepted(
+            variant.change,
+            _signature(variant.body),
+            one_line(variant.body),
+            len(verdict.plans),
+            verdict.precompiled,
+            variant.whole,
+        )
+    refused = core.verdict
+    return Cause(
+        _signature(core.body),
+        one_line(core.body),
+        refused.stage,
+        refused.code,
+        refused.message,
+        accepted,
+        core.questions,
+    )
+
+
+def _signature(body: Graph) -> str:
+    return "+".join(display_name(n) for n in body.nodes if not isinstance(n.op, Constant))
+
+
+def one_line(body: Graph) -> str:
+    """The ops of a body with the types they read and make: `relu(f16[8,64]) -> f16[8,64]`."""
+    texts: dict[Value, str] = {}
+    single = all(len(v.uses) <= 1 for n in body.nodes for v in n.results)
+    if not single:
+        return "; ".join(print_node(n) for n in body.nodes if not isinstance(n.op, Constant))
+    for node in body.nodes:
+        if isinstance(node.op, Constant):
+            scalar = node.result.scalar()
+            texts[node.result] = str(node.result.type) if scalar is None else f"{scalar:g}"
+            continue
+        operands = ", ".join(texts.get(v, str(v.type)) for v in node.operands)
+        for value in node.results:
+            texts[value] = f"{node.op.name}({operands})"
+    return "; ".join(f"{texts[v]} -> {v.type}" for v in body.outputs)

@@ -1,0 +1,178 @@
+"""An explanation as plain data: steps, what is left out of cuDNN, what was declined; and its printed form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusec.explain.table import bytes_text, listed, table, wrapped
+
+WIDTH = 118
+_NODES_WIDTH = 44
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the program. Bytes are of stored tensors, constants among those read."""
+
+    index: int
+    kind: str  # cudnn, kernel, view
+    ops: str
+    values: tuple[str, ...]  # results of its nodes, by their names in the optimised graph
+    nodes: tuple[str, ...]  # source-model nodes
+    engine: str  # precompiled or runtime; empty unless cuDNN runs it
+    plans: int
+    precompiled: int
+    spelling: tuple[str, ...]  # what was reassociated, in words
+    virtual_bytes: int  # neither written nor read back
+    read_bytes: int
+    written_bytes: int
+
+    @property
+    def runs_as(self) -> str:
+        """`precompiled`, `runtime`, `kernel` or `view`."""
+        return self.engine or self.kind
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A change that makes a core accepted; `whole`: the whole refused body too (None: not asked)."""
+
+    change: str
+    ops: str
+    graph: str
+    plans: int
+    precompiled: int
+    whole: bool | None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A refusal boiled down: the smallest body still refused, what was said of it, and what it would take."""
+
+    ops: str
+    graph: str  # in fusec's text form
+    stage: str
+    code: str
+    message: str
+    accepted: Accepted | None
+    questions: int
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Something that is not one cuDNN step. Equal ones are one entry with all their places.
+
+    `op` is an op left out, or empty for a fusion declined beside a step that runs. `message` is said by
+    cuDNN (at stages `lower` and `cost`: by fusec), `ours` is what it means.
+    """
+
+    op: str
+    ops: str
+    stage: str
+    code: str
+    message: str
+    ours: str
+    places: tuple[tuple[str, ...], ...]  # source-model nodes of each place
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The steps of a program for one target, the ops left out of cuDNN, the fusions declined."""
+
+    target: str
+    steps: tuple[Step, ...]
+    left_out: tuple[Decline, ...]
+    declined: tuple[Decline, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts and sums over the steps."""
+        return {
+            "steps": len(self.steps),
+            "launches": sum(s.kind != "view" for s in self.steps),
+            "cudnn": sum(s.kind == "cudnn" for s in self.steps),
+            "precompiled": sum(s.engine == "precompiled" for s in self.steps),
+            "runtime": sum(s.engine == "runtime" for s in self.steps),
+            "kernels": sum(s.kind == "kernel" for s in self.steps),
+            "views": sum(s.kind == "view" for s in self.steps),
+            "read_bytes": sum(s.read_bytes for s in self.steps),
+            "written_bytes": sum(s.written_bytes for s in self.steps),
+            "virtual_bytes": sum(s.virtual_bytes for s in self.steps),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for json.dumps."""
+        data = asdict(self)
+        return {"target": data.pop("target"), "totals": self.totals, **data}
+
+    def __str__(self) -> str:
+        parts = [_steps(self.steps), [_summary(self)]]
+        if self.left_out:
+            parts.append(["Not in a cuDNN step:", *(line for d in self.left_out for line in _decline(d))])
+        if self.declined:
+            parts.append(["Fusions declined:", *(line for d in self.declined for line in _decline(d))])
+        return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _steps(steps: Sequence[Step]) -> list[str]:
+    header = ("#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual")
+    rows = [
+        (
+            str(s.index),
+            s.runs_as,
+            f"{s.plans} ({s.precompiled} pre)" if s.plans else "",
+            s.ops + (" *" if s.spelling else ""),
+            listed(s.nodes, _NODES_WIDTH),
+            bytes_text(s.read_bytes),
+            bytes_text(s.written_bytes),
+            bytes_text(s.virtual_bytes) if s.virtual_bytes else "",
+        )
+        for s in steps
+    ]
+    lines = table(header, rows, right=(0, 5, 6, 7))
+    spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
+    return [*lines, *(f"* reassociated: {words} (as in {ops})" for words, ops in sorted(spelled.items()))]
+
+
+def _summary(explanation: Explanation) -> str:
+    t = explanation.totals
+    return (
+        f"{explanation.target}: {t['launches']} launches: {t['cudnn']} cuDNN steps ({t['precompiled']} precompiled, "
+        f"{t['runtime']} compiled at run time), {t['kernels']} other kernels; {t['views']} views cost nothing. "
+        f"{bytes_text(t['read_bytes'])} read, {bytes_text(t['written_bytes'])} written, "
+        f"{bytes_text(t['virtual_bytes'])} kept virtual."
+    )
+
+
+def _decline(decline: Decline) -> list[str]:
+    places = [place for names in decline.places for place in names[:1]]
+    count = f" × {len(decline.places)}" if len(decline.places) > 1 else ""
+    at = f"  [{listed(list(dict.fromkeys(places)), 60)}]" if places else ""
+    lines = [f"  {decline.op or decline.ops}{count}{at}"]
+    if decline.op and decline.ops != decline.op:
+        lines += wrapped(f"as {decline.ops}", "    ", WIDTH)
+    lines += wrapped(decline.ours, "    ", WIDTH)
+    if decline.message:
+        lines += wrapped(f"{decline.stage}{_code(decline.code)}: {decline.message}", "    ", WIDTH)
+    if decline.cause is not None:
+        lines += _cause(decline, decline.cause)
+    return lines
+
+
+def _code(code: str) -> str:
+    return f" {code}" if code.startswith(("CUDNN", "SIG")) else ""
+
+
+def _cause(decline: Decline, cause: Cause) -> list[str]:
+    lines = wrapped(f"smallest refused core ({cause.questions} questions): {cause.graph}", "    ", WIDTH)
+    if cause.message != decline.message:
+        lines += wrapped(f"of which: {cause.message}", "    ", WIDTH)
+    if cause.accepted is None:
+        return [*lines, "    no accepted variant found"]
+    accepted = cause.accepted
+    whole = {True: "; the whole too", False: "; not the whole", None: ""}[accepted.whole]
+    plans = f"{accepted.plans} plans, {accepted.precompiled} precompiled"
+    return [*lines, *wrapped(f"accepted {accepted.change} ({plans}){whole}", "    ", WIDTH)]
