@@ -64,7 +64,8 @@ class _Parser:
         match = _TOKEN.match(self.text, self.position)
         if match is None:
             self.start = len(self.text) - len(self.text[self.position :].lstrip())
-            self.fail(f"unexpected character {self.text[self.start : self.start + 1]!r}")
+            found = self.text[self.start : self.start + 1]
+            self.fail("a string without its closing quote" if found == '"' else f"unexpected character {found!r}")
         self.kind = str(match.lastgroup)
         self.token, self.start = match[self.kind], match.start(self.kind)
         self.position = match.end()
@@ -85,7 +86,7 @@ class _Parser:
 
     def expect(self, token: str) -> None:
         if not self.take(token):
-            self.fail(f"expected {token!r}, found {self.token!r}" if self.token else f"expected {token!r}")
+            self.fail(f"expected {token!r}, found {self.token!r}" if self.token else f"expected {token!r}, not the end")
 
     def expect_end(self) -> None:
         if self.kind != "end":
@@ -105,7 +106,7 @@ class _Parser:
 
     def name(self) -> str:
         if self.kind != "value":
-            self.fail(f"expected a %name, found {self.token!r}")
+            self.fail(f"expected a %name, found {self.token!r}" if self.token else "expected a %name, not the end")
         raw = self.token[1:]
         if raw == '""':
             self.fail("an empty name")
@@ -172,7 +173,7 @@ class _Parser:
             operands.append(self.operand())
             if self.token != ")":
                 self.expect(",")
-        op = self.attributes(op_class)
+        op = self.attributes(op_class, op_at)
         types = self.types() if self.take(":") else None
         origin = self.origin()
         after = self.start
@@ -249,8 +250,7 @@ class _Parser:
                     self.expect(",")
         return origin
 
-    def attributes(self, op_class: type[Op]) -> Op:
-        at = self.start
+    def attributes(self, op_class: type[Op], at: int) -> Op:
         given: dict[str, Any] = {}
         if self.take("{"):
             while not self.take("}"):
@@ -282,7 +282,7 @@ class _Parser:
         except TypeError:
             self.start = at
             missing = [f.name for f in _fields(op_class) if f.name not in given]
-            self.fail(f"{op_class.name} needs attributes {', '.join(missing)}")
+            self.fail(f"{op_class.name} needs {', '.join(f'{name}=…' for name in missing)}")
 
     def attribute(self, depth: int = 0) -> Any:
         if self.kind == "string":
