@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def measure(name: str, target: str) -> dict[str, Any]:
             any(n.op.name == "add" and all(v.literal is None for v in n.operands) for n in s.nodes) for s in cudnn
         ),
         "batch_norms_left": sum(n.op.name == "batch_norm" for n in executable.compiled.graph.nodes),
-        "kernels": sorted(s.signature for s in steps if s.kind is Kind.KERNEL),
+        "kernels": dict(sorted(Counter(s.signature for s in steps if s.kind is Kind.KERNEL).items())),
         "virtual_bytes": sum(s.virtual_bytes for s in steps if s.kind is Kind.CUDNN),
         "compile_s": round(compile_s, 2),
         "compile_warm_s": round(warm_s, 2),
