@@ -158,6 +158,7 @@ def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
             window = (slice(None),) * (x.ndim - 1)
             matrix = columns[image][(*window, block)].reshape(groups, taps, math.prod(shape))
             result[image, :, block] = xp.matmul(filters, matrix).reshape(w.shape[0], *shape)
+            del matrix  # before the next one is made
     return result
 
 

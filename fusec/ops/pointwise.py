@@ -230,7 +230,7 @@ TABLE: tuple[Row, ...] = (
     _row("relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, 0.0)),
     _row("leaky_relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, a.alpha * dy), alpha=0.01),
     _row("sigmoid_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x) * (1.0 - _sigmoid(xp, x))),
-    _row("tanh_backward", 2, "float", lambda xp, a, dy, x: dy * (1.0 - xp.tanh(x) ** 2)),
+    _row("tanh_backward", 2, "float", lambda xp, a, dy, x: dy / xp.cosh(x) ** 2),
     _row(
         "elu_backward",
         2,

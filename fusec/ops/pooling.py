@@ -81,7 +81,7 @@ class MaxPool(_Pool):
 class AvgPool(_Pool):
     """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
 
-    What hangs over the padded input in ceil_mode is never counted.
+    What hangs over the padded input in ceil_mode is never counted; the mean of nothing is 0.
     """
 
     count_include_pad: bool = False
@@ -111,6 +111,6 @@ class AvgPool(_Pool):
                 weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
             else:
                 weight = self._windows(xp, ones, 0.0)
-            return self._windows(xp, x, 0.0).sum(axis=axes) / weight.sum(axis=axes)
+            return self._windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
 
         return (widened(compute, *operands),)

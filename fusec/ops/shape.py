@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.spec import broadcast, normalize_axis, require, require_arity
+from fusec.ops.spec import broadcast, normalize_axis, require, require_arity, widened
 
 
 @dataclass(frozen=True)
@@ -289,20 +289,22 @@ class Resize(Op):
         return xp.clip(index, 0, size - 1).astype(xp.int64)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
-        x = operands[0]
-        result = x
-        for dim, size in enumerate(x.shape):
-            if self.sizes[dim] == size and self.scales[dim] == 1.0:
-                continue
-            if self.mode == "nearest":
-                result = xp.take(result, self.nearest(xp, dim, size), axis=dim)
-                continue
-            at = xp.clip(self.positions(xp, dim, size), 0, size - 1)
-            low = xp.floor(at).astype(xp.int64)
-            high = xp.minimum(low + 1, size - 1)
-            weight = (at - low).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
-            wide = result.astype(xp.float64)
-            with np.errstate(all="ignore"):  # infinity times a weight of 0 is NaN, as IEEE says
-                result = xp.take(wide, low, axis=dim) * (1 - weight) + xp.take(wide, high, axis=dim) * weight
-        with np.errstate(all="ignore"):
-            return (result.astype(x.dtype),)
+        resized = [d for d, n in enumerate(operands[0].shape) if self.sizes[d] != n or self.scales[d] != 1.0]
+        if self.mode == "nearest":
+            result = operands[0]
+            for dim in resized:
+                result = xp.take(result, self.nearest(xp, dim, result.shape[dim]), axis=dim)
+            return (result,)
+
+        def interpolate(x: Array) -> Array:
+            for dim in resized:
+                size = x.shape[dim]
+                at = xp.clip(self.positions(xp, dim, size), 0, size - 1)
+                low = xp.floor(at).astype(xp.int64)
+                high = xp.minimum(low + 1, size - 1)
+                weight = (at - low).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
+                below, above = (1 - weight).astype(x.dtype), weight.astype(x.dtype)
+                x = xp.take(x, low, axis=dim) * below + xp.take(x, high, axis=dim) * above
+            return x
+
+        return (widened(interpolate, operands[0]),)
