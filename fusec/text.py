@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -281,7 +281,7 @@ class _Parser:
             return op_class(**given)
         except TypeError:
             self.start = at
-            missing = [f.name for f in _fields(op_class) if f.name not in given]
+            missing = [f.name for f in _fields(op_class) if f.name not in given and f.default is MISSING]
             self.fail(f"{op_class.name} needs {', '.join(f'{name}=…' for name in missing)}")
 
     def attribute(self, depth: int = 0) -> Any:
