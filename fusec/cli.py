@@ -1,0 +1,399 @@
+"""The command `fusec`: options into calls of the library, results into text or JSON, errors into exit statuses.
+
+0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr;
+130: interrupted. What a command needs is imported inside it: `--help` and `--version` answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from fusec import __version__, cli_io
+from fusec.errors import CheckError, FusecError
+
+if TYPE_CHECKING:
+    from fusec.compiled import Compiled
+
+EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that `run --compare` lets pass
+
+
+class _Commands(TyperGroup):
+    """Commands whose errors become one message on stderr and an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CheckError as error:
+            _fail(f"fusec: {error}", EXIT_CHECK)
+        except FusecError as error:
+            _fail(f"fusec: error: {error}", EXIT_ERROR)
+        except MemoryError as error:
+            reason = str(error)
+            _fail(f"fusec: error: out of memory{f': {reason}' if reason else ''}", EXIT_ERROR)
+        except KeyboardInterrupt:
+            _fail("fusec: interrupted", EXIT_INTERRUPTED)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain messages: a box would wrap file names
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")]
+OneTarget = Annotated[str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+]
+Disable = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
+
+
+def main() -> NoReturn:
+    """The entry point: run the command line of this process."""
+    try:
+        try:
+            app(prog_name="fusec")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has seen enough; the flush at exit must not complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_PIPE)
+    sys.exit(0)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
+    """Compile exported models to fused NVIDIA cuDNN plans, and say what fused and why the rest did not."""
+    if version:
+        print(f"fusec {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def compile(
+    model: Model,
+    target: OneTarget = "auto",
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    as_json: AsJson = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the summary to this file, as JSON, too.")
+    ] = None,
+) -> None:
+    """Compile a model and print what it became."""
+    from fusec.explain.table import bytes_text
+
+    cli_io.check_writable(output)
+    request = _Request(model, precision, shape, disable)
+    start = time.perf_counter()
+    with cli_io.progress() as report:
+        compiled = request.build(target, report)
+    summary = _summary(request, compiled, time.perf_counter() - start)
+    if output is not None:
+        text = _json(summary) + "\n"
+        cli_io.write_whole(output, lambda file: file.write(text.encode()))
+    if as_json:
+        print(_json(summary))
+        return
+    print(f"{model} for {summary['target']} in {precision}, compiled in {summary['seconds']:.1f} s")
+    for kind in ("inputs", "outputs"):
+        for spec in summary[kind]:
+            print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}")
+    totals = summary["totals"]
+    print(
+        f"  {totals['launches']} launches: {totals['cudnn']} cuDNN graphs ({totals['precompiled']} with precompiled "
+        f"engines, {totals['runtime']} compiled at run time), {totals['kernels']} other kernels; "
+        f"{totals['views']} views cost nothing"
+    )
+    print(f"  {bytes_text(totals['virtual_bytes'])} of intermediates are neither written nor read back")
+
+
+@app.command()
+def run(
+    model: Model,
+    target: OneTarget = "auto",
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE.npy", help="An input; those not given are random. May be repeated."),
+    ] = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the outputs to this .npz file.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="onnxruntime", help="Run the file in onnxruntime, too, and compare.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Relative L2 distance that --compare lets pass.")
+    ] = TOLERANCE,
+    tune: Annotated[str, typer.Option(help="quick: time cuDNN's plans on the GPU; none: take its first.")] = "quick",
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
+    from fusec import cli_run as running
+    from fusec import driver
+
+    cli_io.check_writable(output)
+    if compare is not None:
+        running.need_onnxruntime(compare)
+    arrays = cli_io.arrays_of(input or ())
+    request = _Request(model, precision, shape, disable)
+    with cli_io.progress() as report:
+        executable = driver.compile(model, target=target, tune=tune, progress=report, **request.options)
+        feeds = running.feeds(executable, arrays, seed)
+        report("run", 0, 0)
+        start = time.perf_counter()
+        results = executable.run(None, feeds)
+        seconds = time.perf_counter() - start
+        named = {spec.name: array for spec, array in zip(executable.outputs, results, strict=True)}
+        if output is not None:
+            cli_io.write_npz(output, named)
+        report("onnxruntime", 0, 0)
+        errors = running.distances(model, feeds, named) if compare is not None else {}
+    rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
+    if as_json:
+        print(_json({"model": model, "device": executable.device, "seconds": seconds, "outputs": rows}))
+    else:
+        for row in rows:
+            print(f"{row['name']}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
+        print(f"ran on {executable.device} in {seconds:.3f} s")
+        for name, error in errors.items():
+            print(f"relative L2 distance from {compare}: {name} {error:.1e} (allowed {tolerance:.0e})")
+    bad = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
+    if bad:
+        raise CheckError(f"{model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")
+
+
+@app.command()
+def explain(
+    model: Model,
+    target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    must_fuse: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
+    ] = None,
+    cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Show what fuses into which step on each GPU and, for what does not, why."""
+    from fusec import driver
+    from fusec import explain as explaining
+    from fusec.must_fuse import assert_fused
+
+    goals = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
+    request = _Request(model, precision, shape, disable)
+    explained: list[tuple[str, explaining.Explanation]] = []
+    checks: list[dict[str, Any]] = []
+    with cli_io.progress() as report:
+        for goal in goals:
+            compiled = request.build(goal, report)
+            explained.append(
+                (goal, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
+            )
+            for pattern in must_fuse or ():
+                miss = ""
+                try:
+                    assert_fused(compiled.program, pattern)
+                except CheckError as error:
+                    miss = str(error)
+                checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
+    if as_json:
+        targets = [explanation.to_json() for _, explanation in explained]
+        print(_json({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
+    else:
+        print("\n\n".join(f"{goal}\n{explanation}" for goal, explanation in explained))
+        if len(explained) > 1:
+            print(f"\nside by side\n{explaining.compare(explained)}")
+    missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
+    if missed:
+        raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
+
+
+@app.command()
+def verify(
+    model: Model,
+    target: OneTarget = "auto",
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Check passes, partitions and lowered graphs against the reference on random inputs."""
+    from fusec import verify as verifying
+    from fusec.gpu import device
+    from fusec.simulate import simulate
+
+    request = _Request(model, precision, shape, disable)
+    with cli_io.progress() as report:
+        compiled = request.build(target, report)
+        execute: verifying.Runner = simulate
+        if device.is_present(compiled.target):
+            from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
+
+            execute = CudnnBackend("none").run_on_host
+        report("verify", 0, 0)
+        result = verifying.verify(compiled, seed, execute)
+    print(_json({"model": model, "target": compiled.target.name, **result.to_json()}) if as_json else result)
+    if not result.ok:
+        bad = sum(not check.ok for check in result.checks)
+        raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
+
+
+@app.command()
+def targets(as_json: AsJson = False) -> None:
+    """List the GPUs fusec knows."""
+    from fusec import target
+
+    known = [target.load(name) for name in target.names()]
+    rows: list[dict[str, Any]] = [
+        {
+            "name": t.name,
+            "gpu": t.device_name,
+            "capability": f"{t.sm // 10}.{t.sm % 10}",
+            "derived": t.derived,
+            "source": t.source,
+        }
+        for t in known
+    ]
+    if as_json:
+        print(_json(rows))
+        return
+    for row in rows:
+        origin = "derived" if row["derived"] else "measured"
+        print(f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {origin:9} {row['source']}")
+
+
+@app.command()
+def doctor(
+    ops: Annotated[bool, typer.Option(help="Say instead which ops cuDNN graphs take, and why not the others.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this machine has of the pieces fusec needs, and the remedy for each that is missing."""
+    if ops:
+        _ops(as_json)
+        return
+    from fusec.gpu.doctor import diagnose
+
+    with cli_io.progress() as report:
+        report("checks", 0, 0)
+        checks = diagnose()
+    missing = [check.name for check in checks if check.required and not check.ok]
+    if as_json:
+        print(_json({"ok": not missing, "checks": [asdict(check) for check in checks]}))
+    else:
+        print("\n".join(map(str, checks)))
+    if missing:
+        raise CheckError(f"missing: {', '.join(missing)}")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What every command that compiles is told."""
+
+    model: str
+    precision: str
+    shape: Sequence[str] | None
+    disable: Sequence[str] | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As keywords of `driver.build`."""
+        shapes = cli_io.shapes_of(self.shape or ())
+        return {"precision": self.precision, "shapes": shapes, "disable": tuple(self.disable or ())}
+
+    def build(self, target: str, report: cli_io.Report) -> Compiled:
+        from fusec import driver
+
+        return driver.build(self.model, target=target, progress=report, **self.options)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    raise typer.Exit(status)
+
+
+def _json(data: Any) -> str:
+    return json.dumps(_plain(data), indent=1, allow_nan=False)
+
+
+def _plain(data: Any) -> Any:
+    """NaN and infinity, which JSON does not have, as null."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def _summary(request: _Request, compiled: Compiled, seconds: float) -> dict[str, Any]:
+    from fusec.explain import explain as explained
+
+    def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "dtype": v.type.dtype.numpy.name, "shape": list(v.type.shape)}
+            for name, v in zip(names, values, strict=True)
+        ]
+
+    graph = compiled.graph
+    return {
+        "model": request.model,
+        "target": compiled.target.name,
+        "precision": request.precision,
+        "disabled": list(request.disable or ()),
+        "inputs": specs([v.name for v in graph.inputs], graph.inputs),
+        "outputs": specs(graph.output_names, graph.outputs),
+        "totals": explained(compiled.program, compiled.target, cores=False).totals,
+        "seconds": seconds,
+    }
+
+
+def _ops(as_json: bool) -> None:
+    from fusec.lower_cudnn import ANCHORS, LOWER, WITHOUT
+    from fusec.ops import ALL
+
+    rows: list[dict[str, Any]] = [
+        {
+            "op": op.name,
+            "lowered": op.name in LOWER,
+            "anchor": issubclass(op, ANCHORS),
+            "why_not": "" if op.name in LOWER else WITHOUT.get(op.name, ""),
+        }
+        for op in ALL
+    ]
+    if as_json:
+        print(_json(rows))
+    else:
+        width = max(len(row["op"]) for row in rows)
+        for row in rows:
+            how = "cuDNN, as anchor" if row["anchor"] else "cuDNN"
+            print(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
+    unexplained = [row["op"] for row in rows if not row["lowered"] and not row["why_not"]]
+    if unexplained:
+        raise CheckError(f"neither lowered nor explained: {', '.join(unexplained)}")

@@ -1,0 +1,145 @@
+"""What the command line reads and writes: option texts, .npy and .npz files, whole files, progress bars."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from fusec.errors import FusecError
+
+Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
+PATIENCE_S = 1.0  # a stage shorter than this shows no bar
+
+
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`x=1,3,224,224` as name and sizes; `x=` is a scalar."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, text in _pairs("--shape", "NAME=1,3,224,224", texts):
+        try:
+            shapes[name] = tuple(int(size) for size in text.split(",")) if text else ()
+        except ValueError:
+            raise FusecError(f"--shape {name}={text}: sizes are whole numbers joined by commas") from None
+    return shapes
+
+
+def arrays_of(texts: Sequence[str]) -> dict[str, tuple[Path, Any]]:
+    """`x=file.npy` as name, file and array; the array is mapped, so nothing large is read yet."""
+    return {name: (Path(text), _array(Path(text))) for name, text in _pairs("--input", "NAME=file.npy", texts)}
+
+
+def _pairs(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        # the last `=`: names of tensors may hold one, sizes do not
+        name, sign, value = text.rpartition("=")
+        if not sign or not name:
+            raise FusecError(f"{option} {text}: write {option} {form}")
+        if name in pairs:
+            raise FusecError(f"{option} is given twice for {name!r}")
+        pairs[name] = value
+    return list(pairs.items())
+
+
+def _array(path: Path) -> Any:
+    """The array of a .npy file. Never unpickles, and never believes a header that is larger than the file."""
+    from numpy.lib.format import open_memmap  # late: numpy would double the time of `fusec --help`
+
+    try:
+        if not path.is_file():
+            raise FusecError(
+                f"{path}: is not a regular file" if path.exists() else f"{path}: No such file or directory"
+            )
+        return open_memmap(path, mode="r")
+    except OSError as error:
+        raise FusecError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
+        reason = "holds Python objects, which are never read" if "Python objects" in str(error) else str(error)
+        raise FusecError(f"{path}: not a readable .npy file: {reason}") from error
+
+
+def check_writable(path: Path | None) -> None:
+    """Fail before the work that makes the file's contents."""
+    if path is None:
+        return
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise FusecError(f"{path}: exists and is not a regular file")
+        if not path.resolve().parent.is_dir():
+            raise FusecError(f"{path}: there is no folder {path.parent}")
+        if not os.access(path.resolve().parent, os.W_OK):
+            raise FusecError(f"{path}: the folder {path.parent} cannot be written")
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise FusecError(f"{path}: {error}") from error
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that is there whole or not at all: beside it first, then in its place."""
+    check_writable(path)
+    goal = path.resolve()  # through a link: replace what it points to, not the link
+    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with beside.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if goal.exists():
+                beside.chmod(stat.S_IMODE(goal.stat().st_mode))
+            beside.replace(goal)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Arrays by name, as numpy.savez writes them; any name will do, also `file`."""
+    from numpy.lib.format import write_array  # late, as above
+
+    def write(file: IO[bytes]) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    write_array(member, array, allow_pickle=False)
+
+    write_whole(path, write)
+
+
+class _LateBars(Progress):
+    """Bars of those stages alone that take their time."""
+
+    def get_renderables(self) -> Iterable[Any]:
+        late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
+        if late:
+            yield self.make_tasks_table(late)
+
+
+@contextlib.contextmanager
+def progress() -> Generator[Report]:
+    """A report to hand down; bars on stderr if that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    current: list[tuple[str, TaskID]] = []
+    with _LateBars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def report(stage: str, done: int, total: int) -> None:
+            kind = stage.partition(" ")[0]  # `pass layout` and `pass cse` share a bar
+            if not current or current[0][0] != kind:
+                if current:
+                    bars.remove_task(current.pop()[1])
+                current.append((kind, bars.add_task(stage, total=None)))
+            bars.update(current[0][1], description=stage, completed=done, total=total or None)
+
+        yield report
