@@ -57,8 +57,8 @@ def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> d
     """Relative L2 distance of each output from what onnxruntime makes of the file on the CPU."""
     import onnxruntime  # late: only the extra `demo` installs it
 
-    # onnxruntime's errors have no common base
-    kinds = vars(onnxruntime.capi.onnxruntime_pybind11_state).values()
+    # onnxruntime's errors have no common base, and the extension module that holds them no types
+    kinds = vars(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")).values()
     errors = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
     try:
         session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])

@@ -1,0 +1,167 @@
+"""What each command prints, writes and exits with when all is well, or when a check does not hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.command import SHAPE, fusec
+from helpers import assert_close
+
+import fusec as library
+from fusec import verify as verifying
+
+pytestmark = pytest.mark.cudnn
+
+
+def test_compile_prints_a_summary_and_writes_it(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    result = fusec("compile", model, *SHAPE, "--target", "a100", "--precision", "fp16", "-o", path)
+    assert result.exit_code == 0
+    assert "a100 in fp16" in result.stdout
+    assert "input  x: float32 [1, 8, 8, 8]" in result.stdout
+    summary = json.loads(path.read_text())
+    assert summary["inputs"] == [{"name": "x", "dtype": "float32", "shape": [1, 8, 8, 8]}]
+    assert summary["totals"]["cudnn"] >= 2
+    assert summary["totals"]["kernels"] >= 1
+    assert not list(tmp_path.glob(".*")), "the temporary file stayed"
+
+
+def test_compile_json_says_the_same(model: Path) -> None:
+    result = fusec("compile", model, *SHAPE, "--json", "--disable", "fold_batchnorm")
+    summary = json.loads(result.stdout)
+    assert (summary["target"], summary["disabled"]) == ("h200", ["fold_batchnorm"])
+
+
+def test_compile_keeps_the_mode_of_the_file_and_the_link_to_it(model: Path, tmp_path: Path) -> None:
+    path, link = tmp_path / "s.json", tmp_path / "link.json"
+    path.write_text("old")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    assert fusec("compile", model, *SHAPE, "-o", link).exit_code == 0
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert json.loads(path.read_text())["target"] == "h200"
+
+
+def test_run_on_given_input_writes_what_the_library_computes(
+    model: Path, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    x = rng.standard_normal((1, 8, 8, 8)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    path = tmp_path / "y.npz"
+    result = fusec("run", model, *SHAPE, "--input", f"x={tmp_path / 'x.npy'}", "--output", path)
+    assert result.exit_code == 0
+    want = library.compile(model, target="h200", shapes={"x": (1, 8, 8, 8)})(x)
+    with np.load(path, allow_pickle=False) as archive:
+        assert archive.files == ["y"]
+        assert_close(archive["y"], want, 0.0)
+    assert f"y: float32 [1, 16, 8, 8] mean {want.astype(np.float64).mean():.6g}" in result.stdout
+    assert "ran on simulated in" in result.stdout
+
+
+def test_run_seeds_its_random_inputs(model: Path) -> None:
+    first, again, other = (json.loads(fusec("run", model, *SHAPE, "--json", "--seed", s).stdout) for s in (3, 3, 4))
+    assert first["outputs"] == again["outputs"]
+    assert first["outputs"] != other["outputs"]
+    assert first["device"] == "simulated"
+
+
+def test_run_compares_with_onnxruntime(model: Path) -> None:
+    result = fusec("run", model, *SHAPE, "--compare", "onnxruntime", "--json")
+    (row,) = json.loads(result.stdout)["outputs"]
+    assert result.exit_code == 0
+    assert row["error"] < 1e-5
+
+
+def test_run_fails_beyond_the_tolerance(model: Path) -> None:
+    result = fusec("run", model, *SHAPE, "--compare", "onnxruntime", "--precision", "bf16", "--tolerance", "1e-6")
+    assert result.exit_code == 1
+    assert "y: float32" in result.stdout
+    assert "differs from onnxruntime by more than 1e-06: y " in result.stderr
+
+
+def test_run_fails_on_nan(model: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.full((1, 8, 8, 8), np.nan, np.float32))
+    result = fusec("run", model, *SHAPE, "--input", f"x={tmp_path / 'x.npy'}", "--compare", "onnxruntime", "--json")
+    assert result.exit_code == 1
+    (row,) = json.loads(result.stdout)["outputs"]
+    assert (row["mean"], row["error"]) == (None, None), "JSON has no NaN"
+
+
+def test_explain_shows_steps_and_reasons(model: Path) -> None:
+    result = fusec("explain", model, *SHAPE, "--target", "h200")
+    assert result.exit_code == 0
+    assert "conv+bias+relu" in result.stdout
+    assert "cuDNN has no pointwise mode for it" in result.stdout
+    assert "side by side" not in result.stdout
+
+
+def test_explain_several_targets(model: Path) -> None:
+    args = ("explain", model, *SHAPE, "--target", "t4,h200,t4")
+    assert "side by side" in fusec(*args).stdout
+    data = json.loads(fusec(*args, "--json").stdout)
+    assert [t["target"] for t in data["targets"]] == ["t4", "h200"]
+    assert data["targets"][0]["steps"][0]["ops"] == "conv+bias+relu"
+
+
+def test_must_fuse_holds(model: Path) -> None:
+    result = fusec("explain", model, *SHAPE, "--target", "t4,h200", "--must-fuse", "conv*+relu", "--no-cores", "--json")
+    assert result.exit_code == 0
+    checks = json.loads(result.stdout)["must_fuse"]
+    assert [(c["target"], c["pattern"], c["ok"]) for c in checks] == [
+        ("t4", "conv*+relu", True),
+        ("h200", "conv*+relu", True),
+    ]
+
+
+def test_must_fuse_names_target_pattern_and_miss(model: Path) -> None:
+    args = ("--must-fuse", "conv*+relu", "--must-fuse", "relu+sign")
+    result = fusec("explain", model, *SHAPE, "--target", "t4,h200", *args)
+    assert result.exit_code == 1
+    assert "t4: 1 of 1 places that match 'relu+sign'" in result.stderr
+    assert "h200: 1 of 1 places that match 'relu+sign'" in result.stderr
+    assert "(act, sign) runs as" in result.stderr
+    assert "conv*+relu" not in result.stderr
+    assert "conv+bias+relu" in result.stdout, "the table is printed all the same"
+
+
+def test_no_cores_asks_for_none(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec import explain as explaining
+
+    seen: list[bool] = []
+    real = explaining.explain
+
+    def spy(program: object, target: object, judge: object, cores: bool, report: object) -> object:
+        seen.append(cores)
+        return real(program, target, judge, cores, report)  # type: ignore[arg-type]  # passed through
+
+    monkeypatch.setattr(explaining, "explain", spy)
+    assert fusec("explain", model, *SHAPE, "--no-cores").exit_code == 0
+    assert fusec("explain", model, *SHAPE).exit_code == 0
+    assert seen == [False, True]
+
+
+def test_verify(model: Path) -> None:
+    result = fusec("verify", model, *SHAPE, "--seed", "5", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["ok"], report["target"]) == (0, True, "h200")
+    assert {c["level"] for c in report["checks"]} == {"passes", "body", "lowered"}
+
+
+def test_verify_fails_where_the_report_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = verifying.Report((verifying.Check("lowered", "0 conv", float("nan"), 1e-6),))
+    monkeypatch.setattr(verifying, "verify", lambda *args: bad)
+    result = fusec("verify", model, *SHAPE)
+    assert result.exit_code == 1
+    assert "BAD lowered" in result.stdout
+    assert "1 of 1 checks failed" in result.stderr
+
+
+def test_doctor_is_content_with_a_whole_machine() -> None:
+    result = fusec("doctor", "--json")
+    data = json.loads(result.stdout)
+    assert (result.exit_code, data["ok"]) == (0, True)
+    assert {"cudnn", "nvrtc", "cudnn answers"} <= {c["name"] for c in data["checks"]}
