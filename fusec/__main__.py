@@ -1,10 +1,7 @@
-"""`python -m fusec` is the command `fusec`."""
-
-from __future__ import annotations
+"""`python -m fusec`: the command line."""
 
 import sys
 
 from fusec.cli import main
 
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(main())

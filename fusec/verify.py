@@ -70,8 +70,11 @@ class Report:
         return "\n".join([*lines, f"{len(self.checks)} checks, {bad} failed"])
 
 
-def verify(compiled: Compiled, seed: int = 0, run: Runner = simulate) -> Report:
-    """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, or a GPU."""
+def verify(
+    compiled: Compiled, seed: int = 0, run: Runner = simulate, progress: Callable[[int, int], None] | None = None
+) -> Report:
+    """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, or a GPU;
+    `progress` is told how many of the steps are done."""
     rng = np.random.default_rng(seed)
     feeds = {v.name: random_array(rng, v.type) for v in compiled.source.inputs}
     checks = _passes(compiled, feeds)
@@ -89,6 +92,8 @@ def verify(compiled: Compiled, seed: int = 0, run: Runner = simulate) -> Report:
         for value in (*step.inputs, *step.outputs):
             if uses[value] == index:
                 values.pop(value, None)
+        if progress is not None:
+            progress(index + 1, len(compiled.program.steps))
     return Report(tuple(checks))
 
 

@@ -108,13 +108,27 @@ class Explanation:
         data = asdict(self)
         return {"target": data.pop("target"), "totals": self.totals, **data}
 
+    @property
+    def summary(self) -> str:
+        """The totals in words."""
+        t = self.totals
+        return (
+            f"{self.target}: {t['launches']} launches: {t['cudnn']} cuDNN steps ({t['precompiled']} precompiled, "
+            f"{t['runtime']} compiled at run time), {t['kernels']} other kernels; {t['views']} views cost nothing. "
+            f"{bytes_text(t['read_bytes'])} read, {bytes_text(t['written_bytes'])} written, "
+            f"{bytes_text(t['virtual_bytes'])} kept virtual."
+        )
+
+    def reasons(self) -> str:
+        """What is not cuDNN's or not fused, and why."""
+        parts: list[str] = []
+        for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
+            if declines:
+                parts.append("\n".join([title, *(line for d in declines for line in _decline(d))]))
+        return "\n\n".join(parts) or "Every op is in a cuDNN step and no fusion was declined."
+
     def __str__(self) -> str:
-        parts = [_steps(self.steps), [_summary(self)]]
-        if self.left_out:
-            parts.append(["Not in a cuDNN step:", *(line for d in self.left_out for line in _decline(d))])
-        if self.declined:
-            parts.append(["Fusions declined:", *(line for d in self.declined for line in _decline(d))])
-        return "\n\n".join("\n".join(part) for part in parts)
+        return "\n\n".join(["\n".join(_steps(self.steps)), self.summary, self.reasons()])
 
 
 def _steps(steps: Sequence[Step]) -> list[str]:
@@ -135,16 +149,6 @@ def _steps(steps: Sequence[Step]) -> list[str]:
     lines = table(header, rows, right=(0, 5, 6, 7))
     spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
     return [*lines, *(f"* reassociated: {words} (as in {ops})" for words, ops in sorted(spelled.items()))]
-
-
-def _summary(explanation: Explanation) -> str:
-    t = explanation.totals
-    return (
-        f"{explanation.target}: {t['launches']} launches: {t['cudnn']} cuDNN steps ({t['precompiled']} precompiled, "
-        f"{t['runtime']} compiled at run time), {t['kernels']} other kernels; {t['views']} views cost nothing. "
-        f"{bytes_text(t['read_bytes'])} read, {bytes_text(t['written_bytes'])} written, "
-        f"{bytes_text(t['virtual_bytes'])} kept virtual."
-    )
 
 
 def _decline(decline: Decline) -> list[str]:
