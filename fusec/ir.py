@@ -671,7 +671,8 @@ def print_literal(literal: Literal) -> str:
     """Small payloads in full (floats exactly, as repr); large ones as `weight("label")`."""
     if literal.type.size > INLINE_ELEMENTS:
         return f"weight({quote_string(literal.label)})"
-    items = literal.array.astype(np.float64) if literal.type.dtype.is_float else literal.array
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        items = literal.array.astype(np.float64) if literal.type.dtype.is_float else literal.array
     return "[" + ", ".join(print_attribute(v) for v in items.reshape(-1).tolist()) + "]"
 
 

@@ -36,6 +36,9 @@ def evaluate(
         array = xp.asarray(arrays[value.name])
         if array.shape != value.type.shape:
             raise ExecutionError(f"graph input {value!r} was given an array of shape {list(array.shape)}")
+        both_float = DType.of(array.dtype).is_float and value.type.dtype.is_float
+        if array.dtype != value.type.dtype.numpy and not (precision and both_float):
+            raise ExecutionError(f"graph input {value!r} was given an array of {array.dtype}")
         held[value] = _raised(array, precision)
     left = {value: len(value.uses) for value in graph.values()}
     for node in graph.nodes:
