@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT / "examples"))
 import numpy as np  # noqa: E402  # the examples folder must be on the path first
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
-from fusec.verify import verify  # noqa: E402
 from models import (  # noqa: E402
     LIGHT,
     light,
@@ -39,6 +38,7 @@ from models import (  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.program import Kind  # noqa: E402
+from fusec.verify import verify  # noqa: E402
 
 
 def relative_l2(got: np.ndarray, want: np.ndarray) -> float:

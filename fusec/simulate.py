@@ -1,7 +1,9 @@
 """Run a CudnnGraph in NumPy from its own description: dims, strides, dtypes, virtual flags.
 
-Arithmetic is fp32 (as cuDNN's compute type); a value is rounded where it is stored, or where a
-virtual tensor is declared in another type than fp32. Nothing of the model is known here, so a wrong
+Arithmetic is fp32 (as cuDNN's compute type), but for the sums of products: no engine promises their
+order, so they are taken in float64 and rounded to fp32 once, which makes the result independent of how
+NumPy's BLAS splits the work. A value is rounded where it is stored, or where a virtual tensor is
+declared in another type than fp32. Nothing of the model is known here, so a wrong
 stride, a lost pad or a misplaced operand gives a wrong answer instead of a hidden one.
 """
 
@@ -72,13 +74,13 @@ def _window(call: CudnnCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 
 
 def _conv_fprop(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
-    x, w = inputs
+    x, w = (array.astype(np.float64) for array in inputs)
     strides, pads, dilations = _window(call)
-    return correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1]))
+    return _rounded(correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1])))
 
 
 def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
-    loss, w = inputs
+    loss, w = (array.astype(np.float64) for array in inputs)
     strides, pads, dilations = _window(call)
     dims, n = graph.tensor(call.outputs[0]).dims, len(strides)
     groups = dims[1] // w.shape[1]
@@ -87,11 +89,15 @@ def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buf
         for i, k, s, d, p0, p1 in zip(loss.shape[2:], w.shape[2:], strides, dilations, pads[:n], pads[n:], strict=True)
     ]
     extra = tuple(want - have for want, have in zip(dims[2:], bare, strict=True))
-    return scatter(np, loss, w, ConvTranspose(strides, pads, dilations, extra, groups))
+    return _rounded(scatter(np, loss, w, ConvTranspose(strides, pads, dilations, extra, groups)))
 
 
 def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
-    return np.matmul(*inputs)
+    return _rounded(np.matmul(*(array.astype(np.float64) for array in inputs)))
+
+
+def _rounded(sums: Buffer) -> Buffer:
+    return sums.astype(np.float32)
 
 
 _MODES = {"gelu_approx_tanh": "gelu_tanh", "gelu_approx_tanh_backward": "gelu_tanh_backward"}
