@@ -1,7 +1,10 @@
-"""`python -m fusec`: the command line."""
+"""`python -m fusec` is the command `fusec`."""
+
+from __future__ import annotations
 
 import sys
 
 from fusec.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
