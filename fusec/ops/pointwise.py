@@ -229,7 +229,7 @@ TABLE: tuple[Row, ...] = (
     # backward: gradient of the result, then the forward operand x
     _row("relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, 0.0)),
     _row("leaky_relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, a.alpha * dy), alpha=0.01),
-    _row("sigmoid_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x) * (1.0 - _sigmoid(xp, x))),
+    _row("sigmoid_backward", 2, "float", lambda xp, a, dy, x: dy * _sigmoid(xp, x) * _sigmoid(xp, -x)),
     _row("tanh_backward", 2, "float", lambda xp, a, dy, x: dy / xp.cosh(x) ** 2),
     _row(
         "elu_backward",

@@ -1,0 +1,225 @@
+"""What inference refuses, op by op, and in which words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fusec.errors import VerifyError
+from fusec.ir import DType, Op, TensorType
+from fusec.ops import (
+    ALL,
+    AvgPool,
+    BatchNorm,
+    Cast,
+    Concat,
+    Conv,
+    ConvTranspose,
+    Expand,
+    Gather,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    MatMul,
+    MaxPool,
+    Pad,
+    Reduce,
+    Relayout,
+    Reshape,
+    Resize,
+    RmsNorm,
+    Slice,
+    Softmax,
+    Split,
+    Transpose,
+    pw,
+)
+
+
+def types(text: str) -> list[TensorType]:
+    """`f32[2,3] i64[]` -> two types."""
+    found = re.findall(r"(\w+)\[([\d,]*)\]", text)
+    return [TensorType(tuple(map(int, filter(None, dims.split(",")))), DType(dtype)) for dtype, dims in found]
+
+
+def conv(strides: Any = (1, 1), pads: Any = (0,) * 4, dilations: Any = (1, 1), groups: int = 1) -> Conv:
+    return Conv(strides, pads, dilations, groups)
+
+
+def transposed(extra: Any = (0, 0), groups: int = 1, pads: Any = (0,) * 4) -> ConvTranspose:
+    return ConvTranspose((1, 1), pads, (1, 1), extra, groups)
+
+
+def pool(window: Any = (2, 2), pads: Any = (0,) * 4, strides: Any = (1, 1)) -> MaxPool:
+    return MaxPool(window, strides, pads, (1, 1))
+
+
+def resize(sizes: Any = (1, 4), scales: Any = (1.0, 2.0), **other: str) -> Resize:
+    return Resize(sizes, scales, **other)
+
+
+REFUSALS: list[tuple[Op, str, str]] = [
+    # pointwise
+    (pw("add"), "f32[2]", "add takes 2 operands, not 1"),
+    (pw("relu"), "", "relu takes 1 operands, not 0"),
+    (pw("add"), "f32[2] f16[2]", "operands differ in dtype: f32, f16"),
+    (pw("add"), "f32[2,3] f32[2]", "shapes [2, 3], [2] do not broadcast"),
+    (pw("add"), "f32[0] f32[2]", "shapes [0], [2] do not broadcast"),
+    (pw("exp"), "i32[2]", "exp takes floating-point operands, not i32"),
+    (pw("is_nan"), "i32[2]", "is_nan takes floating-point operands, not i32"),
+    (pw("abs"), "bool[2]", "abs takes numbers, not bool"),
+    (pw("logical_and"), "f32[2] f32[2]", "logical_and takes bools, not f32"),
+    (pw("where"), "f32[2] f32[2] f32[2]", "the condition is f32, not bool"),
+    (pw("where"), "bool[2] f32[2] f64[2]", "operands differ in dtype: bool, f32, f64"),
+    (pw("gen_index", axis=2), "f32[2,3]", "axis 2 is out of range for rank 2"),
+    (pw("gen_index", axis=-1), "f32[2,3]", "axis -1 is out of range for rank 2"),
+    (pw("clip", min=float("nan")), "f32[2]", "clip: min is NaN"),
+    (Cast(DType.F16), "f32[2] f32[2]", "cast takes 1 operands, not 2"),
+    # windows
+    (conv(), "f32[1,2,5,5]", "conv takes 2 operands, not 1"),
+    (conv(), "i32[1,2,5,5] i32[2,2,3,3]", "conv takes floating-point operands, not i32"),
+    (conv(), "f32[1,2,5,5] f16[2,2,3,3]", "operands differ in dtype: f32, f16"),
+    (conv(), "f32[1,2] f32[2,2]", "conv takes 1 to 3 spatial dims, x has shape [1, 2]"),
+    (conv(), "f32[1,2,1,1,1,1] f32[2,2,1,1,1,1]", "conv takes 1 to 3 spatial dims, x has shape [1, 2, 1, 1, 1, 1]"),
+    (conv(), "f32[1,2,5,5] f32[2,2,3]", "weight has rank 3, x rank 4"),
+    (conv(strides=(1,)), "f32[1,2,5,5] f32[2,2,3,3]", "strides needs 2 entries, not 1"),
+    (conv(strides=(1, 0)), "f32[1,2,5,5] f32[2,2,3,3]", "strides must be positive: [1, 0]"),
+    (conv(dilations=(1,)), "f32[1,2,5,5] f32[2,2,3,3]", "dilations needs 2 entries, not 1"),
+    (conv(dilations=(0, 1)), "f32[1,2,5,5] f32[2,2,3,3]", "dilations must be positive: [0, 1]"),
+    (conv(pads=(1, 1)), "f32[1,2,5,5] f32[2,2,3,3]", "pads needs 4 entries, not 2"),
+    (conv(pads=(1, 1, -1, 0)), "f32[1,2,5,5] f32[2,2,3,3]", "conv: negative pads [1, 1, -1, 0]"),
+    (conv(groups=0), "f32[1,2,5,5] f32[2,2,3,3]", "groups is 0"),
+    (conv(), "f32[1,3,5,5] f32[2,4,3,3]", "weight takes 4 channels, x has 3 (groups=1)"),
+    (conv(groups=2), "f32[1,4,5,5] f32[3,2,3,3]", "3 filters do not divide into 2 groups"),
+    (conv(), "f32[1,2,2,5] f32[2,2,3,3]", "a window of 3 (dilation 1) does not fit 2 padded by 0+0"),
+    (conv(), "f32[1,2,5,5] f32[2,2,0,3]", "a window of 0 (dilation 1) does not fit 5 padded by 0+0"),
+    (transposed(), "f32[1,2,5,5]", "conv_transpose takes 2 operands, not 1"),
+    (transposed(), "i8[1,2,5,5] i8[2,2,3,3]", "conv_transpose takes floating-point operands, not i8"),
+    (transposed(), "f32[1,2] f32[2,2]", "conv_transpose takes 1 to 3 spatial dims, x has shape [1, 2]"),
+    (transposed((0,)), "f32[1,2,5,5] f32[2,2,3,3]", "output_padding needs 2 entries, not 1"),
+    (transposed((-1, 0)), "f32[1,2,5,5] f32[2,2,3,3]", "negative output_padding (-1, 0)"),
+    (transposed(groups=3), "f32[1,4,5,5] f32[4,2,3,3]", "groups=3 with 4 channels"),
+    (transposed(), "f32[1,4,5,5] f32[2,2,3,3]", "weight takes 2 channels, x has 4"),
+    (transposed(), "f32[1,2,0,5] f32[2,2,3,3]", "empty window or image: [2, 2, 3, 3] over [1, 2, 0, 5]"),
+    (transposed(pads=(3, 0, 2, 0)), "f32[1,2,3,3] f32[2,2,3,3]", "the pads leave nothing of the output: [0, 5]"),
+    (pool(), "f32[1,2,5,5] f32[1]", "max_pool takes 1 operands, not 2"),
+    (pool(), "bool[1,2,5,5]", "max_pool takes numbers, not bool"),
+    (pool(), "f32[1,2]", "max_pool takes 1 to 3 spatial dims, x has shape [1, 2]"),
+    (pool((2,)), "f32[1,2,5,5]", "window [2] for 2 dims"),
+    (pool((2, 0)), "f32[1,2,5,5]", "window [2, 0] for 2 dims"),
+    (pool(pads=(2, 0, 0, 0)), "f32[1,2,5,5]", "a pad of 2 is as large as the window 2 (dilation 1)"),
+    (pool(pads=(-1, 0, 0, 0)), "f32[1,2,5,5]", "max_pool: negative pads [-1, 0, 0, 0]"),
+    (pool(strides=(0, 1)), "f32[1,2,5,5]", "strides must be positive: [0, 1]"),
+    (pool(), "f32[1,2,5,1]", "a window of 2 (dilation 1) does not fit 1 padded by 0+0"),
+    (AvgPool((2,), (1,), (0, 0), (1,)), "", "avg_pool takes 1 operands, not 0"),
+    (AvgPool((2,), (1,), (0, 0), (1,)), "i8[1,2,5]", "avg_pool takes floating-point operands, not i8"),
+    # products and norms
+    (MatMul(), "f32[2,3]", "matmul takes 2 operands, not 1"),
+    (MatMul(), "i32[2,3] i32[3,2]", "matmul takes floating-point operands, not i32"),
+    (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),
+    (MatMul(), "f32[2,3] f32[2,3]", "inner dims differ: [2, 3] and [2, 3]"),
+    (MatMul(), "f32[2,1,3] f32[3,3,1]", "shapes [2], [3] do not broadcast"),
+    (BatchNorm(), "f32[1,2,3]", "batch_norm takes 5 operands, not 1"),
+    (BatchNorm(), "f32[1,2] f32[2] f32[2] f32[3] f32[2]", "batch_norm: parameter of shape [3] for 2 channels"),
+    (BatchNorm(), "f32[2] f32[2] f32[2] f32[2] f32[2]", "batch_norm needs a channel dim, x has shape [2]"),
+    (InstanceNorm(), "f32[1,2] f32[2] f32[2]", "instance_norm needs spatial dims, x has shape [1, 2]"),
+    (InstanceNorm(), "f32[1,2,3] f32[2]", "instance_norm takes 3 operands, not 2"),
+    (GroupNorm(3), "f32[1,4,2] f32[4] f32[4]", "4 channels do not divide into 3 groups"),
+    (GroupNorm(0), "f32[1,4,2] f32[4] f32[4]", "4 channels do not divide into 0 groups"),
+    (GroupNorm(2), "f16[1,4,2] f32[4] f32[4]", "operands differ in dtype: f16, f32, f32"),
+    (LayerNorm(), "f32[2,3]", "layer_norm takes 2 to 3 operands, not 1"),
+    (LayerNorm(2), "f32[2,3] f32[3]", "axis 2 is out of range for rank 2"),
+    (LayerNorm(), "f32[2,3] f32[2]", "shapes [2], [3] do not broadcast"),
+    (LayerNorm(), "f32[2,3] f32[2,3]", "layer_norm: parameter of shape [2, 3] for normalised dims [3]"),
+    (LayerNorm(), "i32[2,3] i32[3]", "layer_norm takes floating-point operands, not i32"),
+    (RmsNorm(), "f32[2,3]", "rms_norm takes 2 operands, not 1"),
+    (RmsNorm(-3), "f32[2,3] f32[3]", "axis -3 is out of range for rank 2"),
+    (LocalResponseNorm(3), "f32[3]", "lrn needs a channel dim, x has shape [3]"),
+    (LocalResponseNorm(0), "f32[1,3]", "lrn: size is 0"),
+    (LocalResponseNorm(3), "i32[1,3]", "lrn takes floating-point operands, not i32"),
+    (LocalResponseNorm(3), "f32[1,3] f32[1,3]", "lrn takes 1 operands, not 2"),
+    # reductions
+    (Reduce("sum", (0,)), "f32[2] f32[2]", "reduce takes 1 operands, not 2"),
+    (Reduce("median", (0,)), "f32[2]", "reduce knows no kind 'median'"),
+    (Reduce("l2", (0,)), "i32[2]", "reduce l2 takes floating-point operands, not i32"),
+    (Reduce("sum", (0,)), "bool[2]", "reduce takes numbers, not bool"),
+    (Reduce("sum", (1, 0)), "f32[2,2]", "axes [1, 0] are not ascending"),
+    (Reduce("sum", (0, 0)), "f32[2,2]", "axes [0, 0] are not ascending"),
+    (Reduce("sum", (2,)), "f32[2,2]", "axes [2] for rank 2"),
+    (Reduce("sum", (-1,)), "f32[2,2]", "axes [-1] for rank 2"),
+    (Reduce("max", (1,)), "f32[2,0]", "max over an empty dim"),
+    (Reduce("log_sum_exp", (1,)), "f32[2,0]", "log_sum_exp over an empty dim"),
+    (Softmax(), "f32[2] f32[2]", "softmax takes 1 operands, not 2"),
+    (Softmax(), "i32[2]", "softmax takes floating-point operands, not i32"),
+    (Softmax(), "f32[]", "axis -1 is out of range for rank 0"),
+    # moves
+    (Reshape((2, 4)), "f32[2,3]", "[2, 3] and [2, 4] differ in their number of elements"),
+    (Reshape((-2, -3)), "f32[2,3]", "negative dimension in shape [-2, -3]"),
+    (Reshape((1,)), "", "reshape takes 1 operands, not 0"),
+    (Transpose((0, 0)), "f32[2,3]", "perm [0, 0] does not permute 2 dims"),
+    (Transpose((0,)), "f32[2,3]", "perm [0] does not permute 2 dims"),
+    (Relayout((0, 2)), "f32[2,3]", "memory order (0, 2) does not permute 2 dims"),
+    (Expand((2, 3)), "f32[3,1]", "shapes [3, 1], [2, 3] do not broadcast"),
+    (Expand((3,)), "f32[2,3]", "[2, 3] does not expand to [3]"),
+    (Concat(0), "", "concat needs an operand"),
+    (Concat(1), "f32[2]", "axis 1 is out of range for rank 1"),
+    (Concat(0), "f32[2] f16[2]", "operands differ in dtype: f32 and f16"),
+    (Concat(0), "f32[2,3] f32[2,4]", "[2, 3] and [2, 4] do not join along axis 0"),
+    (Concat(0), "f32[2,3] f32[2]", "[2, 3] and [2] do not join along axis 0"),
+    (Split(0, ()), "f32[2]", "sizes []"),
+    (Split(0, (3, -1)), "f32[2]", "sizes [3, -1]"),
+    (Split(0, (1, 2)), "f32[2]", "sizes [1, 2] do not add up to 2 of axis 0"),
+    (Split(1, (2,)), "f32[2]", "axis 1 is out of range for rank 1"),
+    (Slice((0,), (1,), (1,)), "f32[2,3]", "starts, sizes and steps need 2 entries each"),
+    (Slice((0,), (1,), (0,)), "f32[2]", "size 1, step 0"),
+    (Slice((0,), (-1,), (1,)), "f32[2]", "size -1, step 1"),
+    (Slice((1,), (2,), (1,)), "f32[2]", "elements 1..2 of a dim of 2"),
+    (Slice((1,), (3,), (-1,)), "f32[2]", "elements 1..-1 of a dim of 2"),
+    (Slice((-1,), (1,), (1,)), "f32[2]", "elements -1..-1 of a dim of 2"),
+    (Pad((1, 1), "mirror"), "f32[2]", "pad knows no mode 'mirror'"),
+    (Pad((1,)), "f32[2]", "pads needs 2 entries, not 1"),
+    (Pad((1, -1)), "f32[2]", "negative pads [1, -1]: slice instead"),
+    (Pad((1, 0), "edge"), "f32[0]", "edge padding of an empty dim"),
+    (Pad((0, 2), "reflect"), "f32[2]", "reflecting 2 of a dim of 2"),
+    (Pad((1, 1), "constant", 300.0), "i8[2]", "i8 does not hold the value 300.0"),
+    (Pad((1, 1), "constant", 0.5), "i8[2]", "i8 does not hold the value 0.5"),
+    (Pad((1, 1), "constant", float("nan")), "i8[2]", "i8 does not hold the value nan"),
+    (Pad((1, 1), "constant", 2.0), "bool[2]", "bool does not hold the value 2.0"),
+    (Gather(), "f32[2]", "gather takes 2 operands, not 1"),
+    (Gather(), "f32[2] f32[1]", "indices are f32, not integers"),
+    (Gather(), "f32[0] i64[1]", "gather from an empty dim"),
+    (Gather(1), "f32[2] i64[1]", "axis 1 is out of range for rank 1"),
+    (resize((1,)), "f32[1,2]", "sizes and scales need 2 entries each"),
+    (resize((1, 0)), "f32[1,2]", "resize [1, 2] to [1, 0]"),
+    (resize(), "f32[1,0]", "resize [1, 0] to [1, 4]"),
+    (resize(scales=(1.0, 0.0)), "f32[1,2]", "scales [1.0, 0.0]"),
+    (resize(scales=(1.0, float("inf"))), "f32[1,2]", "scales [1.0, inf]"),
+    (resize(mode="cubic"), "f32[1,2]", "resize knows no mode 'cubic'"),
+    (resize(mode="linear"), "i8[1,2]", "linear resize of i8"),
+    (resize(coordinates="tf_crop"), "f32[1,2]", "resize knows no coordinate transformation 'tf_crop'"),
+    (resize(rounding="up"), "f32[1,2]", "resize knows no rounding 'up'"),
+]
+
+
+@pytest.mark.parametrize(("op", "operands", "message"), REFUSALS, ids=[f"{op.name}: {m}" for op, _, m in REFUSALS])
+def test_refusal(op: Op, operands: str, message: str) -> None:
+    with pytest.raises(VerifyError, match=f"^{re.escape(message)}$"):
+        op.infer(*types(operands))
+
+
+def test_every_op_but_pointwise_ones_has_its_refusals() -> None:
+    assert {op.name for op in ALL if not hasattr(op, "row")} <= {op.name for op, _, _ in REFUSALS}
+
+
+@pytest.mark.parametrize("op_class", ALL, ids=lambda c: c.name)
+def test_no_operand_is_a_refusal(op_class: type[Any]) -> None:
+    """Whatever the attributes: too few operands never raise IndexError."""
+    for op in (op for op, _, _ in REFUSALS if isinstance(op, op_class)):
+        with pytest.raises(VerifyError):
+            op.infer()
+    if hasattr(op_class, "row"):
+        with pytest.raises(VerifyError, match="operands, not 0"):
+            op_class().infer()
