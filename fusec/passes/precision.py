@@ -29,35 +29,46 @@ class Precision:
         storage = options.storage
         if storage is DType.F32:
             return
-        first = next(graph.nodes, graph.return_node)
+        interface = [v.type.dtype for v in graph.outputs]
+        nodes = list(graph.nodes)
         for value in graph.inputs:
-            if value.type.dtype in _WIDE and value.uses:
-                users = value.uses
-                narrow = graph.insert(Cast(storage), [value], before=first, names=(value.name,)).result
-                for node, index in users:
-                    graph.set_input(node, index, narrow)
-        outputs = [v.type.dtype for v in graph.outputs]
-        for node in list(graph.nodes):
+            if value.type.dtype in _WIDE:
+                _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
+        narrowed: dict[Literal, Literal] = {}
+        for node in nodes:
+            if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
+                continue
             if isinstance(node.op, Cast) and node.op.to in _WIDE:
                 graph.set_op(node, Cast(storage))
             if isinstance(node.op, Constant) and node.op.literal.type.dtype in _WIDE:
-                graph.set_op(node, Constant(_narrow(node.op.literal, storage)))
+                literal = node.op.literal
+                if literal not in narrowed:
+                    narrowed[literal] = _narrow(literal, storage, literal.label or node.result.name)
+                graph.set_op(node, Constant(narrowed[literal]))
             for value in node.results:
                 if value.type.dtype in _WIDE:
                     graph.set_type(value, value.type.with_dtype(storage))
-        last = graph.return_node
-        for index, (value, dtype) in enumerate(zip(graph.outputs, outputs, strict=True)):
-            if value.type.dtype is not dtype:
-                graph.set_input(last, index, _widen(graph, value, dtype, last))
+        last, wide = graph.return_node, dict[Value, Value]()
+        for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
+            if value.type.dtype is dtype:
+                continue
+            if value not in wide or wide[value].type.dtype is not dtype:
+                wide[value] = graph.add(Cast(dtype), value, name=value.name, before=last)
+            graph.set_input(last, index, wide[value])
 
 
-def _widen(graph: Graph, value: Value, dtype: DType, before: Node) -> Value:
-    return graph.insert(Cast(dtype), [value], before=before, names=(value.name,)).result
+def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:
+    """One cast for all users, but the return and casts: those read the input itself and lose nothing."""
+    users = [(n, i) for n, i in value.uses if n is not graph.return_node and not isinstance(n.op, Cast)]
+    if not users:
+        return
+    narrow = graph.add(Cast(storage), value, name=value.name, before=before)
+    for node, index in users:
+        graph.set_input(node, index, narrow)
 
 
-def _narrow(literal: Literal, storage: DType) -> Literal:
+def _narrow(literal: Literal, storage: DType, name: str) -> Literal:
     """The literal in the storage type, converted when it is first read; a warning if it overflows."""
-    type = literal.type.with_dtype(storage)
 
     def load() -> np.ndarray[Any, Any]:
         with np.errstate(over="ignore"):
@@ -65,10 +76,10 @@ def _narrow(literal: Literal, storage: DType) -> Literal:
         lost = int((np.isfinite(literal.array) & ~np.isfinite(array.astype(np.float32))).sum())
         if lost:
             warnings.warn(
-                f"constant {literal.label!r}: {lost} elements are out of {storage.value}'s range and became infinite; "
-                "use precision bf16 or fp32",
+                f"constant {name!r}: {lost} of {array.size} elements are out of {storage.value}'s range and became "
+                f"infinite; use precision {'fp32' if storage is DType.BF16 else 'bf16 or fp32'}",
                 stacklevel=2,
             )
         return array
 
-    return Literal(type, load, literal.label)
+    return Literal(literal.type.with_dtype(storage), load, literal.label)

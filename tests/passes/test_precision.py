@@ -1,0 +1,145 @@
+"""Precision: what the text cases do not show: laziness, sharing, warnings, and error by storage type."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close, relative_l2
+from passes.cases import inputs_of, read_graph
+
+from fusec.ir import Constant, DType, Graph, Literal, TensorType
+from fusec.ops import Cast, pw
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
+from fusec.passes.cse import MergeEqual
+from fusec.passes.precision import Precision
+from fusec.reference import evaluate
+
+TEXT = """graph "g" (%x: f32[2,3,6,6], %i: i32[4,1,1], %m: bool[2,4,6,6]) {
+  %w = constant weight("w") : f32[4,3,3,3]
+  %b = constant weight("b") : f32[4,1,1]
+  %c = conv(%x, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1]}
+  %d = add(%c, %b)
+  %f = cast(%i) {to=f32}
+  %e = mul(%d, %f)
+  %l = cmp_lt(%e, %b)
+  %k = logical_or(%l, %m)
+  %r = where(%k, %e, %d)
+  %s = swish(%r)
+  return %s, %l, %r
+}"""
+
+
+def storage(graph: Graph, precision: str) -> Graph:
+    return run((Precision(),), graph, Options(precision))
+
+
+def times(values: Any, label: str = "k") -> Graph:
+    """x * k, with k in fp32 under a label."""
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((len(values),), DType.F32))
+    k = graph.add(Constant(Literal.of(np.array(values, np.float32), label)), name="k")
+    graph.set_outputs([graph.add(pw("mul"), x, k, name="y")])
+    return graph
+
+
+@pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-6), ("tf32", 1e-6), ("fp16", 3e-3), ("bf16", 3e-2)])
+def test_the_meaning_is_kept_to_the_storage_types_rounding(
+    precision: str, rtol: float, rng: np.random.Generator
+) -> None:
+    before = read_graph(TEXT)
+    feeds = inputs_of(before, rng)
+    after = storage(before.clone(), precision)
+    # a comparison next to its threshold may fall on the other side: s and r differ there, so s and r of
+    # the same side are compared through the mask the graph itself gives
+    got, want = evaluate(after, feeds), evaluate(before, feeds, precision=DType.F64)
+    same = got["l"] == want["l"]
+    assert same.mean() > 0.95
+    for name in ("s", "r"):
+        assert got[name].dtype == np.float32
+        assert_close(got[name][same], want[name][same], rtol)
+    if precision in ("fp16", "bf16"):
+        assert relative_l2(got["s"][same], want["s"][same]) > 1e-5, "nothing was rounded"
+    exact = evaluate(after, feeds, precision=DType.F64)
+    assert_close(exact["r"][same], want["r"][same], rtol)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_casts_stand_only_at_the_edges(precision: str) -> None:
+    graph = run(PIPELINE, read_graph(TEXT), Options(precision, disable=frozenset({"layout"})))
+    for node in graph.nodes:
+        if isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float:
+            assert node.operands[0] in graph.inputs or graph.return_node in node.result.users, node
+    inside = {v.type.dtype for v in graph.values() if v.type.dtype.is_float and not isinstance(_op(v), Cast)}
+    assert inside == {DType.F32, Options(precision).storage}
+    assert [v.type.dtype for v in graph.inputs] == [DType.F32, DType.I32, DType.BOOL]
+    assert [v.type.dtype for v in graph.outputs] == [DType.F32, DType.BOOL, DType.F32]
+
+
+def _op(value: Any) -> Any:
+    return value.node.op if value.node is not None else None
+
+
+def test_constants_are_converted_when_read_and_once() -> None:
+    reads: list[str] = []
+
+    def load() -> Any:
+        reads.append("k")
+        return np.ones(100, np.float32)
+
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((100,), DType.F32))
+    literal = Literal(TensorType((100,), DType.F32), load, "k")
+    a = graph.add(pw("mul"), x, graph.add(Constant(literal)))
+    b = graph.add(pw("add"), a, graph.add(Constant(literal)))
+    graph.set_outputs([b])
+    storage(graph, "fp16")
+    assert reads == []
+    literals = {n.op.literal for n in graph.nodes if isinstance(n.op, Constant)}
+    assert len(literals) == 1, "two nodes that share a literal share the narrow one"
+    (narrow,) = literals
+    assert (narrow.array.dtype, narrow.label) == (np.float16, "k")
+    assert narrow.array is narrow.array
+    assert reads == ["k"]
+
+
+def test_equal_casts_merge_and_unequal_ones_do_not() -> None:
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((3,), DType.F32))
+    half = graph.add(pw("relu"), graph.add(Cast(DType.F16), x))  # the model's own cast, as Precision's
+    wide = graph.add(pw("neg"), graph.add(Cast(DType.F32), half))
+    graph.set_outputs([graph.add(pw("add"), wide, graph.add(pw("abs"), x)), graph.add(Cast(DType.BF16), x)])
+    run((Precision(), MergeEqual()), graph, Options("fp16"))
+    from_x = [n.op.to for n in graph.nodes if isinstance(n.op, Cast) and n.operands[0] is x]
+    assert sorted(d.value for d in from_x) == ["bf16", "f16"]
+
+
+@pytest.mark.parametrize(
+    ("label", "precision", "value", "remedy"),
+    [("big", "fp16", 1e6, "use precision bf16 or fp32"), ("", "fp16", -7e4, "fp32"), ("w", "bf16", 3.4e38, "fp32")],
+)
+def test_out_of_range_constants_are_named(label: str, precision: str, value: float, remedy: str) -> None:
+    graph = storage(times([1.0, value, value], label), precision)
+    with pytest.warns(UserWarning, match=rf"constant '{label or 'k'}': 2 of 3 elements are out of .*{remedy}"):
+        got = evaluate(graph, {"x": np.ones(3, np.float32)})["y"]
+    assert np.isinf(got).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("values", [[65504.0, -1.0], [np.inf, 1.0], [np.nan, 1.0], [1e-30, 1.0]])
+def test_constants_in_range_are_not(values: list[float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(storage(times(values), "fp16"), {"x": np.ones(2, np.float32)})
+
+
+def test_large_integers_keep_their_cast_from_a_wide_input() -> None:
+    """4097 is no number of fp16: an index computed from an input must not pass through it."""
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((2,), DType.F32))
+    graph.set_outputs([graph.add(Cast(DType.I32), x), graph.add(pw("relu"), x)], ["i", "r"])
+    got = evaluate(storage(graph, "fp16"), {"x": np.array([4097.0, 3.0], np.float32)})
+    assert got["i"].tolist() == [4097, 3]
+    assert got["r"].tolist() == [4096.0, 3.0]
