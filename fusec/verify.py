@@ -20,8 +20,8 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.ops import Conv, ConvTranspose, MatMul
-from fusec.program import Partition
-from fusec.reference import evaluate, evaluate_node
+from fusec.program import Partition, body_of
+from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
 from fusec.storage import pack, unpack
 
@@ -83,7 +83,7 @@ def verify(
     for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
         # every step starts from operands as they are stored, so that each error is its own
         operands = {v: _stored(values[v], v.type.dtype) for v in step.inputs}
-        results = _by_nodes(step, operands)
+        results = _by_nodes(compiled.graph, step, operands)
         if lowered is not None:
             what = f"{index} {step.signature}"
             checks += _body(what, step, operands, results)
@@ -120,18 +120,10 @@ def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
     return [Check("passes", name, relative_l2(got[name], array), allowed) for name, array in want.items()]
 
 
-def _by_nodes(step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
+def _by_nodes(graph: Graph, step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
     """Results of the step's own nodes in float64."""
-    held: dict[Value, Array] = dict(operands)
-
-    def read(value: Value) -> Array:
-        literal = value.literal
-        return held[value] if literal is None else _wide(literal.array)
-
-    for node in step.nodes:
-        arrays = evaluate_node(node, [read(v) for v in node.operands])
-        held.update(zip(node.results, map(_wide, arrays), strict=True))
-    return {v: held[v] for v in step.outputs}
+    results = evaluate(body_of(graph, step.nodes), {v.name: a for v, a in operands.items()}, precision=DType.F64)
+    return {v: results[v.name] for v in step.outputs}
 
 
 def _body(what: str, step: Partition, operands: Mapping[Value, Array], results: Mapping[Value, Array]) -> list[Check]:
