@@ -13,6 +13,7 @@ from itertools import islice
 from fusec.core_search.reduce import smaller_bodies
 from fusec.core_search.variants import Change, variants
 from fusec.ir import Constant, Graph
+from fusec.lower_cudnn import ANCHORS
 from fusec.passes.partition import Oracle, canonical_key, spellings
 from fusec.verdict import Legal, Refused, Verdict
 
@@ -105,8 +106,9 @@ class _Search:
                 if isinstance(verdict, Refused) and _same(verdict, self.refusal):
                     return smaller.body, verdict
                 self.tried.add((ops, smaller.what, smaller.where))
-                if isinstance(verdict, Legal):
-                    self.accepted.setdefault(ops, Variant(smaller.what, smaller.body, verdict))
+                best = self.accepted.get(ops)
+                if isinstance(verdict, Legal) and (best is None or _worth(smaller.body) > _worth(best.body)):
+                    self.accepted[ops] = Variant(smaller.what, smaller.body, verdict)
         return None
 
     def _variant(self, body: Graph, core: Graph) -> Variant | None:
@@ -146,16 +148,27 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _same(a: Refused, b: Refused) -> bool:
-    """The same kind of refusal; messages name engines and sizes, so only those of fusec are compared."""
+    """The same kind of refusal. Messages name engines and sizes, so only those of fusec are compared; which
+    of the NOT_SUPPORTED codes comes first depends on the engines that looked at the graph."""
     if a.stage == "lower" and b.stage == "lower":
         return _without_names(a.message) == _without_names(b.message)
-    return a.stage == b.stage and a.code == b.code
+    return a.stage == b.stage and _status(a.code) == _status(b.code)
+
+
+def _status(code: str) -> str:
+    return "NOT_SUPPORTED" if "NOT_SUPPORTED" in code else code
 
 
 def _without_names(message: str) -> str:
     """A message of lowering less the names, shapes and numbers in it."""
     words = message.split()
     return " ".join(w for w in words if not w.startswith("%") and not any(c.isdigit() for c in w))
+
+
+def _worth(body: Graph) -> tuple[bool, int]:
+    """How much of a body is left: an anchor first, then how many ops."""
+    ops = [node.op for node in body.nodes if not isinstance(node.op, Constant)]
+    return any(isinstance(op, ANCHORS) for op in ops), len(ops)
 
 
 def _ops(body: Graph) -> tuple[str, ...]:

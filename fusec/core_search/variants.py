@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.core_search.rebuild import retyped, with_dtype, with_order, with_outputs, with_sizes
 from fusec.ir import Constant, DType, Graph, TensorType, Value, channels_last, quote
+from fusec.ops import Reduce
 
 _FLOATS = {DType.F16: "fp16", DType.BF16: "bf16", DType.F32: "fp32"}
 TF32 = "with operands rounded to tf32"
@@ -33,7 +34,7 @@ def variants(body: Graph, strict: bool = False) -> Iterator[Change]:
     for dtype, name in _FLOATS.items():
         if _floats(body) - {dtype} and (changed := with_dtype(body, dtype)) is not None:
             yield Change(f"in {name}", changed, rounds=dtype is not DType.F32)
-    for words, changed in (*_operands(body), *_sizes(body)):
+    for words, changed in (*_operands(body), *_reductions(body), *_sizes(body)):
         if changed is not None:
             yield Change(words, changed)
 
@@ -87,6 +88,17 @@ def _reshaped(body: Graph, value: Value, type: TensorType) -> Graph | None:
 
 def _same_results(a: Graph, b: Graph) -> bool:
     return [v.type.shape for v in a.outputs] == [v.type.shape for v in b.outputs]
+
+
+def _reductions(body: Graph) -> Iterator[tuple[str, Graph | None]]:
+    """A mean as a sum, which wants a factor after it; over the dims that are last in memory."""
+    if any(isinstance(n.op, Reduce) and n.op.kind == "mean" for n in body.nodes):
+        changed = body.clone()
+        for node in changed.nodes:
+            if isinstance(node.op, Reduce) and node.op.kind == "mean":
+                changed.set_op(node, replace(node.op, kind="sum"))
+        yield "as a sum (and a factor after it)", changed
+        yield "as a sum in row-major memory (and a factor after it)", with_order(changed, lambda t: ())
 
 
 def _sizes(body: Graph) -> Iterator[tuple[str, Graph | None]]:

@@ -12,9 +12,11 @@ from dataclasses import replace
 from fusec.core_search import Core, CoreSearch
 from fusec.explain.compare import compare
 from fusec.explain.data import Accepted, Cause, Decline, Explanation, Step
+from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
-from fusec.ir import Constant, Graph, Node, Value, print_node
+from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
+from fusec.ops import Conv, ConvTranspose
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.spell import REWRITES
 from fusec.program import Kind, Partition, Program, Refusal, display_name, inputs_of
@@ -25,6 +27,7 @@ __all__ = ["Accepted", "Cause", "Decline", "Explanation", "Progress", "Step", "c
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
+PRODUCTS = (Conv, ConvTranspose)
 STAGES = {
     "lower": "fusec cannot write it as one cuDNN graph",
     "validate": "it never reaches an engine: the graph is invalid or known to be misread",
@@ -35,6 +38,8 @@ STAGES = {
     "cost": "not done by fusec's choice",
     "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
 }
+
+COPIES = "elements change places in memory here, so it is no view; cuDNN graphs do not copy"
 
 
 def explain(
@@ -95,7 +100,8 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None
     node = step.nodes[0]
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
-        return Decline(name, name, "lower", "", "", WITHOUT[node.op.name], places), None
+        ours = COPIES if isinstance(node.op, VIEWS) else WITHOUT[node.op.name]
+        return Decline(name, name, "lower", "", "", ours, places), None
     alone = next((r for r in refusals if r.nodes == step.nodes), None)
     if alone is None and judge is not None:
         (verdict,) = judge.judge([step.body])
@@ -116,19 +122,17 @@ def _declined(refusal: Refusal) -> Decline:
 
 
 def _minimal(program: Program) -> list[Refusal]:
-    """Refusals less those that follow from a smaller one (some of the same ops), from an op without any
-    cuDNN operation, or that were overcome: all their nodes are in one step after all."""
-    kept: dict[Node, list[tuple[frozenset[Node], Refusal]]] = {}
-    result: list[Refusal] = []
+    """The refusals that do not follow from a smaller one (of some of the same ops), nor from an op that is
+    left out and has its own entry, and were not overcome: their nodes are in one step after all."""
     kernels = {s.nodes[0] for s in program.steps if s.kind is Kind.KERNEL}
+    kept: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}
+    result: list[Refusal] = []
     for refusal in sorted(program.refusals, key=lambda r: len(r.nodes)):
         nodes = frozenset(refusal.nodes)
-        if len({program.step_of[n] for n in nodes if n in program.step_of}) == 1:
-            continue  # overcome, or an op left out, which has its own entry
-        smaller = (s for n in refusal.nodes for s, _ in kept.get(n, ()))
-        if any(s <= nodes for s in smaller) or any(n in kernels and n.op.name in WITHOUT for n in nodes):
+        overcome = len({program.step_of[n] for n in nodes}) == 1
+        if overcome or any(smaller <= nodes for n in refusal.nodes for smaller in kept.get(n, ())):
             continue
-        kept.setdefault(refusal.nodes[0], []).append((nodes, refusal))
+        kept.setdefault(refusal.nodes[0], []).append(nodes)
         result.append(refusal)
     place = {r: i for i, r in enumerate(program.refusals)}
     return sorted(result, key=place.__getitem__)
@@ -190,16 +194,23 @@ def _signature(body: Graph) -> str:
 
 def one_line(body: Graph) -> str:
     """The ops of a body with the types they read and make: `relu(f16[8,64]) -> f16[8,64]`."""
+    nodes = [n for n in body.nodes if not isinstance(n.op, Constant)]
+    if any(len(v.uses) > 1 for n in nodes for v in n.results):
+        return "; ".join(map(print_node, nodes))
     texts: dict[Value, str] = {}
-    single = all(len(v.uses) <= 1 for n in body.nodes for v in n.results)
-    if not single:
-        return "; ".join(print_node(n) for n in body.nodes if not isinstance(n.op, Constant))
-    for node in body.nodes:
-        if isinstance(node.op, Constant):
-            scalar = node.result.scalar()
-            texts[node.result] = str(node.result.type) if scalar is None else f"{scalar:g}"
-            continue
-        operands = ", ".join(texts.get(v, str(v.type)) for v in node.operands)
-        for value in node.results:
-            texts[value] = f"{node.op.name}({operands})"
+
+    def read(value: Value) -> str:
+        scalar = value.scalar()
+        return texts.get(value) or (str(value.type) if scalar is None else f"{scalar:g}")
+
+    for node in nodes:
+        text = f"{node.op.name}({', '.join(map(read, node.operands))}){_attributes(node)}"
+        texts.update(dict.fromkeys(node.results, text))
     return "; ".join(f"{texts[v]} -> {v.type}" for v in body.outputs)
+
+
+def _attributes(node: Node) -> str:
+    """Those that are not what one takes for granted: a window moves by 1, without pads or dilation."""
+    granted = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
+    told = {k: v for k, v in node.op.attributes.items() if v not in granted or not isinstance(node.op, PRODUCTS)}
+    return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in told.items()) + "}" if told else ""

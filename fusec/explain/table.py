@@ -17,7 +17,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         padded = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
         return GAP.join(padded).rstrip()
 
-    return [line(header), GAP.join("─" * w for w in widths), *map(line, rows)]
+    return [line(header), GAP.join("─" * w for w in widths).rstrip(), *map(line, rows)]
 
 
 def cut(text: str, width: int) -> str:
