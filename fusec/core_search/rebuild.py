@@ -99,7 +99,7 @@ def with_outputs(body: Graph, outputs: Sequence[Value], new_inputs: Sequence[Val
     outputs = [v for v in dict.fromkeys(outputs) if v.node in needed]
     if not outputs or all(isinstance(n.op, Constant) for n in nodes) or any(v.literal is not None for v in outputs):
         return None
-    inputs = [v for v in (*body.inputs, *new_inputs) if v in read]
+    inputs = [v for v in dict.fromkeys((*body.inputs, *new_inputs)) if v in read]
     return body.extract(inputs, nodes, outputs)
 
 
