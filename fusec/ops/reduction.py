@@ -34,7 +34,8 @@ _FLOAT_ONLY = frozenset({"l2", "log_sum", "log_sum_exp"})
 
 @dataclass(frozen=True)
 class Reduce(Op):
-    """Reduce over `axes` (ascending, not negative); kinds are the keys of the table above."""
+    """Reduce over `axes` (ascending, not negative). Kinds: sum, mean, max, min, prod, l1, l2,
+    sum_square, log_sum (log of the sum), log_sum_exp."""
 
     kind: str
     axes: tuple[int, ...]

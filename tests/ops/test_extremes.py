@@ -28,12 +28,10 @@ def test_extremes_as_onnxruntime_has_them(case: Case) -> None:
     pairs = [np.repeat(EXTREMES, len(EXTREMES)), np.tile(EXTREMES, len(EXTREMES))]
     floats = pairs if len(case.shapes) == 2 else [EXTREMES]
     like = case.arrays(np.random.default_rng(0))
-    if like[0].dtype == bool:  # logic, and the condition of where
-        floats = (
-            [np.isfinite(pairs[0]), *pairs][: len(like)]
-            if like[-1].dtype != bool
-            else [p > 0 for p in pairs][: len(like)]
-        )
+    if case.op.name == "where":
+        floats = [np.isfinite(pairs[0]), *pairs]
+    elif like[0].dtype == bool:
+        floats = [p > 0 for p in floats]
     (got,), (want,) = case.op.reference(np, *floats), case.oracle(*floats)
     assert got.dtype == want.dtype
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
