@@ -49,7 +49,7 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
         if tensor.value is not None:
             values[tensor.uid] = np.full(tensor.dims, tensor.value, np.float32)
     for tensor in graph.inputs:
-        values[tensor.uid] = _compute_type(view(tensor, buffers[tensor.uid]))
+        values[tensor.uid] = _compute_type(view(tensor, _buffer(buffers, tensor)))
     with np.errstate(all="ignore"):
         for call in graph.calls:
             result = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])
@@ -60,8 +60,14 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
                 # a later call of the same kernel reads the register, rounded only if declared so
                 values[tensor.uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
             else:
-                view(tensor, buffers[tensor.uid])[...] = result
+                view(tensor, _buffer(buffers, tensor))[...] = result
                 values[tensor.uid] = result
+
+
+def _buffer(buffers: Mapping[int, Buffer], tensor: CudnnTensor) -> Buffer:
+    if tensor.uid not in buffers:
+        raise ExecutionError(f"no buffer for tensor {tensor.uid}")
+    return buffers[tensor.uid]
 
 
 def _compute_type(array: Buffer) -> Buffer:
