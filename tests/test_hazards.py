@@ -1,0 +1,254 @@
+"""Graphs cuDNN would misread or die of: each case with a passing sibling that differs only in what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.hazards import MAX_ELEMENTS, deadly, misread, two_of_three
+from fusec.ir import DType
+
+WINDOW = (("pre_padding", (0, 0)), ("post_padding", (0, 0)), ("stride", (1, 1)), ("dilation", (1, 1)))
+
+
+def tensor(uid: int, dims: Sequence[int], dtype: DType = DType.F16, virtual: bool = False) -> CudnnTensor:
+    strides, step = [0] * len(dims), 1
+    for dim in reversed(range(len(dims))):
+        strides[dim] = step
+        step *= max(dims[dim], 1)
+    return CudnnTensor(uid, tuple(dims), tuple(strides), dtype, virtual)
+
+
+def number(uid: int, rank: int) -> CudnnTensor:
+    return CudnnTensor(uid, (1,) * rank, (1,) * rank, DType.F32, value=2.0)
+
+
+def pointwise(result: Sequence[int], *operands: Sequence[int], mode: str = "add") -> CudnnGraph:
+    tensors = [tensor(i + 1, dims) for i, dims in enumerate([*operands, result])]
+    uids = tuple(t.uid for t in tensors)
+    return CudnnGraph(tuple(tensors), (CudnnCall("pointwise", uids[:-1], uids[-1:], mode),))
+
+
+def convolution(operand: Sequence[int]) -> CudnnGraph:
+    """conv, then an add of `operand`."""
+    y = (2, 8, 4, 4)
+    return CudnnGraph(
+        (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, operand), tensor(5, y)),
+        (CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW), CudnnCall("pointwise", (3, 4), (5,), "add")),
+    )
+
+
+def product(operand: Sequence[int]) -> CudnnGraph:
+    """matmul, then an add of `operand`."""
+    return CudnnGraph(
+        (
+            tensor(1, (2, 3, 4)),
+            tensor(2, (2, 4, 5)),
+            tensor(3, (2, 3, 5), virtual=True),
+            tensor(4, operand),
+            tensor(5, (2, 3, 5)),
+        ),
+        (CudnnCall("matmul", (1, 2), (3,)), CudnnCall("pointwise", (3, 4), (5,), "add")),
+    )
+
+
+# misread ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operand", [(2, 8, 4, 4), (1, 8, 1, 1), (2, 1, 4, 4), (1, 1, 1, 1)])
+def test_epilogues_of_convolutions_that_are_right(operand: tuple[int, ...]) -> None:
+    assert misread(convolution(operand)) is None
+
+
+@pytest.mark.parametrize(
+    "operand", [(2, 8, 1, 1), (2, 1, 1, 1), (1, 8, 4, 4), (1, 1, 4, 4), (1, 8, 4, 1), (2, 1, 4, 1)]
+)
+def test_epilogues_of_convolutions_that_are_misread(operand: tuple[int, ...]) -> None:
+    reason = misread(convolution(operand))
+    assert reason is not None
+    assert f"a convolution's epilogue with an operand {list(operand)} for [2, 8, 4, 4]" in reason
+
+
+def test_dims_of_one_do_not_count_as_broadcast() -> None:
+    """For one image, (1, 8, 4, 4) is full and (1, 1, 4, 4) is per pixel."""
+    for operand, wrong in {(1, 8, 4, 4): False, (1, 1, 4, 4): False, (1, 1, 4, 1): True}.items():
+        graph = convolution(operand)
+        one = tuple(replace(t, dims=(1, *t.dims[1:])) if t.uid in (1, 3, 5) else t for t in graph.tensors)
+        assert bool(misread(replace(graph, tensors=one))) == wrong
+
+
+def test_scalars_by_value_are_read_right() -> None:
+    graph = convolution((2, 8, 1, 1))
+    assert misread(graph) is not None
+    tensors = tuple(number(4, 4) if t.uid == 4 else t for t in graph.tensors)
+    assert misread(replace(graph, tensors=tensors)) is None
+
+
+@pytest.mark.parametrize(
+    ("operand", "wrong"),
+    [((1, 1, 5), True), ((1, 3, 1), True), ((2, 1, 1), True), ((2, 1, 5), False), ((1, 1, 1), False)],
+)
+def test_pointwise_operands_broadcast_along_two_of_three_dims(operand: tuple[int, ...], wrong: bool) -> None:
+    reason = misread(pointwise((2, 3, 5), (2, 3, 5), operand))
+    assert (reason is not None) == wrong
+    assert not wrong or f"an operand {list(operand)} broadcast along two dims of [2, 3, 5]" in str(reason)
+    assert two_of_three(operand, (2, 3, 5)) == wrong
+    assert misread(product(operand if operand[0] == 1 else (1, 1, 5))) is None, "a matmul's epilogue reads it right"
+
+
+def test_two_wide_dims_are_safe() -> None:
+    assert misread(pointwise((1, 3, 5), (1, 3, 5), (1, 1, 5))) is None
+
+
+def test_bools_in_memory_are_misread_and_virtual_ones_are_not() -> None:
+    dims = (1, 3, 5)
+    compare = CudnnCall("pointwise", (1, 2), (3,), "cmp_gt")
+    select = CudnnCall("pointwise", (1, 2, 3), (4,), "binary_select")
+    tensors = (tensor(1, dims), tensor(2, dims), tensor(3, dims, DType.BOOL, virtual=True), tensor(4, dims))
+    assert misread(CudnnGraph(tensors, (compare, select))) is None
+    stored = (*tensors[:2], tensor(3, dims, DType.BOOL), tensors[3])
+    assert "a boolean tensor in memory" in str(misread(CudnnGraph(stored, (compare, select))))
+    assert "a boolean tensor in memory" in str(misread(CudnnGraph(stored, (select,)))), "as an input too"
+
+
+# deadly -----------------------------------------------------------------------------------------------
+
+
+def with_tensor(graph: CudnnGraph, uid: int, /, **changes: object) -> CudnnGraph:
+    return replace(
+        graph,
+        tensors=tuple(replace(t, **changes) if t.uid == uid else t for t in graph.tensors),  # type: ignore[arg-type]
+    )
+
+
+FINE = pointwise((2, 3, 5), (2, 3, 5), (2, 3, 5))
+LARGE = pointwise((1, 2**15, 2**16 - 1), (1, 2**15, 2**16 - 1), mode="relu")
+
+
+def window(image: Sequence[int], weight: Sequence[int], result: Sequence[int], op: str = "conv_fprop") -> CudnnGraph:
+    tensors = (tensor(1, image), tensor(2, weight), tensor(3, result))
+    return CudnnGraph(tensors, (CudnnCall(op, (1, 2), (3,), "", WINDOW),))
+
+
+def reduction(dims: Sequence[int], result: Sequence[int]) -> CudnnGraph:
+    return CudnnGraph((tensor(1, dims), tensor(2, result)), (CudnnCall("reduction", (1,), (2,), "add"),))
+
+
+def instancenorm(parameter: Sequence[int]) -> CudnnGraph:
+    x = (2, 8, 4, 4)
+    tensors = (tensor(1, x), tensor(2, (1, 8, 1, 1)), tensor(3, parameter), number(4, 4), tensor(5, x))
+    return CudnnGraph(tensors, (CudnnCall("instancenorm", (1, 2, 3, 4), (5,)),))
+
+
+def fed_matmul(op: str) -> CudnnGraph:
+    """`op`, then relu, then matmul."""
+    dims = (1, 4, 4, 4)
+    first = {"conv_fprop": CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)}.get(
+        op, CudnnCall("pointwise", (1, 2), (3,), "add")
+    )
+    weight = (4, 4, 1, 1) if op == "conv_fprop" else dims
+    return CudnnGraph(
+        (
+            tensor(1, dims),
+            tensor(2, weight),
+            tensor(3, dims, virtual=True),
+            tensor(4, dims, virtual=True),
+            tensor(5, dims),
+            tensor(6, dims),
+        ),
+        (first, CudnnCall("pointwise", (3,), (4,), "relu"), CudnnCall("matmul", (4, 5), (6,))),
+    )
+
+
+PAIRS = [
+    ("uids", FINE, with_tensor(FINE, 2, uid=1), "two tensors have one uid"),
+    ("outputs", FINE, with_tensor(FINE, 3, virtual=True), "no output"),
+    ("empty", FINE, pointwise((2, 0, 5), (2, 0, 5)), "a tensor of size zero, [2, 0, 5]"),
+    ("negative", FINE, with_tensor(FINE, 1, strides=(15, -5, 1)), "negative strides [15, -5, 1]"),
+    (
+        "too large",
+        LARGE,
+        pointwise((1, 2**15, 2**16), (1, 2**15, 2**16), mode="relu"),
+        "a tensor of 2147483648 elements; cuDNN indexes with 32 bits",
+    ),
+    ("overlap", with_tensor(FINE, 3, strides=(16, 5, 1)), with_tensor(FINE, 3, strides=(15, 4, 1)), "share memory"),
+    ("overlap by broadcast", with_tensor(FINE, 2, strides=(0, 5, 1)), with_tensor(FINE, 3, strides=(0, 5, 1)), "share"),
+    (
+        "groups",
+        window((1, 8, 4, 4), (6, 4, 1, 1), (1, 6, 4, 4)),
+        window((1, 8, 4, 4), (5, 4, 1, 1), (1, 5, 4, 4)),
+        "a convolution of 8 channels by filters [5, 4, 1, 1]: no whole number of groups",
+    ),
+    (
+        "channels",
+        window((1, 8, 4, 4), (6, 8, 1, 1), (1, 6, 4, 4)),
+        window((1, 8, 4, 4), (6, 3, 1, 1), (1, 6, 4, 4)),
+        "a convolution of 8 channels by filters [6, 3, 1, 1]: no whole number of groups",
+    ),
+    (
+        "transposed",
+        window((1, 8, 4, 4), (8, 3, 1, 1), (1, 6, 4, 4), "conv_dgrad"),
+        window((1, 8, 4, 4), (6, 3, 1, 1), (1, 6, 4, 4), "conv_dgrad"),
+        "a transposed convolution of 8 channels by filters [6, 3, 1, 1]",
+    ),
+    (
+        "transposed groups",
+        window((1, 8, 4, 4), (8, 3, 1, 1), (1, 3, 4, 4), "conv_dgrad"),
+        window((1, 8, 4, 4), (8, 3, 1, 1), (1, 4, 4, 4), "conv_dgrad"),
+        "a transposed convolution of 8 channels",
+    ),
+    (
+        "operand",
+        pointwise((2, 3, 5), (2, 3, 5), (1, 3, 5)),
+        pointwise((2, 3, 5), (2, 3, 5), (1, 3, 4)),
+        "a pointwise operand [1, 3, 4] for a result [2, 3, 5]",
+    ),
+    (
+        "operand's rank",
+        pointwise((2, 3, 5), (2, 3, 5), (1, 3, 5)),
+        pointwise((2, 3, 5), (2, 3, 5), (3, 5)),
+        "a pointwise operand [3, 5] for a result [2, 3, 5]",
+    ),
+    (
+        "result larger than its operands",
+        pointwise((2, 3, 5), (2, 3, 1), (1, 1, 5)),
+        pointwise((2, 3, 5), (2, 3, 1), (1, 3, 1)),
+        "a pointwise result [2, 3, 5] larger than its operands [[2, 3, 1], [1, 3, 1]]",
+    ),
+    ("reduction", reduction((2, 3, 5), (2, 1, 5)), reduction((2, 3, 5), (2, 2, 5)), "a reduction of [2, 3, 5] to"),
+    ("reduction's rank", reduction((2, 3, 5), (1, 1, 1)), reduction((2, 3, 5), (2, 5)), "a reduction of [2, 3, 5] to"),
+    (
+        "instance norm",
+        instancenorm((1, 8, 1, 1)),
+        instancenorm((1, 8, 4, 4)),
+        "an instance norm of [2, 8, 4, 4] with parameters [[1, 8, 1, 1], [1, 8, 4, 4]]",
+    ),
+    ("conv into matmul", fed_matmul("pointwise"), fed_matmul("conv_fprop"), "a convolution that feeds a matmul"),
+]
+
+
+@pytest.mark.parametrize(("fine", "bad", "said"), [p[1:] for p in PAIRS], ids=[p[0] for p in PAIRS])
+def test_deadly_graphs_and_their_siblings(fine: CudnnGraph, bad: CudnnGraph, said: str) -> None:
+    assert deadly(fine) is None
+    reason = deadly(bad)
+    assert reason is not None
+    assert said in reason
+
+
+def test_the_limit_of_elements_is_that_of_32_bits() -> None:
+    assert MAX_ELEMENTS == 2**31 - 1
+    assert max(t.dims[1] * t.dims[2] for t in LARGE.tensors) < MAX_ELEMENTS
+
+
+def test_inputs_may_share_memory_and_outputs_may_have_gaps() -> None:
+    assert deadly(with_tensor(FINE, 1, strides=(0, 0, 1))) is None
+    assert deadly(with_tensor(FINE, 3, strides=(1, 60, 7))) is None
+
+
+def test_strides_of_dims_of_one_do_not_matter() -> None:
+    graph = pointwise((1, 3, 5), (1, 3, 5), mode="relu")
+    assert deadly(with_tensor(graph, 2, strides=(1, 5, 1))) is None
+    assert deadly(with_tensor(graph, 2, strides=(0, 5, 1))) is None
