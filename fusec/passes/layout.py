@@ -1,19 +1,21 @@
 """Choose the memory order of every value, so that cuDNN's fast forms are reached with the fewest copies.
 
 Values tied by ops that keep positions (pointwise, pooling, concat, norms over channels…) form a region
-that has one order: channels last if a convolution writes into it, else what makes a transposition free,
-else row-major. Inputs and outputs of the graph keep row-major, the caller's order; a copy (`relayout`)
-stands only where a region meets a tensor whose order is fixed. A convolution reads any order: cuDNN's
-engines take images in NCHW beside results in NHWC.
+that has one order: channels last if a convolution writes into it, row-major if a matrix product or row
+norm does, else the order that copies the fewest bytes: reshapes and transposes that read memory as it
+lies are free. Inputs and outputs of the graph keep row-major, the caller's order; a copy (`relayout`)
+stands only where tensors of different orders meet in one cuDNN graph. A convolution reads any order:
+cuDNN's engines take images in NCHW beside results in NHWC.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.ir import Constant, Graph, Node, TensorType, Value, channels_last
+from fusec.ir import Constant, Graph, Node, Return, TensorType, Value, channels_last
 from fusec.ops import (
     AvgPool,
     BatchNorm,
@@ -23,18 +25,26 @@ from fusec.ops import (
     ConvTranspose,
     GroupNorm,
     InstanceNorm,
+    LayerNorm,
     LocalResponseNorm,
+    MatMul,
     MaxPool,
     Pad,
     Pointwise,
     Reduce,
     Relayout,
+    Reshape,
     Resize,
+    RmsNorm,
     Slice,
+    Softmax,
     Split,
     Transpose,
 )
 from fusec.passes.base import Options
+from fusec.views import operand_order, result_order, same_storage, would_view
+
+Order = tuple[int, ...]
 
 _FIRST_OPERAND = (
     AvgPool,
@@ -51,6 +61,11 @@ _FIRST_OPERAND = (
 )
 # what cuDNN runs over one iteration space: there the operands' order must be the result's
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
+_CONVOLUTIONS = (Conv, ConvTranspose)
+_ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
+_READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
+_FREE = (Reshape, Transpose)  # nothing moves if the orders of operand and result fit
+_CANDIDATES = 4  # orders weighed per region; the pass stays linear
 
 
 @dataclass(frozen=True)
@@ -61,33 +76,28 @@ class Layout:
 
     def run(self, graph: Graph, options: Options) -> None:
         regions = _Regions(graph)
+        regions.decide()
         for value in _movable(graph):
-            graph.set_type(value, value.type.with_order(settled(value.type, regions.order_of(value))))
-        copies: dict[tuple[Value, tuple[int, ...]], Value] = {}
+            graph.set_type(value, regions.type_of(value) or value.type)
+        copies: dict[tuple[Value, Order], Value] = {}
         for node in list(graph.nodes):
-            if isinstance(node.op, (Conv, ConvTranspose)):
-                _order_filters(graph, node)
+            if isinstance(node.op, _CONVOLUTIONS):
+                _order_filters(graph, node, copies)
             if not isinstance(node.op, _LOWERED_AS_ONE):
                 continue  # kernels read any order
             for index in tied_operands(node):
                 wanted, operand = node.results[0].type.order, node.operands[index]
-                if settled(operand.type, operand.type.order) != settled(operand.type, wanted):
+                if not same_storage(operand.type.shape, operand.type.order, wanted):
                     graph.set_input(node, index, _copy(graph, operand, wanted, node, copies))
-        self._fix_outputs(graph)
-
-    def _fix_outputs(self, graph: Graph) -> None:
-        """Outputs are row-major; where memory already is, only the name of the order changes."""
         last = graph.return_node
-        copies: dict[tuple[Value, tuple[int, ...]], Value] = {}
         for index, value in enumerate(graph.outputs):
             if settled(value.type, value.type.order):
                 graph.set_input(last, index, _copy(graph, value, (), last, copies))
 
 
-def settled(type: TensorType, order: tuple[int, ...]) -> tuple[int, ...]:
+def settled(type: TensorType, order: Order) -> Order:
     """The order to write down: row-major wherever the dims that are not 1 lie so."""
-    wide = [d for d in (order or range(type.rank)) if type.shape[d] != 1]
-    return () if wide == sorted(wide) else order
+    return () if same_storage(type.shape, order, ()) else order
 
 
 def tied_operands(node: Node) -> Iterator[int]:
@@ -113,30 +123,111 @@ class _Regions:
 
     def __init__(self, graph: Graph):
         self.parent: dict[Value, Value] = {v: v for v in _movable(graph)}
-        self.orders: dict[Value, tuple[int, ...]] = {}
+        self.orders: dict[Value, Order] = {}
+        for node in graph.nodes:
+            if isinstance(node.op, _CONVOLUTIONS):
+                self.orders[node.result] = channels_last(node.result.type.rank)
+            elif isinstance(node.op, _ROW_MAJOR):
+                self.orders[node.result] = ()
         for node in graph.nodes:
             tied = [node.operands[i] for i in tied_operands(node)]
-            if not tied:
+            if not tied or node.results[0] not in self.parent:
                 continue
-            for value in (*node.results, *tied):
-                if value in self.parent and node.results[0] in self.parent:
+            # a convolution's result first: where a matrix product's meets it, that is the one copied
+            known = [v for v in tied if self.type_of(v) is not None]
+            for value in (*node.results[1:], *sorted(known, key=lambda v: not self.order_of(v)), *tied):
+                if value in self.parent:
                     self._join(value, node.results[0])
-        for node in graph.nodes:
-            if isinstance(node.op, (Conv, ConvTranspose)):
-                self.orders.setdefault(self._find(node.result), channels_last(node.result.type.rank))
-        for node in graph.nodes:  # after the convolutions: they come first
-            if isinstance(node.op, Transpose):
-                self.orders.setdefault(self._find(node.result), self._free_order(node, node.op))
 
-    def _free_order(self, node: Node, op: Transpose) -> tuple[int, ...]:
-        """The order in which a transposition moves nothing."""
-        operand = node.operands[0]
-        source = self.order_of(operand) if operand in self.parent else operand.type.order
-        place = {dim: i for i, dim in enumerate(op.perm)}
-        return tuple(place[dim] for dim in (settled(operand.type, source) or range(operand.type.rank)))
+    def decide(self) -> None:
+        """Give each region that has no order yet the cheapest, in graph order: what comes first is known
+        to what reads it."""
+        members: dict[Value, list[Value]] = {}
+        for value in self.parent:
+            members.setdefault(self._find(value), []).append(value)
+        for root, values in members.items():
+            if root not in self.orders:
+                self.orders[root] = self._cheapest(root, values)
 
-    def order_of(self, value: Value) -> tuple[int, ...]:
-        return self.orders.get(self._find(value), ())
+    def order_of(self, value: Value) -> Order:
+        """The order of the value's region; row-major as long as it is not decided."""
+        return self.orders.get(self._find(value), ()) if value in self.parent else value.type.order
+
+    def type_of(self, value: Value) -> TensorType | None:
+        """The value's type in its region's order; None as long as that is not decided."""
+        if value not in self.parent:
+            return value.type
+        order = self.orders.get(self._find(value))
+        return None if order is None else value.type.with_order(settled(value.type, order))
+
+    def _cheapest(self, root: Value, values: list[Value]) -> Order:
+        wanted = Counter[Order]()
+        for value in values:
+            node = value.node
+            source = self.type_of(node.operands[0]) if node is not None and isinstance(node.op, _FREE) else None
+            if node is not None and source is not None:
+                self._want(wanted, value, result_order(node, source))
+            for user, _ in value.uses:
+                result = self.type_of(user.result) if isinstance(user.op, _FREE) else None
+                if result is not None:
+                    self._want(wanted, value, operand_order(user, result))
+                if isinstance(user.op, _CONVOLUTIONS):
+                    self._want(wanted, value, channels_last(value.type.rank))
+        candidates = [(), *(order for order, _ in wanted.most_common(_CANDIDATES))]
+        if len(candidates) == 1:
+            return ()
+        costs: dict[Order, tuple[int, int]] = {}
+        for order in candidates:
+            self.orders[root] = order
+            costs[order] = self._cost(root, values)
+        return min(costs, key=lambda order: costs[order])  # the first, row-major, of equals
+
+    @staticmethod
+    def _want(wanted: Counter[Order], value: Value, order: Order | None) -> None:
+        if order is not None and settled(value.type, order):
+            wanted[order] += value.type.nbytes
+
+    def _cost(self, root: Value, values: list[Value]) -> tuple[int, int]:
+        """Bytes that are copied with the order the region has now; bytes of images read out of order."""
+        copied = scattered = 0
+        for value in values:
+            type = self.type_of(value)
+            assert type is not None
+            if value.node is not None and self._copies(value.node, value, type):
+                copied += type.nbytes
+            for user, index in value.uses:
+                if isinstance(user.op, Return):
+                    copied += type.nbytes * bool(type.order)
+                elif isinstance(user.op, _READS_ROWS):
+                    copied += type.nbytes * (not _as_rows(user, index, type))
+                elif isinstance(user.op, _CONVOLUTIONS):
+                    scattered += type.nbytes * (not same_storage(type.shape, type.order, channels_last(type.rank)))
+                elif user.results[0] in self.parent and self._find(user.results[0]) is not root:
+                    copied += type.nbytes * self._meets(user, index, type)
+        return copied, scattered
+
+    def _copies(self, node: Node, value: Value, type: TensorType) -> bool:
+        """Whether the node that makes a value of the region, so stored, has to copy for it."""
+        if isinstance(node.op, (*_FREE, Slice, Split)):
+            source = self.type_of(node.operands[0])
+            return source is not None and would_view(node, source, type, value.index) is None
+        if not isinstance(node.op, _LOWERED_AS_ONE):
+            return False
+        given = (node.operands[i] for i in tied_operands(node))
+        return any(
+            v not in self.parent and v.literal is None and not same_storage(type.shape, v.type.order, type.order)
+            for v in given
+        )
+
+    def _meets(self, user: Node, index: int, type: TensorType) -> bool:
+        """Whether a user in another region, if its order is known, has to copy a value so stored."""
+        result = self.type_of(user.results[0])
+        if result is None:
+            return False
+        if isinstance(user.op, _FREE):
+            return would_view(user, type, result) is None
+        lowered = isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
+        return lowered and not same_storage(type.shape, type.order, result.order)
 
     def _find(self, value: Value) -> Value:
         root = value
@@ -147,23 +238,40 @@ class _Regions:
         return root
 
     def _join(self, a: Value, b: Value) -> None:
-        self.parent[self._find(a)] = self._find(b)
+        """Make one region of two, unless their orders are decided and differ."""
+        a, b = self._find(a), self._find(b)
+        if a is b or (a in self.orders and b in self.orders and self.orders[a] != self.orders[b]):
+            return
+        if a in self.orders:
+            self.orders[b] = self.orders.pop(a)
+        self.parent[a] = b
 
 
-def _order_filters(graph: Graph, node: Node) -> None:
+def _as_rows(user: Node, index: int, type: TensorType) -> bool:
+    """Whether a matrix product, row norm or softmax reads an operand so stored row by row; products
+    take transposed matrices too."""
+    if index and not isinstance(user.op, MatMul):
+        return True
+    if isinstance(user.op, MatMul) and type.rank >= 2:
+        rank = type.rank
+        if same_storage(type.shape, type.order, (*range(rank - 2), rank - 1, rank - 2)):
+            return True
+    return not type.order
+
+
+def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], Value]) -> None:
     """Constant filters are stored channels last, like the images they meet."""
     filters = node.operands[1]
-    if filters.literal is not None and len(filters.users) == len(filters.uses):
-        graph.set_type(filters, filters.type.with_order(settled(filters.type, channels_last(filters.type.rank))))
+    order = settled(filters.type, channels_last(filters.type.rank))
+    if filters.literal is None or filters.type.order == order:
+        return
+    if all(isinstance(user.op, _CONVOLUTIONS) and index == 1 for user, index in filters.uses):
+        graph.set_type(filters, filters.type.with_order(order))
+    else:
+        graph.set_input(node, 1, _copy(graph, filters, order, node, copies))
 
 
-def _copy(
-    graph: Graph,
-    value: Value,
-    order: tuple[int, ...],
-    before: Node,
-    copies: dict[tuple[Value, tuple[int, ...]], Value],
-) -> Value:
+def _copy(graph: Graph, value: Value, order: Order, before: Node, copies: dict[tuple[Value, Order], Value]) -> Value:
     """The value in another order: a constant is simply stored so, anything else copied, once per order."""
     if (value, order) not in copies:
         literal = value.literal
