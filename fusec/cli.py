@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
 import os
 import sys
 import time
@@ -44,12 +43,15 @@ class _Commands(TyperGroup):
             _fail(f"fusec: error: out of memory{f': {reason}' if reason else ''}", EXIT_ERROR)
         except KeyboardInterrupt:
             _fail("fusec: interrupted", EXIT_INTERRUPTED)
+        except BrokenPipeError:
+            _reader_left()
+        except OSError as error:
+            _fail(f"fusec: error: {_os_error(error)}", EXIT_ERROR)
 
 
 app = typer.Typer(
     cls=_Commands,
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,  # plain messages: a box would wrap file names
     pretty_exceptions_enable=False,
 )
@@ -68,26 +70,43 @@ Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
 
+# typer brings its own click or takes the installed one, by its version
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
 def main() -> NoReturn:
     """The entry point: run the command line of this process."""
     try:
-        try:
-            app(prog_name="fusec")
-        finally:
-            sys.stdout.flush()
+        status = app(prog_name="fusec", standalone_mode=False)
+        sys.stdout.flush()
+    except _UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        print(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
+        status = EXIT_ERROR
     except BrokenPipeError:
-        # whoever read our output has seen enough; the flush at exit must not complain again
+        status = EXIT_PIPE
+        with contextlib.suppress(typer.Exit):
+            _reader_left()
+    except OSError as error:  # the last of the output: a full disk
+        print(f"fusec: error: {_os_error(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_PIPE)
-    sys.exit(0)
+        status = EXIT_ERROR
+    sys.exit(status if isinstance(status, int) else 0)
 
 
-@app.callback(invoke_without_command=True)
-def options(version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False) -> None:
-    """Compile exported models to fused NVIDIA cuDNN plans, and say what fused and why the rest did not."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"fusec {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Compile exported models to fused NVIDIA cuDNN plans, and say what fused and why the rest did not."""
 
 
 @app.command()
@@ -103,31 +122,23 @@ def compile(
     ] = None,
 ) -> None:
     """Compile a model and print what it became."""
-    from fusec.explain.table import bytes_text
-
     cli_io.check_writable(output)
     request = _Request(model, precision, shape, disable)
     start = time.perf_counter()
     with cli_io.progress() as report:
         compiled = request.build(target, report)
-    summary = _summary(request, compiled, time.perf_counter() - start)
+    summary, words = _summary(request, compiled, time.perf_counter() - start)
     if output is not None:
-        text = _json(summary) + "\n"
+        text = cli_io.json_text(summary) + "\n"
         cli_io.write_whole(output, lambda file: file.write(text.encode()))
     if as_json:
-        print(_json(summary))
+        print(cli_io.json_text(summary))
         return
     print(f"{model} for {summary['target']} in {precision}, compiled in {summary['seconds']:.1f} s")
     for kind in ("inputs", "outputs"):
         for spec in summary[kind]:
             print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}")
-    totals = summary["totals"]
-    print(
-        f"  {totals['launches']} launches: {totals['cudnn']} cuDNN graphs ({totals['precompiled']} with precompiled "
-        f"engines, {totals['runtime']} compiled at run time), {totals['kernels']} other kernels; "
-        f"{totals['views']} views cost nothing"
-    )
-    print(f"  {bytes_text(totals['virtual_bytes'])} of intermediates are neither written nor read back")
+    print(f"  {words}")
 
 
 @app.command()
@@ -175,7 +186,7 @@ def run(
         errors = running.distances(model, feeds, named) if compare is not None else {}
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
     if as_json:
-        print(_json({"model": model, "device": executable.device, "seconds": seconds, "outputs": rows}))
+        print(cli_io.json_text({"model": model, "device": executable.device, "seconds": seconds, "outputs": rows}))
     else:
         for row in rows:
             print(f"{row['name']}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
@@ -224,12 +235,14 @@ def explain(
                     miss = str(error)
                 checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
     if as_json:
-        targets = [explanation.to_json() for _, explanation in explained]
-        print(_json({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
+        targets = [explanation.tocli_io.json_text() for _, explanation in explained]
+        print(cli_io.json_text({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
     else:
-        print("\n\n".join(f"{goal}\n{explanation}" for goal, explanation in explained))
         if len(explained) > 1:
-            print(f"\nside by side\n{explaining.compare(explained)}")
+            reasons = [f"{goal}\n{explanation.reasons()}" for goal, explanation in explained]
+            print("\n\n".join([explaining.compare(explained), *reasons]))
+        else:
+            print(explained[0][1])
     missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
     if missed:
         raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
@@ -258,9 +271,12 @@ def verify(
             from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
             execute = CudnnBackend("none").run_on_host
-        report("verify", 0, 0)
-        result = verifying.verify(compiled, seed, execute)
-    print(_json({"model": model, "target": compiled.target.name, **result.to_json()}) if as_json else result)
+        result = verifying.verify(compiled, seed, execute, lambda done, total: report("verify", done, total))
+    print(
+        cli_io.json_text({"model": model, "target": compiled.target.name, **result.tocli_io.json_text()})
+        if as_json
+        else result
+    )
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)
         raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
@@ -283,7 +299,7 @@ def targets(as_json: AsJson = False) -> None:
         for t in known
     ]
     if as_json:
-        print(_json(rows))
+        print(cli_io.json_text(rows))
         return
     for row in rows:
         origin = "derived" if row["derived"] else "measured"
@@ -306,7 +322,7 @@ def doctor(
         checks = diagnose()
     missing = [check.name for check in checks if check.required and not check.ok]
     if as_json:
-        print(_json({"ok": not missing, "checks": [asdict(check) for check in checks]}))
+        print(cli_io.json_text({"ok": not missing, "checks": [asdict(check) for check in checks]}))
     else:
         print("\n".join(map(str, checks)))
     if missing:
@@ -334,25 +350,24 @@ class _Request:
         return driver.build(self.model, target=target, progress=report, **self.options)
 
 
+def _os_error(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def _reader_left() -> NoReturn:
+    """Whoever read our output has seen enough: nothing more is written, and the flush at exit does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise typer.Exit(EXIT_PIPE)
+
+
 def _fail(message: str, status: int) -> NoReturn:
     print(message, file=sys.stderr)
     raise typer.Exit(status)
 
 
-def _json(data: Any) -> str:
-    return json.dumps(_plain(data), indent=1, allow_nan=False)
-
-
-def _plain(data: Any) -> Any:
-    """NaN and infinity, which JSON does not have, as null."""
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
-
-
-def _summary(request: _Request, compiled: Compiled, seconds: float) -> dict[str, Any]:
+def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
+    """What a compilation became, as data, and its totals in words."""
     from fusec.explain import explain as explained
 
     def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -362,16 +377,18 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> dict[str,
         ]
 
     graph = compiled.graph
-    return {
+    explanation = explained(compiled.program, compiled.target, cores=False)
+    data = {
         "model": request.model,
         "target": compiled.target.name,
         "precision": request.precision,
         "disabled": list(request.disable or ()),
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
-        "totals": explained(compiled.program, compiled.target, cores=False).totals,
+        "totals": explanation.totals,
         "seconds": seconds,
     }
+    return data, explanation.summary
 
 
 def _ops(as_json: bool) -> None:
@@ -388,7 +405,7 @@ def _ops(as_json: bool) -> None:
         for op in ALL
     ]
     if as_json:
-        print(_json(rows))
+        print(cli_io.json_text(rows))
     else:
         width = max(len(row["op"]) for row in rows)
         for row in rows:

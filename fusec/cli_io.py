@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import stat
 import sys
+import tokenize
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,9 +64,23 @@ def _array(path: Path) -> Any:
         return open_memmap(path, mode="r")
     except OSError as error:
         raise FusecError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
+    except (ValueError, EOFError, SyntaxError, OverflowError, tokenize.TokenError) as error:
         reason = "holds Python objects, which are never read" if "Python objects" in str(error) else str(error)
         raise FusecError(f"{path}: not a readable .npy file: {reason}") from error
+
+
+def json_text(data: Any) -> str:
+    """One JSON document."""
+    return json.dumps(_plain(data), indent=1, allow_nan=False)
+
+
+def _plain(data: Any) -> Any:
+    """NaN and infinity, which JSON does not have, as null."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def check_writable(path: Path | None) -> None:

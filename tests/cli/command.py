@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
 
-from fusec.cli import app
+from fusec import cli
 
 SHAPE = ("--shape", "x=1,8,8,8")
 
 
-def fusec(*args: object) -> Any:
-    """Run a command in this process: exit_code, stdout, stderr. Nothing but exits may come out of it."""
-    result = CliRunner().invoke(app, [str(a) for a in args], prog_name="fusec")
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    assert "Traceback" not in result.output
-    return result
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def fusec(*args: object) -> Result:
+    """Run a command in this process, through the entry point. Nothing but an exit may come out of it."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr(sys, "argv", ["fusec", *map(str, args)])
+        try:
+            status = cli.main()
+        except SystemExit as leave:
+            status = leave.code
+    assert "Traceback" not in err.getvalue()
+    return Result(int(status or 0), out.getvalue(), err.getvalue())
 
 
 def tiny(folder: Path) -> Path:

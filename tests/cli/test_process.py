@@ -1,0 +1,162 @@
+"""What needs no cuDNN: the tables the package holds, starting, stopping, being cut short, progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli.command import fusec
+
+import fusec as library
+from fusec import cli_io, driver
+from fusec.gpu import doctor
+from fusec.ops import ALL
+
+FUSEC = (sys.executable, "-m", "fusec")
+
+
+def test_version_and_help_answer_at_once() -> None:
+    """In a process of its own: also what `python -m fusec` is for. Half a second, and nothing heavy imported."""
+    quickest = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = subprocess.run([*FUSEC, "--version"], capture_output=True, text=True, check=True)
+        quickest.append(time.perf_counter() - start)
+    assert result.stdout == f"fusec {library.__version__}\n"
+    assert min(quickest) < 0.5
+    program = (
+        "import sys; sys.argv = ['fusec', '--help']; import fusec.cli, atexit\n"
+        "heavy = {'numpy', 'onnx', 'networkx', 'cudnn', 'cupy', 'onnxruntime'}\n"
+        "try: fusec.cli.main()\n"
+        "finally: assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    for command in ("compile", "run", "explain", "verify", "targets", "doctor"):
+        assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "explain", "verify", "targets", "doctor"])
+def test_every_command_has_help_and_json(command: str) -> None:
+    result = fusec(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_an_error_in_a_process_of_its_own(tmp_path: Path) -> None:
+    result = subprocess.run([*FUSEC, "verify", tmp_path / "none.onnx"], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"fusec: error: {tmp_path / 'none.onnx'}: No such file or directory\n"
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        result = subprocess.run([*FUSEC, "targets"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
+    """The signal itself, while the command waits in its own code (a pipe nobody writes to)."""
+    program = (
+        "import signal, sys; from fusec import cli, driver\n"
+        "def wait(*args, **options): print('ready', flush=True); signal.pause()\n"
+        "driver.build = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+
+
+def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*args: object, **options: object) -> None:
+        raise MemoryError("Unable to allocate 1.00 TiB")
+
+    monkeypatch.setattr(driver, "build", build)
+    result = fusec("verify", "m.onnx")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "fusec: error: out of memory: Unable to allocate 1.00 TiB\n"
+
+
+def test_targets() -> None:
+    rows = json.loads(fusec("targets", "--json").stdout)
+    assert [row["name"] for row in rows] == ["t4", "a100", "l4", "h100", "h200", "b200"]
+    assert [row["name"] for row in rows if not row["derived"]] == ["h200"]
+    assert all("https://" in row["source"] for row in rows)
+    lines = fusec("targets").stdout.splitlines()
+    assert lines[-1].split()[:5] == ["b200", "NVIDIA", "B200", "10.0", "derived"]
+
+
+def test_doctor_fails_for_a_required_piece_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = doctor.Check("GPU", False, "none", required=False)
+    nvrtc = doctor.Check("nvrtc", False, "no libnvrtc", "pip install it")
+    monkeypatch.setattr(doctor, "diagnose", lambda: [gpu])
+    assert fusec("doctor").exit_code == 0
+    monkeypatch.setattr(doctor, "diagnose", lambda: [gpu, nvrtc])
+    result = fusec("doctor")
+    assert (result.exit_code, result.stderr) == (1, "fusec: missing: nvrtc\n")
+    assert "MISSING nvrtc: no libnvrtc; remedy: pip install it" in result.stdout
+    data = json.loads(fusec("doctor", "--json").stdout)
+    assert data["ok"] is False
+    assert data["checks"][1]["remedy"] == "pip install it"
+
+
+def test_doctor_ops_accounts_for_every_op() -> None:
+    result = fusec("doctor", "--ops", "--json")
+    rows = {row["op"]: row for row in json.loads(result.stdout)}
+    assert result.exit_code == 0
+    assert set(rows) == {op.name for op in ALL}
+    assert (rows["conv"]["lowered"], rows["conv"]["anchor"]) == (True, True)
+    assert (rows["relu"]["lowered"], rows["relu"]["anchor"]) == (True, False)
+    assert "pointwise mode" in rows["sign"]["why_not"]
+    assert all(row["lowered"] != bool(row["why_not"]) for row in rows.values())
+
+
+def test_doctor_ops_fails_for_an_op_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec import lower_cudnn
+
+    monkeypatch.setattr(lower_cudnn, "WITHOUT", {k: v for k, v in lower_cudnn.WITHOUT.items() if k != "sign"})
+    result = fusec("doctor", "--ops")
+    assert (result.exit_code, result.stderr) == (1, "fusec: neither lowered nor explained: sign\n")
+
+
+def test_no_bars_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+    with cli_io.progress() as report:
+        report("import", 0, 1)
+        report("pass layout", 3, 9)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with cli_io.progress() as report:
+        report("import", 0, 1)
+        time.sleep(0.3)
+    quick = capsys.readouterr()
+    assert quick.out == ""
+    assert "import" not in quick.err
+    monkeypatch.setattr(cli_io, "PATIENCE_S", 0.1)
+    with cli_io.progress() as report:
+        report("import", 0, 1)
+        report("partition", 3, 9)
+        time.sleep(0.5)
+        report("verify", 0, 0)
+    slow = capsys.readouterr()
+    assert slow.out == ""
+    assert "partition" in slow.err
+    assert "3/9" in slow.err
+    assert "import" not in slow.err
