@@ -27,18 +27,17 @@ def cut(text: str, width: int) -> str:
 
 def listed(names: Sequence[str], width: int) -> str:
     """As many of the names as fit, and how many more there are."""
-    shown = ""
-    for count, name in enumerate(names):
-        longer = f"{shown}, {name}" if shown else name
-        rest = len(names) - count - 1
-        if len(longer) + (len(f" +{rest}") if rest else 0) > width:
-            return (
-                f"{shown} +{len(names) - count}"
-                if shown
-                else cut(name, width - len(f" +{rest}")) + f" +{rest}" * (rest > 0)
-            )
-        shown = longer
-    return shown
+    best = ""
+    for count in range(1, len(names) + 1):
+        more = f" +{len(names) - count}" if count < len(names) else ""
+        shown = ", ".join(names[:count])
+        if count == 1:
+            best = cut(shown, width - len(more)) + more
+        elif len(shown) + len(more) <= width:
+            best = shown + more
+        elif len(shown) > width:
+            break
+    return best
 
 
 def wrapped(text: str, indent: str, width: int) -> list[str]:
