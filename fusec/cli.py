@@ -235,7 +235,7 @@ def explain(
                     miss = str(error)
                 checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
     if as_json:
-        targets = [explanation.tocli_io.json_text() for _, explanation in explained]
+        targets = [explanation.to_json() for _, explanation in explained]
         print(cli_io.json_text({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
     else:
         if len(explained) > 1:
@@ -272,11 +272,7 @@ def verify(
 
             execute = CudnnBackend("none").run_on_host
         result = verifying.verify(compiled, seed, execute, lambda done, total: report("verify", done, total))
-    print(
-        cli_io.json_text({"model": model, "target": compiled.target.name, **result.tocli_io.json_text()})
-        if as_json
-        else result
-    )
+    print(cli_io.json_text({"model": model, "target": compiled.target.name, **result.to_json()}) if as_json else result)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)
         raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
