@@ -85,8 +85,11 @@ class Layout:
                 _order_filters(graph, node, copies)
             if not isinstance(node.op, _LOWERED_AS_ONE):
                 continue  # kernels read any order
-            for index in tied_operands(node):
-                wanted, operand = node.results[0].type.order, node.operands[index]
+            tied = set(tied_operands(node))
+            for index, operand in enumerate(node.operands):
+                if index not in tied and (operand.literal is None or not isinstance(node.op, Pointwise)):
+                    continue  # what is broadcast is read as it lies
+                wanted = _broadcast(node.results[0].type.order, operand.type)
                 if not same_storage(operand.type.shape, operand.type.order, wanted):
                     graph.set_input(node, index, _copy(graph, operand, wanted, node, copies))
         last = graph.return_node
@@ -98,6 +101,12 @@ class Layout:
 def settled(type: TensorType, order: Order) -> Order:
     """The order to write down: row-major wherever the dims that are not 1 lie so."""
     return () if same_storage(type.shape, order, ()) else order
+
+
+def _broadcast(order: Order, type: TensorType) -> Order:
+    """A result's order as it goes for an operand that is broadcast to it."""
+    lead = len(order) - type.rank
+    return settled(type, tuple(d - lead for d in order if d >= lead)) if order else ()
 
 
 def tied_operands(node: Node) -> Iterator[int]:
