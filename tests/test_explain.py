@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from fusec.explain import Explanation, compare, explain
 from fusec.ir import Constant, Graph
 from fusec.lower_cudnn import WITHOUT
 from fusec.passes.partition import partition
-from fusec.program import Program
+from fusec.program import Program, Refusal
 from fusec.target import load
 from fusec.text import parse
 from fusec.verdict import Legal, Refused, Verdict
@@ -129,6 +130,15 @@ def test_a_refused_fusion_has_cudnns_words_ours_and_its_core() -> None:
     assert decline.cause.message == decline.message
     assert 0 < decline.cause.questions <= 60
     assert {s.ops for s in found.steps if s.kind == "cudnn"} == {"conv+bias", "sigmoid+mul"}
+
+
+def test_a_refusal_that_was_overcome_is_no_decline() -> None:
+    """Its nodes run as one step after all, in another spelling."""
+    program = cut(Rule(lambda names: False))
+    step = program.steps[0]
+    refusal = Refusal(step.nodes, step.body, Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "not so"))
+    program = replace(program, refusals=(*program.refusals, refusal))
+    assert explain(program, load("h200")).declined == ()
 
 
 def test_without_cores_nothing_is_asked() -> None:
