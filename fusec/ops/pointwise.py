@@ -54,8 +54,6 @@ class Pointwise(Op):
             require(dtype is not DType.BOOL, f"{row.name} takes numbers, not bool")
         elif row.rule == "bool":
             require(dtype is DType.BOOL, f"{row.name} takes bools, not {dtype.value}")
-        elif row.rule == "int":
-            require(dtype.is_int, f"{row.name} takes integers, not {dtype.value}")
         elif row.rule == "select":
             require(operands[0].dtype is DType.BOOL, f"the condition is {operands[0].dtype.value}, not bool")
         if "axis" in row.defaults:
