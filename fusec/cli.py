@@ -11,14 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from fusec import __version__, cli_io
+from fusec import __version__, cli_io, cli_machine
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ Disable = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 
 
 # typer brings its own click or takes the installed one, by its version
@@ -116,7 +115,7 @@ def compile(
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
-    as_json: AsJson = False,
+    as_json: cli_io.AsJson = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the summary to this file, as JSON, too.")
     ] = None,
@@ -161,7 +160,7 @@ def run(
         float, typer.Option(min=0.0, help="Relative L2 distance that --compare lets pass.")
     ] = TOLERANCE,
     tune: Annotated[str, typer.Option(help="quick: time cuDNN's plans on the GPU; none: take its first.")] = "quick",
-    as_json: AsJson = False,
+    as_json: cli_io.AsJson = False,
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
     from fusec import cli_run as running
@@ -210,7 +209,7 @@ def explain(
         typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
     ] = None,
     cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
-    as_json: AsJson = False,
+    as_json: cli_io.AsJson = False,
 ) -> None:
     """Show what fuses into which step on each GPU and, for what does not, why."""
     from fusec import driver
@@ -256,7 +255,7 @@ def verify(
     shape: Shapes = None,
     disable: Disable = None,
     seed: Seed = 0,
-    as_json: AsJson = False,
+    as_json: cli_io.AsJson = False,
 ) -> None:
     """Check passes, partitions and lowered graphs against the reference on random inputs."""
     from fusec import verify as verifying
@@ -278,51 +277,8 @@ def verify(
         raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
 
 
-@app.command()
-def targets(as_json: AsJson = False) -> None:
-    """List the GPUs fusec knows."""
-    from fusec import target
-
-    known = [target.load(name) for name in target.names()]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": t.name,
-            "gpu": t.device_name,
-            "capability": f"{t.sm // 10}.{t.sm % 10}",
-            "derived": t.derived,
-            "source": t.source,
-        }
-        for t in known
-    ]
-    if as_json:
-        print(cli_io.json_text(rows))
-        return
-    for row in rows:
-        origin = "derived" if row["derived"] else "measured"
-        print(f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {origin:9} {row['source']}")
-
-
-@app.command()
-def doctor(
-    ops: Annotated[bool, typer.Option(help="Say instead which ops cuDNN graphs take, and why not the others.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Say what this machine has of the pieces fusec needs, and the remedy for each that is missing."""
-    if ops:
-        _ops(as_json)
-        return
-    from fusec.gpu.doctor import diagnose
-
-    with cli_io.progress() as report:
-        report("checks", 0, 0)
-        checks = diagnose()
-    missing = [check.name for check in checks if check.required and not check.ok]
-    if as_json:
-        print(cli_io.json_text({"ok": not missing, "checks": [asdict(check) for check in checks]}))
-    else:
-        print("\n".join(map(str, checks)))
-    if missing:
-        raise CheckError(f"missing: {', '.join(missing)}")
+app.command()(cli_machine.targets)
+app.command()(cli_machine.doctor)
 
 
 @dataclass(frozen=True)
@@ -385,28 +341,3 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
         "seconds": seconds,
     }
     return data, explanation.summary
-
-
-def _ops(as_json: bool) -> None:
-    from fusec.lower_cudnn import ANCHORS, LOWER, WITHOUT
-    from fusec.ops import ALL
-
-    rows: list[dict[str, Any]] = [
-        {
-            "op": op.name,
-            "lowered": op.name in LOWER,
-            "anchor": issubclass(op, ANCHORS),
-            "why_not": "" if op.name in LOWER else WITHOUT.get(op.name, ""),
-        }
-        for op in ALL
-    ]
-    if as_json:
-        print(cli_io.json_text(rows))
-    else:
-        width = max(len(row["op"]) for row in rows)
-        for row in rows:
-            how = "cuDNN, as anchor" if row["anchor"] else "cuDNN"
-            print(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
-    unexplained = [row["op"] for row in rows if not row["lowered"] and not row["why_not"]]
-    if unexplained:
-        raise CheckError(f"neither lowered nor explained: {', '.join(unexplained)}")

@@ -12,13 +12,15 @@ import tokenize
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from fusec.errors import FusecError
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
 PATIENCE_S = 1.0  # a stage shorter than this shows no bar
 
