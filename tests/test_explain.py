@@ -13,7 +13,7 @@ from partition.oracles import FAST, AcceptAll, Measured
 
 from fusec import driver
 from fusec.core_search.variants import variants
-from fusec.explain import Explanation, compare, explain
+from fusec.explain import STAGES, Explanation, compare, explain
 from fusec.ir import Constant, Graph
 from fusec.lower_cudnn import WITHOUT
 from fusec.passes.partition import partition
@@ -248,6 +248,13 @@ def test_compare_shows_what_differs_and_counts_what_does_not() -> None:
     launches = next(line for line in text.splitlines() if line.startswith("launches"))
     assert launches.split()[1:] == ["2", "3"]
     assert "differs" not in compare([("a", fused), ("b", fused)])
+
+
+def test_the_page_explains_every_column_stage_and_key() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "explain.md").read_text()
+    columns = ["#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual"]
+    assert str(explained(Rule(no_gate))).splitlines()[0].split() == " ".join(columns).split()
+    assert [word for word in (*columns, *STAGES, *STEP, *DECLINE, *CAUSE, *ACCEPTED) if f"`{word}`" not in page] == []
 
 
 @pytest.mark.xfail(reason="the line of totals and the column of ops are not wrapped", strict=False)
