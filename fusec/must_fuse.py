@@ -10,7 +10,7 @@ of them must be whole.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -41,14 +41,11 @@ class Miss:
 
 def check(program: Program, pattern: str) -> tuple[int, list[Miss]]:
     """How many places match the pattern, and those among them that are not one cuDNN step."""
-    ends: dict[Node, list[tuple[Node, ...]]] = {}
-    for node in program.step_of:
-        for chain in _matches((node,), pattern):
-            ends.setdefault(chain[-1], []).append(chain)
+    ends = _matches(program, Glob(pattern))
     misses: list[Miss] = []
-    for chains in ends.values():
-        if not any(_whole(program, chain) for chain in chains):
-            chain = min(chains, key=lambda c: len(_steps(program, c)))
+    for runs in ends.values():
+        if not any(run.cuts == 0 and program.step_of[run.node].kind is Kind.CUDNN for run in runs):
+            chain = min(runs, key=lambda run: (run.cuts, run.length)).nodes()
             misses.append(Miss(chain, _steps(program, chain), _reason(program, chain)))
     return len(ends), misses
 
@@ -65,27 +62,94 @@ def assert_fused(program: Program, pattern: str) -> None:
         raise CheckError(f"{len(misses)} of {places} places that match {pattern!r} are not one cuDNN step:\n{lines}")
 
 
-def _matches(chain: tuple[Node, ...], pattern: str) -> Iterator[tuple[Node, ...]]:
-    """The shortest continuations of a chain that match."""
-    if fnmatchcase("+".join(map(display_name, chain)), pattern):
-        yield chain
-        return
-    last = chain[-1]
-    if len(chain) == MAX_CHAIN or (last is not chain[0] and not isinstance(last.op, (Pointwise, Cast))):
-        return
-    for value in last.results:
-        for user in value.users:
-            if not isinstance(user.op, Return):
-                yield from _matches((*chain, user), pattern)
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A chain from its end: how many ops, and how often it passes from one step to another."""
+
+    node: Node
+    before: _Run | None
+    length: int
+    cuts: int
+
+    def nodes(self) -> tuple[Node, ...]:
+        chain: list[Node] = []
+        run: _Run | None = self
+        while run is not None:
+            chain.append(run.node)
+            run = run.before
+        return tuple(reversed(chain))
+
+
+def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
+    """The shortest chains that match, by the op they end in.
+
+    Of the chains to one op that have left the glob in the same state only the least cut is followed, so the
+    work grows with the graph and not with the number of paths through it (which doubles at every gate).
+    """
+    ends: dict[Node, list[_Run]] = {}
+    going: dict[Node, dict[tuple[frozenset[int], bool], _Run]] = {}
+    for node in program.step_of:  # steps, and nodes within them, are in an order that respects dependencies
+        arrived = going.pop(node, {})
+        first = glob.advance(glob.start, display_name(node))
+        for (state, alone), run in [*arrived.items(), ((first, True), _Run(node, None, 1, 0))]:
+            if glob.accepts(state):
+                ends.setdefault(node, []).append(run)
+                continue
+            if run.length == MAX_CHAIN or not (alone or isinstance(node.op, (Pointwise, Cast))):
+                continue
+            for user in dict.fromkeys(u for value in node.results for u in value.users):
+                if isinstance(user.op, Return):
+                    continue
+                following = glob.advance(state, f"+{display_name(user)}")
+                if not following:
+                    continue
+                cut = program.step_of[user] is not program.step_of[node]
+                longer = _Run(user, run, run.length + 1, run.cuts + cut)
+                known = going.setdefault(user, {}).get((following, False))
+                if known is None or (longer.cuts, longer.length) < (known.cuts, known.length):
+                    going[user][following, False] = longer
+    return ends
+
+
+class Glob:
+    """A glob fed piece by piece: a state is the set of places in the pattern that what was read may have
+    reached; the empty one can never match, whatever follows."""
+
+    def __init__(self, pattern: str):
+        self._tokens: list[str] = re.findall(r"\*|\[!?\]?[^\]]*\]|[\s\S]", pattern)
+        self._known: dict[tuple[int, str], bool] = {}
+        self.start = self._past_stars({0})
+
+    def advance(self, state: frozenset[int], text: str) -> frozenset[int]:
+        """The state after reading `text` as well."""
+        for character in text:
+            reached = {at if self._tokens[at] == "*" else at + 1 for at in state if self._takes(at, character)}
+            state = self._past_stars(reached)
+        return state
+
+    def accepts(self, state: frozenset[int]) -> bool:
+        """Whether all that was read matches the whole pattern."""
+        return len(self._tokens) in state
+
+    def _takes(self, at: int, character: str) -> bool:
+        if at == len(self._tokens):
+            return False
+        key = (at, character)
+        if key not in self._known:
+            self._known[key] = fnmatchcase(character, self._tokens[at])
+        return self._known[key]
+
+    def _past_stars(self, places: set[int]) -> frozenset[int]:
+        """A star may also stand for nothing."""
+        reached = set(places)
+        for at in range(min(places, default=0), len(self._tokens)):
+            if at in reached and self._tokens[at] == "*":
+                reached.add(at + 1)
+        return frozenset(reached)
 
 
 def _steps(program: Program, chain: tuple[Node, ...]) -> tuple[Partition, ...]:
     return tuple(dict.fromkeys(program.step_of[node] for node in chain))
-
-
-def _whole(program: Program, chain: tuple[Node, ...]) -> bool:
-    steps = _steps(program, chain)
-    return len(steps) == 1 and steps[0].kind is Kind.CUDNN
 
 
 def _reason(program: Program, chain: tuple[Node, ...]) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import time
+from fnmatch import fnmatchcase
+
 import pytest
 from partition.oracles import AcceptAll, Measured
 
 from fusec.errors import CheckError
 from fusec.ir import Graph
-from fusec.must_fuse import assert_fused, check
+from fusec.must_fuse import Glob, assert_fused, check
 from fusec.passes.partition import partition
 from fusec.program import Program
 from fusec.target import load
@@ -86,3 +90,28 @@ def test_one_of_two_convolutions_takes_the_residual() -> None:
     """`shortcut` also leads to add+relu, but only one convolution can hold them."""
     places, misses = check(program(), "conv+bias+add+relu")
     assert (places, misses) == (1, [])
+
+
+def test_globs_read_piece_by_piece_are_fnmatch_s() -> None:
+    pieces = ["a", "b", "+", "*", "?", "[ab]", "[!a]", "[]", "["]
+    rng = random.Random(1)
+    matched = 0
+    for _ in range(20000):
+        pattern = "".join(rng.choices(pieces, k=rng.randint(0, 5)))
+        text = "".join(rng.choices("ab+]", k=rng.randint(0, 5)))
+        middle = rng.randint(0, len(text))
+        glob = Glob(pattern)
+        got = glob.accepts(glob.advance(glob.advance(glob.start, text[:middle]), text[middle:]))
+        assert got == fnmatchcase(text, pattern), (pattern, text)
+        matched += got
+    assert matched > 1000
+
+
+def test_gates_do_not_multiply_the_work() -> None:
+    """A swish doubles the number of paths; forty of them in a row have a million million."""
+    gates = "\n".join(f"  %s{i} = sigmoid(%n{i})\n  %n{i + 1} = mul(%n{i}, %s{i})" for i in range(40))
+    text = f'graph "g" (%n0: f32[4,8]) {{\n{gates}\n  return %n40\n}}'
+    start = time.perf_counter()
+    assert check(program(text=text), "*sigmoid+mul+tanh") == (0, [])
+    assert check(program(AcceptAll(), text), "sigmoid+mul*") == (40, [])
+    assert time.perf_counter() - start < 5
