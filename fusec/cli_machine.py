@@ -38,7 +38,9 @@ def targets(as_json: AsJson = False) -> None:
 
 
 def doctor(
-    ops: Annotated[bool, typer.Option(help="Say instead which ops cuDNN graphs take, and why not the others.")] = False,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Say instead which ops cuDNN graphs take, and why not the others.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what this machine has of the pieces fusec needs, and the remedy for each that is missing."""

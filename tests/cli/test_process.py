@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -160,3 +161,11 @@ def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "partition" in slow.err
     assert "3/9" in slow.err
     assert "import" not in slow.err
+
+
+@pytest.mark.parametrize("command", ["compile", "run", "explain", "verify", "targets", "doctor"])
+def test_the_manual_names_every_option(command: str) -> None:
+    manual = (Path(library.__file__).parent.parent / "docs" / "cli.md").read_text()
+    assert f"## `fusec {command}" in manual
+    for option in re.findall(r"(?<![\w`])--?[a-z][a-z-]*", fusec(command, "--help").stdout.partition("Options:")[2]):
+        assert f"`{option}" in manual or f"{option}`" in manual, option
