@@ -91,8 +91,9 @@ def _gelu_cdf(xp: Any, x: Array) -> Array:
     return 0.5 * special(xp).erfc(x * -SQRT_HALF)
 
 
-def _gelu_tanh_inner(xp: Any, x: Array) -> Array:
-    return xp.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
+def _gelu_tanh_cdf(xp: Any, x: Array) -> Array:
+    """0.5 * (1 + tanh(u)) is sigmoid(2 * u), which keeps its digits where it is tiny."""
+    return _sigmoid(xp, 2.0 * SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
 
 
 def _divide(xp: Any, a: Array, b: Array) -> Array:
@@ -105,9 +106,8 @@ def _divide(xp: Any, a: Array, b: Array) -> Array:
 
 def _gelu_tanh_gradient(xp: Any, dy: Array, x: Array) -> Array:
     x = xp.clip(x, -40.0, 40.0)  # the gradient is 0 or 1 there, and no square overflows
-    t = _gelu_tanh_inner(xp, x)
-    inner = SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * x * x)
-    return dy * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+    slope = 2.0 * SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * x * x)
+    return dy * _gelu_tanh_cdf(xp, x) * (1.0 + x * slope * _gelu_tanh_cdf(xp, -x))
 
 
 def _gelu_gradient(xp: Any, dy: Array, x: Array) -> Array:
@@ -163,7 +163,7 @@ TABLE: tuple[Row, ...] = (
     _row("tanh", 1, "float", lambda xp, a, x: xp.tanh(x)),
     _row("elu", 1, "float", lambda xp, a, x: xp.where(x > 0, x, a.alpha * xp.expm1(xp.minimum(x, 0))), alpha=1.0),
     _row("gelu", 1, "float", lambda xp, a, x: x * _gelu_cdf(xp, x)),
-    _row("gelu_tanh", 1, "float", lambda xp, a, x: 0.5 * x * (1.0 + _gelu_tanh_inner(xp, x))),
+    _row("gelu_tanh", 1, "float", lambda xp, a, x: x * _gelu_tanh_cdf(xp, x)),
     _row("swish", 1, "float", lambda xp, a, x: x * _sigmoid(xp, a.beta * x), beta=1.0),
     _row("leaky_relu", 1, "float", lambda xp, a, x: xp.where(x >= 0, x, a.alpha * x), alpha=0.01),
     _row("logical_not", 1, "bool", lambda xp, a, x: ~x),
