@@ -165,7 +165,7 @@ def allowed_error(body: Graph, stored: DType, graph: CudnnGraph) -> float:
     longest = max((_sum_length(node) for node in nodes), default=1)
     allowed = stored.epsilon + SAFETY * DType.F32.epsilon * (math.sqrt(longest) + len(nodes))
     if longest > 1 and graph.tensor_cores and stored is DType.F32:
-        allowed += 2.0**-10  # tf32 keeps 10 bits of the mantissa
+        allowed += 2.0**-9  # tf32 keeps 10 bits of both operands, and some engines cut the rest off: 8e-4 was measured
     rounded = [t.dtype.epsilon for t in graph.tensors if t.virtual and t.dtype in (DType.F16, DType.BF16)]
     return allowed + max(rounded, default=0.0)
 
