@@ -44,7 +44,6 @@ def evaluate(
     for node in graph.nodes:
         operands = [held[v] for v in node.operands]
         results = (operands[0],) if precision and _keeps_value(node) else evaluate_node(node, operands, xp)
-        del operands
         for value, array in zip(node.results, results, strict=True):
             if value.uses:
                 held[value] = _raised(array, precision)

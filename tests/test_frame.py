@@ -197,6 +197,7 @@ def test_channels_last_of_one_spatial_dim_stays_packed() -> None:
     """The lifted dim takes the stride that packing gives it, not one that overlaps."""
     frame = spatial_frame((2, 3, 5))
     assert frame.place("x", (2, 3, 5), (15, 1, 3)) == ((2, 3, 1, 5), (15, 1, 15, 3))
+    assert frame.place("x", (2, 3, 5), (15, 5, 1)) == ((2, 3, 1, 5), (15, 5, 15, 1)), "nor for row-major memory"
 
 
 def test_matrix_frames() -> None:

@@ -101,6 +101,7 @@ def test_pointwise_operands_broadcast_along_two_of_three_dims(operand: tuple[int
 
 def test_two_wide_dims_are_safe() -> None:
     assert misread(pointwise((1, 3, 5), (1, 3, 5), (1, 1, 5))) is None
+    assert not two_of_three((1, 1, 1), (1, 3, 5)), "one element is no row"
 
 
 def test_bools_in_memory_are_misread_and_virtual_ones_are_not() -> None:

@@ -123,6 +123,16 @@ def test_values_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) 
     assert Watch.alive == [0, 1, 1, 1, 2, 2, 2]
 
 
+def test_unused_results_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Watch, "results", [])
+    monkeypatch.setattr(Watch, "alive", [])
+    graph = graph_of(DType.F32, *[pw("relu")] * 4)
+    for node in graph.nodes:
+        graph.add(Watch(), node.operands[0], before=node)
+    evaluate(graph, {"x": np.zeros(64, np.float32)})
+    assert Watch.alive == [0, 0, 0, 0]
+
+
 def test_unused_results_and_inputs_do_no_harm() -> None:
     graph = graph_of(DType.F32, pw("relu"))
     graph.add_input("unused", TensorType((1,), DType.F32))
