@@ -257,7 +257,6 @@ def test_the_page_explains_every_column_stage_and_key() -> None:
     assert [word for word in (*columns, *STAGES, *STEP, *DECLINE, *CAUSE, *ACCEPTED) if f"`{word}`" not in page] == []
 
 
-@pytest.mark.xfail(reason="the line of totals and the column of ops are not wrapped", strict=False)
 def test_str_fits_120_columns() -> None:
     chain = "".join(f"  %t{i + 1} = tanh(%t{i})\n" for i in range(20))
     text = f'graph "long" (%t0: f32[8,64]) {{\n{chain}  return %t20\n}}'

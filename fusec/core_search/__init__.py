@@ -94,7 +94,7 @@ class _Search:
         core, verdict = body, self.refusal
         while (smaller := self._shrink(core)) is not None:
             core, verdict = smaller
-        variant = self._variant(body, core) or self.accepted.get(_ops(core))
+        variant = self._variant(core, body) or self._variant(body, None) or self.accepted.get(_ops(core))
         return Core(core, verdict, variant, self.owner.questions - self.left)
 
     def _shrink(self, core: Graph) -> tuple[Graph, Refused] | None:
@@ -111,14 +111,14 @@ class _Search:
                     self.accepted[ops] = Variant(smaller.what, smaller.body, verdict)
         return None
 
-    def _variant(self, body: Graph, core: Graph) -> Variant | None:
-        """The nearest variant of the core that is accepted, ops and all."""
-        changes = variants(core, strict=self.owner.loose is not None)
+    def _variant(self, body: Graph, whole: Graph | None) -> Variant | None:
+        """The nearest variant of a body that is accepted, ops and all; and whether it serves the whole."""
+        changes = variants(body, strict=self.owner.loose is not None)
         while batch := list(islice(changes, max(0, min(BATCH, self.left)))):
-            verdicts = self._ask_each(batch)
-            for change, verdict in zip(batch, verdicts, strict=True):
+            for change, verdict in zip(batch, self._ask_each(batch), strict=True):
                 if isinstance(verdict, Legal):
-                    return Variant(change.words, change.body, verdict, self._whole(body, change.words))
+                    serves = True if whole is None else self._whole(whole, change.words)
+                    return Variant(change.words, change.body, verdict, serves)
         return None
 
     def _whole(self, body: Graph, words: str) -> bool | None:

@@ -100,7 +100,13 @@ def with_outputs(body: Graph, outputs: Sequence[Value], new_inputs: Sequence[Val
     if not outputs or all(isinstance(n.op, Constant) for n in nodes) or any(v.literal is not None for v in outputs):
         return None
     inputs = [v for v in dict.fromkeys((*body.inputs, *new_inputs)) if v in read]
-    return body.extract(inputs, nodes, outputs)
+    smaller = body.extract(inputs, nodes, outputs)
+    for value in smaller.inputs[len(inputs) - sum(v in given for v in inputs) :]:
+        # what was virtual has no memory order to speak of; given from outside, that of its neighbour is the plain one
+        like = value.users[0].results[0].type
+        if like.shape == value.type.shape:
+            smaller.set_type(value, value.type.with_order(like.order))
+    return smaller
 
 
 def bypassed(body: Graph, node: Node, operand: int) -> Graph | None:

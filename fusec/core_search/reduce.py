@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fusec.core_search.rebuild import bypassed, with_dtype, with_outputs, with_sizes
 from fusec.ir import Constant, DType, Graph, Node, Value
+from fusec.lower_cudnn import ANCHORS
 from fusec.program import display_name
 
 SMALL = (1, 2, 8)  # what a dim is reduced to; 8 where cuDNN wants 16-byte alignment
@@ -55,7 +56,7 @@ def _fewer_ops(body: Graph) -> _Taken:
             yield f"up to {name}", at, with_outputs(body, node.results)
     for node in reversed(nodes):
         name, at = f"without {display_name(node)}", node.results[0].name
-        for index, value in enumerate(node.operands):
+        for index, value in enumerate(node.operands if not isinstance(node.op, ANCHORS) else ()):
             if value.literal is None:
                 yield name, f"{at}, {index}", bypassed(body, node, index)
         if any(v in body.outputs for v in node.results):

@@ -98,7 +98,10 @@ def _reductions(body: Graph) -> Iterator[tuple[str, Graph | None]]:
             if isinstance(node.op, Reduce) and node.op.kind == "mean":
                 changed.set_op(node, replace(node.op, kind="sum"))
         yield "as a sum (and a factor after it)", changed
-        yield "as a sum in row-major memory (and a factor after it)", with_order(changed, lambda t: ())
+        row_major = with_order(changed, lambda t: ())
+        yield "as a sum in row-major memory (and a factor after it)", row_major
+        if row_major is not None:
+            yield "as a sum in row-major memory in fp32 (and a factor after it)", with_dtype(row_major, DType.F32)
 
 
 def _sizes(body: Graph) -> Iterator[tuple[str, Graph | None]]:

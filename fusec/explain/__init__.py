@@ -35,7 +35,7 @@ STAGES = {
     "plan": "no engine of cuDNN takes it",
     "build": "engines offered plans but could build none",
     "crash": "cuDNN ended its process on it, so it is never asked for",
-    "cost": "not done by fusec's choice",
+    "fusec": "cuDNN was not the one to decline: fusec's own choice",
     "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
 }
 
@@ -117,7 +117,7 @@ def _declined(refusal: Refusal) -> Decline:
     places = (_origin(refusal.nodes),)
     reason = refusal.reason
     if isinstance(reason, str):
-        return Decline("", ops, "cost", "", reason, STAGES["cost"], places)
+        return Decline("", ops, "fusec", "", reason, STAGES["fusec"], places)
     return Decline("", ops, reason.stage, reason.code, reason.message, STAGES.get(reason.stage, reason.stage), places)
 
 
@@ -142,7 +142,7 @@ def _grouped(found: Iterable[_Found]) -> list[_Found]:
     """Equal reasons for equal ops as one, with all places."""
     groups: dict[tuple[str, ...], _Found] = {}
     for decline, refusal in found:
-        message = decline.message if decline.stage != "cost" else ""  # names the value: one entry serves
+        message = decline.message if decline.stage != "fusec" else ""  # names the value: one entry serves
         key = (decline.op, decline.ops, decline.stage, decline.code, message, decline.ours)
         if key in groups:
             first, start = groups[key]

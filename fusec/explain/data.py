@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.explain.table import bytes_text, listed, table, wrapped
+from fusec.explain.table import GAP, bytes_text, cut, listed, table, wrapped
 
 WIDTH = 118
-_NODES_WIDTH = 44
+_NODES_WIDTH = 18  # at least
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Decline:
     """Something that is not one cuDNN step. Equal ones are one entry with all their places.
 
     `op` is an op left out, or empty for a fusion declined beside a step that runs. `message` is said by
-    cuDNN (at stages `lower` and `cost`: by fusec), `ours` is what it means.
+    cuDNN (at stages `lower` and `fusec`: by fusec), `ours` is what it means.
     """
 
     op: str
@@ -128,27 +128,35 @@ class Explanation:
         return "\n\n".join(parts) or "Every op is in a cuDNN step and no fusion was declined."
 
     def __str__(self) -> str:
-        return "\n\n".join(["\n".join(_steps(self.steps)), self.summary, self.reasons()])
+        return "\n\n".join(["\n".join(_steps(self.steps)), "\n".join(wrapped(self.summary, "", WIDTH)), self.reasons()])
 
 
 def _steps(steps: Sequence[Step]) -> list[str]:
     header = ("#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual")
-    rows = [
+    numbers = [
         (
             str(s.index),
             s.runs_as,
             f"{s.plans} ({s.precompiled} pre)" if s.plans else "",
-            s.ops + (" *" if s.spelling else ""),
-            listed(s.nodes, _NODES_WIDTH),
             bytes_text(s.read_bytes),
             bytes_text(s.written_bytes),
             bytes_text(s.virtual_bytes) if s.virtual_bytes else "",
         )
         for s in steps
     ]
+    taken = sum(len(max(column, key=len)) for column in zip((*header[:3], *header[5:]), *numbers, strict=True))
+    room = WIDTH - taken - (len(header) - 1) * len(GAP)
+    ops = [s.ops + (" *" if s.spelling else "") for s in steps]
+    ops_width = min(max(map(len, ("ops", *ops))), room - _NODES_WIDTH)
+    rows = [
+        (*first[:3], cut(text, ops_width), listed(s.nodes, room - ops_width), *first[3:])
+        for first, text, s in zip(numbers, ops, steps, strict=True)
+    ]
     lines = table(header, rows, right=(0, 5, 6, 7))
     spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
-    return [*lines, *(f"* reassociated: {words} (as in {ops})" for words, ops in sorted(spelled.items()))]
+    for words, example in sorted(spelled.items()):
+        lines += wrapped(f"* reassociated: {words} (as in {example})", "", WIDTH)
+    return lines
 
 
 def _decline(decline: Decline) -> list[str]:

@@ -137,7 +137,7 @@ graph "g" (%x: f32[1,4,6,6]) {{{WEIGHTS}
   return %y
 }}"""
     (decline,) = explained(text).declined
-    assert decline.stage == "cost"
+    assert decline.stage == "fusec"
     assert "depends on the partition through a step outside it" in decline.message
     assert decline.cause is None
 
