@@ -14,6 +14,8 @@ import numpy as np
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import broadcast, normalize_axis, require, require_arity, widened
 
+MAX_RANK = 64  # NumPy's
+
 
 @dataclass(frozen=True)
 class Reshape(Op):
@@ -25,8 +27,9 @@ class Reshape(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
-        same = math.prod(self.shape) == x.size
-        require(same, f"{list(x.shape)} and {list(self.shape)} differ in their number of elements")
+        require(len(self.shape) <= MAX_RANK, f"a shape of {len(self.shape)} dims; {MAX_RANK} is the most")
+        size = math.prod(self.shape)
+        require(size == x.size, f"{list(x.shape)} has {x.size} elements, {list(self.shape)} {size}")
         return (TensorType(self.shape, x.dtype),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
