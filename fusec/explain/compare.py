@@ -27,10 +27,12 @@ def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
     parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
     groups = _groups([e.steps for _, e in explanations])
     alike = [g for g in groups if len({_cell(steps) for steps in g}) == 1]
-    rows = [
-        (listed([n for s in g[0] for n in s.nodes], _NODES_WIDTH), *map(_cell, g)) for g in groups if g not in alike
-    ]
-    if rows:
+    differing: dict[tuple[str, ...], list[str]] = {}
+    for group in (g for g in groups if g not in alike):
+        nodes = dict.fromkeys(n for step in group[0] for n in step.nodes)
+        differing.setdefault(tuple(map(_cell, group)), []).append(", ".join(nodes))
+    if differing:
+        rows = [(listed(places, _NODES_WIDTH), *cells) for cells, places in differing.items()]
         parts.append("\n".join(table(("differs at", *names), rows)))
     parts.append(f"{len(alike)} of {len(groups)} groups of ops run alike on all")
     return "\n\n".join(parts)
