@@ -61,6 +61,8 @@ _FIRST_OPERAND = (
 )
 # what cuDNN runs over one iteration space: there the operands' order must be the result's
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
+# kernels: they write any order, though the operand's is read and written in one sweep
+_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize)
 _CONVOLUTIONS = (Conv, ConvTranspose)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
@@ -127,6 +129,14 @@ def _movable(graph: Graph) -> Iterator[Value]:
             yield from node.results
 
 
+def _lets_go(node: Node) -> bool:
+    """Whether a kernel's result may lie otherwise than its operands: no cuDNN graph reads it, and what
+    does would perhaps copy."""
+    return isinstance(node.op, _KERNELS) and all(
+        isinstance(user.op, (Return, *_FREE, *_READS_ROWS)) for user in node.result.users
+    )
+
+
 class _Regions:
     """Union-find over the movable values, and the order each region takes."""
 
@@ -140,7 +150,7 @@ class _Regions:
                 self.orders[node.result] = ()
         for node in graph.nodes:
             tied = [node.operands[i] for i in tied_operands(node)]
-            if not tied or node.results[0] not in self.parent:
+            if not tied or node.results[0] not in self.parent or _lets_go(node):
                 continue
             # a convolution's result first: where a matrix product's meets it, that is the one copied
             known = [v for v in tied if self.type_of(v) is not None]
@@ -173,9 +183,12 @@ class _Regions:
         wanted = Counter[Order]()
         for value in values:
             node = value.node
-            source = self.type_of(node.operands[0]) if node is not None and isinstance(node.op, _FREE) else None
-            if node is not None and source is not None:
+            assert node is not None
+            source = self.type_of(node.operands[0]) if node.operands else None
+            if isinstance(node.op, _FREE) and source is not None:
                 self._want(wanted, value, result_order(node, source))
+            elif isinstance(node.op, _KERNELS) and source is not None:
+                self._want(wanted, value, source.order)
             for user, _ in value.uses:
                 result = self.type_of(user.result) if isinstance(user.op, _FREE) else None
                 if result is not None:
@@ -185,7 +198,7 @@ class _Regions:
         candidates = [(), *(order for order, _ in wanted.most_common(_CANDIDATES))]
         if len(candidates) == 1:
             return ()
-        costs: dict[Order, tuple[int, int]] = {}
+        costs: dict[Order, tuple[int, ...]] = {}
         for order in candidates:
             self.orders[root] = order
             costs[order] = self._cost(root, values)
@@ -196,14 +209,15 @@ class _Regions:
         if order is not None and settled(value.type, order):
             wanted[order] += value.type.nbytes
 
-    def _cost(self, root: Value, values: list[Value]) -> tuple[int, int]:
-        """Bytes that are copied with the order the region has now; bytes of images read out of order."""
-        copied = scattered = 0
+    def _cost(self, root: Value, values: list[Value]) -> tuple[int, ...]:
+        """Bytes copied with the order the region has now; bytes read or written out of order; and, since
+        what is copied later may be copied into the order its readers like, the fewer copied at once."""
+        copied = later = scattered = 0
         for value in values:
-            type = self.type_of(value)
-            assert type is not None
-            if value.node is not None and self._copies(value.node, value, type):
-                copied += type.nbytes
+            type, node = self.type_of(value), value.node
+            assert type is not None and node is not None
+            copied += type.nbytes * self._copies(node, value, type)
+            scattered += type.nbytes * self._turns(node, type)
             for user, index in value.uses:
                 if isinstance(user.op, Return):
                     copied += type.nbytes * bool(type.order)
@@ -211,9 +225,11 @@ class _Regions:
                     copied += type.nbytes * (not _as_rows(user, index, type))
                 elif isinstance(user.op, _CONVOLUTIONS):
                     scattered += type.nbytes * (not same_storage(type.shape, type.order, channels_last(type.rank)))
+                elif isinstance(user.op, _FREE) and self.type_of(user.result) is None:
+                    later += type.nbytes * (result_order(user, type) is None)
                 elif user.results[0] in self.parent and self._find(user.results[0]) is not root:
                     copied += type.nbytes * self._meets(user, index, type)
-        return copied, scattered
+        return copied + later, scattered, copied
 
     def _copies(self, node: Node, value: Value, type: TensorType) -> bool:
         """Whether the node that makes a value of the region, so stored, has to copy for it."""
@@ -227,6 +243,13 @@ class _Regions:
             v not in self.parent and v.literal is None and not same_storage(type.shape, v.type.order, type.order)
             for v in given
         )
+
+    def _turns(self, node: Node, type: TensorType) -> bool:
+        """Whether a kernel reads one order and writes another."""
+        if not isinstance(node.op, _KERNELS):
+            return False
+        sources = [self.type_of(node.operands[i]) for i in tied_operands(node)]
+        return any(s is not None and not same_storage(type.shape, s.order, type.order) for s in sources)
 
     def _meets(self, user: Node, index: int, type: TensorType) -> bool:
         """Whether a user in another region, if its order is known, has to copy a value so stored."""
