@@ -237,7 +237,7 @@ def test_ten_thousand_nodes_in_three_seconds() -> None:
         early = b if i == 0 else early
     graph.set_outputs([value])
     assert len(list(graph.nodes)) > 10_000
-    start = time.perf_counter()
+    start = time.process_time()
     Layout().run(graph, Options())
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
     assert_one_order(graph)
