@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
-from fusec.ir import DType
+from fusec.ir import DType, TensorType, channels_last
 
 _PRODUCTS = ("conv_fprop", "conv_dgrad")
 MAX_ELEMENTS = 2**31 - 1
@@ -88,7 +88,23 @@ def deadly(graph: CudnnGraph) -> str | None:
             return reason
         if call.op == "matmul" and any(_comes_from_convolution(uid, made) for uid in call.inputs):
             return "a convolution that feeds a matmul in one graph"
+        if call.op in _PRODUCTS and _reordered_in_front(graph, call.inputs[0], made):
+            return "a convolution that reads, through other ops, an image that is not stored channels last"
     return None
+
+
+def _reordered_in_front(graph: CudnnGraph, uid: int, made: dict[int, CudnnCall]) -> bool:
+    """Whether a convolution's image is computed in the graph from one in another memory order: engine 4
+    took a cast from NCHW in front of a convolution on an H200, and its kernel never ended."""
+    call = made.get(uid)
+    if call is None:
+        return False
+    for source in (graph.tensor(i) for i in call.inputs if i not in made):
+        wide = [d for d, size in enumerate(source.dims) if size != 1]
+        last = TensorType(source.dims, source.dtype, channels_last(len(source.dims))).strides
+        if source.value is None and any(source.strides[d] != last[d] for d in wide):
+            return True
+    return any(_reordered_in_front(graph, i, made) for i in call.inputs)
 
 
 def _overlaps(tensor: CudnnTensor) -> bool:

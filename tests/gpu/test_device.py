@@ -24,7 +24,7 @@ from fusec.verify import allowed_error, verify
 pytestmark = pytest.mark.gpu
 
 # cuDNN's fp32 approximations of these are coarser than rounding, measured at up to 1.1e-5
-APPROXIMATED = {"tan", "tanh", "tanh_backward", "mish", "gelu_tanh", "gelu_tanh_backward"}
+APPROXIMATED = {"tanh", "tanh_backward", "mish", "gelu_tanh", "gelu_tanh_backward"}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_every_pointwise_mode_computes_its_meaning(backend: Any, name: str, rng:
     buffers[lowered.outputs[0][0]] = np.full(240, np.nan, np.float32)
     backend.run_on_host(lowered.graph, buffers)
     (want,) = evaluate(graph, feeds, precision=DType.F64).values()
-    rtol = 3e-5 if name in APPROXIMATED else 2e-6
+    rtol = 1e-3 if name == "tan" else 3e-5 if name in APPROXIMATED else 2e-6  # tan: near its poles
     assert_close(buffers[lowered.outputs[0][0]].reshape(6, 40), want, rtol)
 
 

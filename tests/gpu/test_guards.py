@@ -76,3 +76,20 @@ def test_guard_trips_on_the_case_and_not_on_its_sibling(name: str) -> None:
 def test_size_one_dims_may_have_any_stride_in_an_output() -> None:
     one = CudnnTensor(2, (1, 8, 64), (1, 64, 1), DType.F16)
     assert deadly(CudnnGraph((RELU.tensors[0], one), RELU.calls)) is None
+
+
+def prologue(strides: tuple[int, ...]) -> CudnnGraph:
+    """A convolution that reads a cast of its image."""
+    plain = conv("bias", "relu")
+    uid = max(t.uid for t in plain.tensors) + 1
+    source = dataclasses.replace(plain.tensor(1), uid=uid, dtype=DType.F32, strides=strides)
+    tensors = (*replaced(plain, 1, virtual=True).tensors, source)
+    return CudnnGraph(tensors, (CudnnCall("pointwise", (uid,), (1,), "identity"), *plain.calls))
+
+
+def test_a_cast_that_also_reorders_in_front_of_a_convolution() -> None:
+    """On an H200 its kernel did not end; from channels last it is right."""
+    _, channels, height, width = conv("bias", "relu").tensor(1).dims
+    row_major = (channels * height * width, height * width, width, 1)
+    assert "not stored channels last" in (deadly(prologue(row_major)) or "")
+    assert deadly(prologue(conv("bias", "relu").tensor(1).strides)) is None

@@ -157,6 +157,13 @@ graph "b" (%x: f32[2,7,9,10]{NHWC}) {{
   %c = reduce(%x) {{kind="max", axes=[0,2,3]}}
   return %c
 }}""",
+    "prologue cast into a convolution": f"""
+graph "b" (%x: f32[2,8,6,5]{NHWC}) {{
+  %w = constant weight("w") : f16[16,8,3,3]{NHWC}
+  %h = cast(%x) {{to=f16}} : f16[2,8,6,5]{NHWC}
+  %c = conv(%h, %w) {{{CONV}}} : f16[2,16,6,5]{NHWC}
+  return %c
+}}""",
     "cast on the way out": """
 graph "b" (%x: f16[3,50]) {
   %y = exp(%x)
