@@ -122,6 +122,12 @@ def tied_operands(node: Node) -> Iterator[int]:
         yield 0
 
 
+def _tied(node: Node) -> list[Value]:
+    """Those operands. `node.operands` is a new tuple each time, and a concat may have thousands."""
+    operands = node.operands
+    return [operands[i] for i in tied_operands(node)]
+
+
 def _movable(graph: Graph) -> Iterator[Value]:
     """Values whose order is free: results of nodes, constants left out (they are stored as first used)."""
     for node in graph.nodes:
@@ -149,7 +155,7 @@ class _Regions:
             elif isinstance(node.op, _ROW_MAJOR):
                 self.orders[node.result] = ()
         for node in graph.nodes:
-            tied = [node.operands[i] for i in tied_operands(node)]
+            tied = _tied(node)
             if not tied or node.results[0] not in self.parent or _lets_go(node):
                 continue
             # a convolution's result first: where a matrix product's meets it, that is the one copied
@@ -238,17 +244,16 @@ class _Regions:
             return source is not None and would_view(node, source, type, value.index) is None
         if not isinstance(node.op, _LOWERED_AS_ONE):
             return False
-        given = (node.operands[i] for i in tied_operands(node))
         return any(
             v not in self.parent and v.literal is None and not same_storage(type.shape, v.type.order, type.order)
-            for v in given
+            for v in _tied(node)
         )
 
     def _turns(self, node: Node, type: TensorType) -> bool:
         """Whether a kernel reads one order and writes another."""
         if not isinstance(node.op, _KERNELS):
             return False
-        sources = [self.type_of(node.operands[i]) for i in tied_operands(node)]
+        sources = [self.type_of(v) for v in _tied(node)]
         return any(s is not None and not same_storage(type.shape, s.order, type.order) for s in sources)
 
     def _meets(self, user: Node, index: int, type: TensorType) -> bool:
@@ -297,7 +302,9 @@ def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], V
     order = settled(filters.type, channels_last(filters.type.rank))
     if filters.literal is None or filters.type.order == order:
         return
-    if all(isinstance(user.op, _CONVOLUTIONS) and index == 1 for user, index in filters.uses):
+    # once copied, all convolutions share the copy; looking through the uses for each would be quadratic
+    shared = (filters, order) in copies
+    if not shared and all(isinstance(user.op, _CONVOLUTIONS) and index == 1 for user, index in filters.uses):
         graph.set_type(filters, filters.type.with_order(order))
     else:
         graph.set_input(node, 1, _copy(graph, filters, order, node, copies))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusec.ir import Constant, DType, Graph, TensorType, Value
+from fusec.ir import Constant, DType, Graph, Node, TensorType, Value
 from fusec.ops import (
     AvgPool,
     Cast,
@@ -34,8 +34,9 @@ from fusec.ops import (
 from fusec.passes.base import Options, run
 from fusec.passes.layout import Layout, tied_operands
 from fusec.reference import evaluate
+from fusec.storage import pack, unpack
 from fusec.text import parse
-from fusec.views import is_view, same_storage
+from fusec.views import is_view, same_storage, view_offset
 
 LOWERED = (Pointwise, Cast, InstanceNorm)
 
@@ -59,6 +60,21 @@ def assert_one_order(graph: Graph) -> None:
                 assert same_storage(result.shape, operand.order, result.order), node
     for value in graph.outputs:
         assert same_storage(value.type.shape, value.type.order, ()), value
+
+
+def run_packed(graph: Graph, feeds: dict[str, Any]) -> dict[str, Any]:
+    """The graph on flat buffers, views sharing their operand's: `evaluate` knows no memory order, this does."""
+    buffers = {v: pack(np, feeds[v.name], v.type) for v in graph.inputs}
+    for node in graph.nodes:
+        if is_view(node):
+            for i, value in enumerate(node.results):
+                start = view_offset(node, i)
+                buffers[value] = buffers[node.operands[0]][start : start + value.type.size]
+            continue
+        arrays = node.op.reference(np, *(unpack(buffers[v], v.type) for v in node.operands))
+        buffers.update({v: pack(np, a, v.type) for v, a in zip(node.results, arrays, strict=True)})
+    # the caller reads rows, whatever order the output's type names
+    return {n: buffers[v].reshape(v.type.shape) for n, v in zip(graph.output_names, graph.outputs, strict=True)}
 
 
 # random graphs -----------------------------------------------------------------------------------------
@@ -150,7 +166,7 @@ def test_random_graphs(graph: Graph) -> None:
     after = laid_out(graph.clone())
     assert_one_order(after)
     feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in graph.inputs}
-    got, want = evaluate(after, feeds), evaluate(graph, feeds)
+    got, want = run_packed(after, feeds), evaluate(graph, feeds)
     assert got.keys() == want.keys()
     for name, array in want.items():  # an order is no arithmetic, but NumPy may sum strided rows otherwise
         np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
@@ -241,3 +257,49 @@ def test_ten_thousand_nodes_in_three_seconds() -> None:
     Layout().run(graph, Options())
     assert time.process_time() - start < 3
     assert_one_order(graph)
+
+
+def joined(count: int) -> Graph:
+    """A concat of as many operands as there are nodes."""
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((1, 2, 2, 2), DType.F32))
+    turned = graph.add(Transpose((0, 2, 3, 1)), x)
+    graph.set_outputs([graph.add(Concat(0), *(graph.add(pw("relu"), turned) for _ in range(count)))])
+    return graph
+
+
+def sharing_a_filter(count: int) -> Graph:
+    """Convolutions by one filter, which has another use, so that none of them may reorder it."""
+    graph = Graph("g")
+    value = graph.add_input("x", TensorType((1, 8, 2, 2), DType.F32))
+    filters = graph.constant(np.ones((8, 8, 3, 3), np.float32))
+    other = graph.add(pw("relu"), filters)
+    for _ in range(count):
+        value = graph.add(Conv((1, 1), (1,) * 4, (1, 1)), value, filters)
+    graph.set_outputs([value, other])
+    return graph
+
+
+@pytest.mark.parametrize("build", [joined, sharing_a_filter])
+def test_wide_graphs_take_linear_time(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: operand and use lists, made anew when asked for, are not asked for once per element."""
+    made = 0
+
+    def counting(getter: Any) -> property:
+        def get(self: Any) -> Any:
+            nonlocal made
+            items = getter(self)
+            made += len(items)
+            return items
+
+        return property(get)
+
+    for cls, name in ((Node, "operands"), (Value, "uses")):
+        monkeypatch.setattr(cls, name, counting(getattr(cls, name).fget))
+    work: list[int] = []
+    for count in (400, 1600):
+        graph = build(count)
+        made = 0
+        Layout().run(graph, Options())
+        work.append(made)
+    assert work[1] < 5 * work[0]

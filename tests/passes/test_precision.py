@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -143,3 +144,21 @@ def test_large_integers_keep_their_cast_from_a_wide_input() -> None:
     got = evaluate(storage(graph, "fp16"), {"x": np.array([4097.0, 3.0], np.float32)})
     assert got["i"].tolist() == [4097, 3]
     assert got["r"].tolist() == [4096.0, 3.0]
+
+
+def test_ten_thousand_nodes_in_three_seconds() -> None:
+    """One input and one constant used by all, casts there and back, and every tenth value an output."""
+    graph = Graph("g")
+    value = x = graph.add_input("x", TensorType((4,), DType.F32))
+    k = graph.constant(np.ones(4, np.float32))
+    outputs: list[Any] = []
+    for _ in range(2500):
+        value = graph.add(pw("mul"), graph.add(pw("add"), value, x), k)
+        value = graph.add(Cast(DType.F32), graph.add(Cast(DType.F64), value))
+        outputs.append(value)
+    graph.set_outputs(outputs[::10])
+    assert len(list(graph.nodes)) > 10_000
+    start = time.process_time()  # not a busy machine's time
+    storage(graph, "fp16")
+    assert time.process_time() - start < 3
+    assert sum(isinstance(n.op, Cast) and n.op.to is DType.F32 for n in graph.nodes) == 250, "one per output"
