@@ -118,7 +118,20 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_models.json")
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
+    commit = arguments.commit
+    if not commit:
+        git = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     rows: list[dict[str, Any]] = []
+    result = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "commit": commit,
+        "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "cudnn": cudnn.backend_version(),
+        "torch": torch.__version__,
+        "models": rows,
+    }
     for name in arguments.models:
         data, inputs, want = exported(name) if name in TORCHVISION else light_model(name)
         for precision in arguments.precisions.split(","):
@@ -130,20 +143,8 @@ def main() -> int:
                 f"call {row['call_ms_median']} ms",
                 flush=True,
             )
-    commit = arguments.commit
-    if not commit:
-        git = ["git", "rev-parse", "HEAD"]
-        commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    result = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "commit": commit,
-        "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "driver": cupy.cuda.runtime.driverGetVersion(),
-        "cudnn": cudnn.backend_version(),
-        "torch": torch.__version__,
-        "models": rows,
-    }
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+            # after each row: what was measured stays if the rest does not get to run
+            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     return 0 if all(row["ok"] for row in rows) else 1
 
 
