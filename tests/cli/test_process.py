@@ -69,6 +69,8 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     """The signal itself, while the command waits in its own code (a pipe nobody writes to)."""
     program = (
         "import signal, sys; from fusec import cli, driver\n"
+        # a job in the background starts with interrupts ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*args, **options): print('ready', flush=True); signal.pause()\n"
         "driver.build = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
