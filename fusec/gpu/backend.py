@@ -68,10 +68,6 @@ class CudnnBackend:
         for tensor in graph.outputs:
             buffers[tensor.uid][...] = device[tensor.uid].get()
 
-    def plan(self, graph: CudnnGraph) -> BuiltPlan:
-        """The plan made ready for a graph."""
-        return self._plans[graph.key]
-
     def finish(self) -> None:
         try:
             cupy.cuda.get_current_stream().synchronize()
