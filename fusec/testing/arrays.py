@@ -1,0 +1,79 @@
+"""Random tensors on which a wrong answer shows: exact small integers, normals, extremes, ties, NaN and infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from fusec.ir import DType, Graph, TensorType
+from fusec.ops import Gather
+
+Array = np.ndarray[Any, Any]
+Draw = Callable[[np.random.Generator, tuple[int, ...], DType], Array]
+
+
+def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Sparse integers from -3 to 3: sums and products of a few hundred are exact in every format."""
+    return rng.integers(-3, 4, shape) * (rng.random(shape) < 0.6)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    return rng.standard_normal(shape)
+
+
+def _positive(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Away from zero, so that quotients, roots and logarithms are tame."""
+    return rng.uniform(0.5, 2.0, shape)
+
+
+def _ties(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Halves, signed zeros among them: equal operands, values on a kink, quotients that round half to even."""
+    return rng.integers(-4, 5, shape) * 0.5 * rng.choice([-1.0, 1.0], shape)
+
+
+def _wide(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Magnitudes from 1e-3 to 1e3 (1e-2 to 30 in half precision), so that functions saturate."""
+    reach = 3.0 if dtype not in (DType.F16, DType.BF16) else 1.5
+    return 10.0 ** rng.uniform(-reach, reach, shape) * rng.choice([-1.0, 1.0], shape)
+
+
+def _special(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Small integers with NaN, infinities and signed zeros strewn in."""
+    plain = _integers(rng, shape, dtype).astype(np.float64)
+    odd = rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0]), shape)
+    return np.where(rng.random(shape) < 0.15, odd, plain)
+
+
+STYLES: Mapping[str, Draw] = {
+    "integers": _integers,
+    "normal": _normal,
+    "positive": _positive,
+    "ties": _ties,
+    "wide": _wide,
+    "special": _special,
+}
+
+
+def draw_array(rng: np.random.Generator, type: TensorType, style: str) -> Array:
+    """An array of the type: floats by the style, integers -3 to 3 (0 to 3 unsigned), fair bools."""
+    if type.dtype is DType.BOOL:
+        return rng.random(type.shape) < 0.5
+    if type.dtype.is_int:
+        low = 0 if type.dtype.value.startswith("u") else -3
+        return rng.integers(low, 4, type.shape).astype(type.dtype.numpy)
+    return np.asarray(STYLES[style](rng, type.shape, type.dtype)).astype(type.dtype.numpy)
+
+
+def draw_feeds(graph: Graph, seed: int, style: str) -> dict[str, Array]:
+    """An array for every input of the graph, by name. Indices of a gather stay inside what they index."""
+    rng = np.random.default_rng(seed)
+    feeds = {v.name: draw_array(rng, v.type, style) for v in graph.inputs}
+    for value in graph.inputs:
+        sizes = [
+            n.operands[0].type.shape[n.op.attributes["axis"]] for n, i in value.uses if n.op.name == "gather" and i
+        ]
+        if sizes and min(sizes):
+            feeds[value.name] = (feeds[value.name] % min(sizes)).astype(value.type.dtype.numpy)
+    return feeds
