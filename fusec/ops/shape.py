@@ -194,6 +194,8 @@ class Pad(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         x = operands[0]
+        if x.ndim == 0:  # NumPy refuses an empty list of widths
+            return (x,)
         widths = list(zip(self.pads[: x.ndim], self.pads[x.ndim :], strict=True))
         if self.mode == "constant":
             with np.errstate(all="ignore"):

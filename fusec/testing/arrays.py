@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fusec.ir import DType, Graph, TensorType
-from fusec.ops import Gather
+from fusec.ops import Cast, Gather
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[np.random.Generator, tuple[int, ...], DType], Array]
@@ -67,13 +67,17 @@ def draw_array(rng: np.random.Generator, type: TensorType, style: str) -> Array:
 
 
 def draw_feeds(graph: Graph, seed: int, style: str) -> dict[str, Array]:
-    """An array for every input of the graph, by name. Indices of a gather stay inside what they index."""
+    """An array for every input of the graph, by name. Indices of a gather stay inside what they index,
+    negative ones among them; no NaN or infinity where one would be cast to an integer, which is undefined."""
     rng = np.random.default_rng(seed)
-    feeds = {v.name: draw_array(rng, v.type, style) for v in graph.inputs}
+    if style == "special" and any(isinstance(n.op, Cast) and n.op.to.is_int for n in graph.nodes):
+        style = "ties"
+    feeds: dict[str, Array] = {}
     for value in graph.inputs:
-        sizes = [
-            n.operands[0].type.shape[n.op.attributes["axis"]] for n, i in value.uses if n.op.name == "gather" and i
-        ]
-        if sizes and min(sizes):
-            feeds[value.name] = (feeds[value.name] % min(sizes)).astype(value.type.dtype.numpy)
+        indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i and isinstance(n.op, Gather)]
+        if indexed:
+            low, high = (-min(indexed) if "u" not in value.type.dtype.value else 0), min(indexed)
+            feeds[value.name] = rng.integers(low, high, value.type.shape).astype(value.type.dtype.numpy)
+        else:
+            feeds[value.name] = draw_array(rng, value.type, style)
     return feeds

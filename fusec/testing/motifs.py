@@ -1,0 +1,285 @@
+"""What graphs are made of more often than chance would have it: what fuses, and what tempts a partitioner to err."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fusec.errors import VerifyError
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import BatchNorm, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
+from fusec.passes import rules
+from fusec.passes.pattern import Rule, instantiate
+from fusec.testing.builder import MAX_ELEMENTS, Builder, Unfit
+from fusec.testing.operations import DRAWS, convolve, draw_pointwise, multiply, reshaped, turned
+
+ACTIVATIONS = (
+    *("relu", "relu", "clip", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "gelu_tanh", "swish", "hard_swish"),
+    *("hard_sigmoid", "softplus", "mish", "abs", "neg", "identity", "prelu", "selu", "celu", "softsign"),
+)
+EQUATIONS: tuple[Rule, ...] = tuple(r for known in rules().values() for r in known if isinstance(r, Rule))
+
+
+def _tail(b: Builder, x: Value, longest: int = 4) -> Value:
+    """Bias, residual, activation, scale, clip: what follows an anchor, in any order."""
+    rank = x.type.rank
+    for _ in range(b.below(longest + 1)):
+        kind = b.below(8)
+        if kind <= 1:
+            channels = (x.type.shape[1], *(1,) * (rank - 2)) if rank > 2 else x.type.shape[-1:]
+            x = b.pointwise(
+                b.pick(["add", "add", "mul", "sub"]), x, b.constant(b.pick([channels, (1, *channels)]), x.type.dtype)
+            )
+        elif kind <= 3:
+            x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
+        elif kind == 4:
+            x = b.pointwise(b.pick(["add", "add", "sub", "mul", "max"]), x, b.like(x))
+        elif kind == 5:
+            x = b.pointwise(b.pick(["mul", "add", "div"]), x, b.constant((), x.type.dtype, "positive"))
+        elif kind == 6 and rank > 2:
+            x = _normalised(b, x)
+        else:
+            x = b.pointwise(b.pick(["add", "mul"]), x, b.beside(x))
+    return x
+
+
+def _normalised(b: Builder, x: Value) -> Value:
+    styles = ["", "", "", "positive"]
+    parameters = [b.constant((x.type.shape[1],), x.type.dtype, style) for style in styles]
+    return b.add(BatchNorm(b.pick([1e-5, 1e-3, 0.5])), x, *parameters)
+
+
+def convolution_block(b: Builder) -> None:
+    """[pad] [prologue] conv [epilogue]."""
+    x = b.image(3, 5) if b.chance(70) else b.input(TensorType(b.image_shape(), b.dtype))
+    if b.chance(15):
+        spatial = x.type.rank - 2
+        pads = tuple(b.below(2) for _ in range(2 * spatial))
+        x = b.add(Pad((0, 0, *pads[:spatial], 0, 0, *pads[spatial:]), "constant", b.pick([0.0, 0.0, 1.0])), x)
+    if b.chance(20):
+        x = _tail(b, x, 3)
+    _tail(b, convolve(b, x))
+
+
+def residual_block(b: Builder) -> None:
+    """Two convolutions and the way around them."""
+    x = b.image(3, 4)
+    y = _tail(b, convolve(b, x, keep_size=True), 2)
+    y = convolve(b, y, filters=x.type.shape[1], keep_size=True) if b.chance(50) else y
+    if b.chance(50):
+        y = b.pointwise("add", y, b.constant((y.type.shape[1], *(1,) * (y.type.rank - 2)), y.type.dtype))
+    if y.type.same_value_type(x.type):
+        y = b.pointwise("add", y, x)
+    if b.chance(70):
+        draw_pointwise(b, b.pick(ACTIVATIONS), y)
+
+
+def product_block(b: Builder) -> None:
+    """[transpose] matmul [epilogue]."""
+    x = b.float_value(2, 4) if b.chance(70) else b.input(TensorType(b.shape(2, 4), b.dtype))
+    if b.chance(20):
+        x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
+    _tail(b, multiply(b, x))
+
+
+def gate(b: Builder) -> None:
+    """Squeeze and excitation: a value scaled by what its own mean over space says."""
+    x = b.image(3, 5)
+    axes = tuple(range(2, x.type.rank))
+    squeezed = b.add(Reduce("mean", axes), x)
+    if b.chance(60):
+        squeezed = draw_pointwise(b, "relu", convolve(b, squeezed, x.type.shape[1], keep_size=True))
+    b.pointwise("mul", x, b.pointwise(b.pick(["sigmoid", "hard_sigmoid"]), squeezed))
+
+
+def attention(b: Builder) -> None:
+    """softmax(q k^T * scale [+ mask]) v."""
+    q = b.float_value(2, 4)
+    if q.type.size == 0:
+        raise Unfit("no rows")
+    k, v = b.like(q), b.like(q)
+    rank = q.type.rank
+    scores = b.add(MatMul(), q, b.add(Transpose((*range(rank - 2), rank - 1, rank - 2)), k))
+    scores = b.pointwise("mul", scores, b.constant((), q.type.dtype, "positive"))
+    if b.chance(30):
+        scores = b.pointwise("add", scores, b.beside(scores))
+    b.add(MatMul(), b.add(Softmax(-1), scores), v)
+
+
+def chain(b: Builder) -> None:
+    """Pointwise ops in a row, values of other shapes joining."""
+    x = b.float_value()
+    for _ in range(b.between(2, 6)):
+        x = draw_pointwise(b, b.pick(("add", "mul", "sub", "max", "min", *ACTIVATIONS)), x)
+
+
+def equation(b: Builder) -> None:
+    """The left side of a rewrite rule, so that every rule has something to match."""
+    rule = b.pick(EQUATIONS)
+    leaves: dict[str, Value] = {}
+    for name, kind in rule.parameters.items():
+        if kind in ("Tensor", "Weight"):
+            leaves[name] = _leaf(b, rule, name, kind == "Weight")
+    known: dict[str, Any] = {
+        name: rule.sample.get(name, b.pick([0.5, 2.0, 0.1]))
+        for name, kind in rule.parameters.items()
+        if kind in ("Scalar", "Attribute")
+    }
+    known = {k: v for k, v in known.items() if rule.parameters[k] == "Scalar" or k in rule.sample}
+    held = set(b.graph.values())
+    stand_in = next(iter(leaves.values()))
+    try:
+        if leaves and stand_in.type.dtype is not DType.F32:  # numbers take the dtype of what stands at the root
+            before = b.pointwise("identity", stand_in).node
+            instantiate(b.graph, rule.pattern, leaves, known, before)
+        else:
+            instantiate(b.graph, rule.pattern, leaves, known)
+    except VerifyError as error:
+        raise Unfit(str(error)) from error
+    made = [v for v in b.graph.values() if v not in held and v.literal is None and v.node is not None]
+    if any(v.type.size > MAX_ELEMENTS for v in made):
+        raise Unfit("too large")
+    known_values = set(b.values)
+    b.values += [v for v in made if v not in known_values]
+
+
+def _leaf(b: Builder, rule: Rule, name: str, constant: bool) -> Value:
+    """A value, or a constant of the shape in the rule's sample: `positive`, or (length, fill)."""
+    sample: Any = rule.sample.get(name)
+    shape: tuple[int, ...] | None = None
+    if isinstance(sample, tuple):
+        numbers: Any = sample
+        shape = numbers[:1] if isinstance(numbers[-1], float) else numbers
+    if constant:
+        return b.constant(shape if shape is not None else b.pick([(), (4,), (3, 1)]), b.dtype)
+    if shape is None or b.chance(50):
+        x = b.float_value(len(shape) if shape else 0, len(shape) if shape else 5)
+        if shape is None or x.type.shape == shape:
+            return b.bounded(x, 0.5, 4.0) if sample == "positive" else x
+    return b.constant(shape, b.dtype) if len(shape) == 1 else b.fresh(TensorType(shape, b.dtype))
+
+
+def escape(b: Builder) -> None:
+    """A value inside what would be one partition is also read by an op that never joins it."""
+    x = b.image(3, 4)
+    anchored = convolve(b, x, keep_size=True) if b.chance(70) else multiply(b, x)
+    inner = draw_pointwise(b, b.pick(ACTIVATIONS), anchored)
+    b.add(Softmax(-1), inner if b.chance(70) else anchored)
+    _tail(b, inner, 2)
+
+
+def cycle(b: Builder) -> None:
+    """A way out of a would-be partition and back into it: merging both ends would close a cycle."""
+    x = b.float_value(2, 4)
+    if x.type.size == 0:
+        raise Unfit("an empty value")
+    anchored = convolve(b, x, keep_size=True) if x.type.rank > 2 else multiply(b, x, x.type.shape[-1])
+    y = draw_pointwise(b, b.pick(ACTIVATIONS), anchored) if b.chance(60) else anchored
+    kind = b.below(3)
+    if kind == 0:
+        outside = b.add(Softmax(-1), y)
+    elif kind == 1 and y.type.rank > 2:
+        n = y.type.rank - 2
+        outside = b.add(MaxPool((3,) * n, (1,) * n, (1,) * 2 * n, (1,) * n), y)
+    else:
+        outside = b.add(Reduce("max", (y.type.rank - 1,)), y)
+    if b.chance(40):
+        outside = draw_pointwise(b, b.pick(ACTIVATIONS), outside)
+    _tail(b, b.pointwise(b.pick(["add", "mul"]), y, outside), 2)
+
+
+def diamond(b: Builder) -> None:
+    """One value, two ways, joined again."""
+    x = b.float_value()
+    left, right = (draw_pointwise(b, b.pick(ACTIVATIONS), x) for _ in range(2))
+    if b.chance(25):
+        left = draw_pointwise(b, b.pick(ACTIVATIONS), left)
+    b.pointwise(b.pick(["add", "mul", "sub", "max", "div"]) if b.chance(60) else "add", left, right)
+
+
+def shuffle(b: Builder) -> None:
+    """Reshape, transpose, reshape, pointwise ops between them: what views are moved through."""
+    x = b.float_value(2, 5)
+    shape = x.type.shape
+    for _ in range(b.between(1, 4)):
+        kind = b.below(4)
+        if kind == 0:
+            x = reshaped(b, x)
+        elif kind == 1:
+            x = turned(b, x)
+        elif kind == 2:
+            x = draw_pointwise(b, b.pick(ACTIVATIONS), x)
+        else:
+            x = b.pointwise(b.pick(["add", "mul"]), x, b.beside(x))
+    if x.type.size == TensorType(shape, x.type.dtype).size and b.chance(50):
+        b.add(Reshape(shape), x)
+
+
+def branches(b: Builder) -> None:
+    """A value cut in parts that go their own ways and are joined."""
+    x = b.float_value(1, 4)
+    axis = b.below(x.type.rank)
+    size = x.type.shape[axis]
+    if size < 2:
+        raise Unfit("nothing to cut")
+    first = 1 + b.below(size - 1)
+    if b.chance(50):
+        parts = list(b.insert(Split(axis, (first, size - first)), x).results)
+    else:
+        parts = []
+        for start, length in ((0, first), (first, size - first)):
+            starts = tuple(start if d == axis else 0 for d in range(x.type.rank))
+            sizes = tuple(length if d == axis else s for d, s in enumerate(x.type.shape))
+            parts.append(b.add(Slice(starts, sizes, (1,) * x.type.rank), x))
+    parts = [draw_pointwise(b, b.pick(ACTIVATIONS), p) if b.chance(60) else p for p in parts]
+    b.insert(Concat(axis), *(parts[::-1] if b.chance(30) else parts))
+
+
+def twins(b: Builder) -> None:
+    """An op again on the same operands: equal, or with one attribute changed."""
+    nodes = [n for n in b.graph.nodes if n.operands and n.op.name != "constant"]
+    if not nodes:
+        raise Unfit("no node yet")
+    node = b.pick(nodes[-4:])
+    first = b.insert(node.op, *node.operands).results[0]
+    if b.chance(60):
+        b.pointwise("add", *(v for v in (node.results[0], first))) if first.type.dtype is not DType.BOOL else None
+
+
+def of_constants(b: Builder) -> None:
+    """Ops whose operands are all constant: folded at compile time."""
+    shape = b.shape(0, 3)
+    x = b.constant(shape, b.dtype)
+    y = draw_pointwise(
+        b, b.pick(ACTIVATIONS), b.pointwise(b.pick(["add", "mul"]), x, b.constant(b.part(shape), b.dtype))
+    )
+    z = b.some(lambda t: t.dtype is b.dtype)
+    if b.chance(70):
+        b.pointwise(b.pick(["add", "mul"]), z, y)
+
+
+def any_op(b: Builder) -> None:
+    """One op of the registry, each as likely as another."""
+    DRAWS[b.pick(_OPS)](b)
+
+
+_OPS = tuple(DRAWS)
+
+# how many times in a hundred or so
+MOTIFS: Mapping[Callable[[Builder], None], int] = {
+    any_op: 34,
+    convolution_block: 14,
+    chain: 6,
+    product_block: 7,
+    equation: 10,
+    residual_block: 5,
+    gate: 3,
+    attention: 2,
+    escape: 4,
+    cycle: 4,
+    diamond: 4,
+    shuffle: 5,
+    branches: 3,
+    twins: 2,
+    of_constants: 2,
+}

@@ -1,0 +1,227 @@
+"""The strategies: what they give is valid, everything is reached, and it shrinks to the simplest."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+
+from fusec.ir import Constant, DType, Graph, TensorType
+from fusec.ops import ALL, BY_NAME, CLASSES
+from fusec.passes import rules
+from fusec.passes.pattern import Rule
+from fusec.passes.rewrite import rewrite
+from fusec.reference import evaluate
+from fusec.testing.arrays import STYLES, draw_array, draw_feeds
+from fusec.testing.builder import Builder, Unfit
+from fusec.testing.case import Case
+from fusec.testing.motifs import EQUATIONS, MOTIFS, equation
+from fusec.testing.operations import DRAWS
+from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+
+QUIET = settings(
+    max_examples=100, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+)
+
+
+def many(count: int) -> settings:
+    return settings(QUIET, max_examples=count)
+
+
+@seed(1)
+@many(300)
+@given(graphs(), cases())
+def test_graphs_are_valid_and_have_a_meaning(graph: Graph, case: Case) -> None:
+    graph.verify()
+    assert computing(graph) <= 60
+    assert graph.outputs
+    results = evaluate(graph, case.inputs(graph), precision=DType.F64)
+    assert all(results[name].shape == v.type.shape for name, v in zip(graph.output_names, graph.outputs, strict=True))
+
+
+def test_every_op_has_a_draw() -> None:
+    assert set(DRAWS) == set(BY_NAME)
+    assert len(DRAWS) == len(ALL)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_an_op_that_is_asked_for_comes(name: str) -> None:
+    seen = Counter[str]()
+
+    @seed(3)
+    @many(6)
+    @given(single_ops(name))
+    def look(graph: Graph) -> None:
+        graph.verify()
+        seen.update(n.op.name for n in graph.nodes)
+        evaluate(graph, draw_feeds(graph, 1, "normal"))
+
+    look()
+    assert seen[name]
+
+
+def test_whole_graphs_reach_every_op_and_every_kind_of_value() -> None:
+    seen, dtypes_seen, orders_seen, ranks = Counter[str](), set[DType](), set[tuple[int, ...]](), set[int]()
+    facts = Counter[str]()
+
+    @seed(5)
+    @many(2000)
+    @given(graphs())
+    def look(graph: Graph) -> None:
+        seen.update({n.op.name for n in graph.nodes})
+        for value in graph.values():
+            dtypes_seen.add(value.type.dtype)
+            orders_seen.add(value.type.order)
+            ranks.add(value.type.rank)
+            facts["empty"] += value.type.size == 0
+            facts["fan out"] += len(value.users) > 2
+            facts["shared constant"] += value.literal is not None and len(value.users) > 1
+            facts["escapes"] += any(not u.results for u in value.users) and len(value.users) > 1
+        facts["several outputs"] += len(graph.outputs) > 2
+        facts["an input returned"] += any(v.node is None for v in graph.outputs)
+        facts["one value, two names"] += len(set(graph.outputs)) < len(graph.outputs)
+
+    look()
+    assert set(BY_NAME) - set(seen) == set()
+    assert set(DType) - dtypes_seen == set()
+    assert len(orders_seen) > 12
+    assert ranks >= {0, 1, 2, 3, 4, 5}
+    assert min(facts.values()) >= 3, facts
+
+
+@pytest.mark.parametrize("rule", EQUATIONS, ids=lambda r: r.name)
+def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusec.testing.motifs.EQUATIONS", (rule,))
+    fired = Counter[str]()
+
+    @st.composite
+    def one(draw: st.DrawFn) -> Graph:
+        builder = Builder(draw)
+        builder.input(TensorType((2, 3, 4), DType.F32))
+        try:
+            equation(builder)
+        except Unfit:
+            fired["unfit"] += 1
+        return builder.finish(0)
+
+    @seed(7)
+    @many(25)
+    @given(one())
+    def look(graph: Graph) -> None:
+        graph.verify()
+        fired.update(rewrite(graph, [rule]))
+
+    look()
+    assert fired[rule.name], fired
+
+
+def test_every_motif_can_be_built() -> None:
+    built = Counter[str]()
+
+    @st.composite
+    def one(draw: st.DrawFn) -> str:
+        builder = Builder(draw)
+        builder.input(TensorType((2, 4, 4, 4), DType.F32))
+        builder.pointwise("relu", builder.values[0])
+        motif = builder.pick(tuple(MOTIFS))
+        try:
+            motif(builder)
+        except Unfit:
+            return ""
+        return motif.__name__
+
+    @seed(1)
+    @many(400)
+    @given(one())
+    def look(name: str) -> None:
+        built[name] += 1
+
+    look()
+    assert {motif.__name__ for motif in MOTIFS} <= set(built)
+    assert built[""] < 0.25 * built.total()
+    assert rules()
+
+
+def test_small_things_shrink_to_the_simplest() -> None:
+    smallest = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    assert find(dtypes(), lambda d: True, settings=smallest) is DType.F32
+    assert find(shapes(2, 2), lambda s: True, settings=smallest) == (2, 2)
+    assert find(orders(3), lambda o: True, settings=smallest) == ()
+    assert str(find(tensor_types(1), lambda t: True, settings=smallest)) == "f32[2]"
+    graph = find(graphs(), lambda g: any(n.op.name == "conv" for n in g.nodes), settings=smallest)
+    assert computing(graph) <= 3, graph
+    assert find(cases(), lambda c: True, settings=smallest).to_json() == Case().to_json()
+
+
+def test_an_op_comes_with_types_that_it_takes() -> None:
+    names = Counter[str]()
+
+    @seed(2)
+    @many(150)
+    @given(ops())
+    def look(drawn: object) -> None:
+        op, types = drawn  # type: ignore[misc]
+        op.infer(*types)
+        names[op.name] += 1
+
+    look()
+    assert len(names) > 40
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.I8, DType.U8, DType.BOOL])
+def test_styles(style: str, dtype: DType, rng: np.random.Generator) -> None:
+    array = draw_array(rng, TensorType((8, 50), dtype), style)
+    assert array.dtype == dtype.numpy
+    assert array.shape == (8, 50)
+    wide = array.astype(np.float64)
+    assert len(np.unique(wide)) > 1
+    assert np.isfinite(wide).all() == (style != "special" or not dtype.is_float)
+    if style == "integers":
+        assert np.array_equal(wide, np.round(wide))
+        assert np.abs(wide).max() <= 3
+    if style == "positive" and dtype.is_float:
+        assert wide.min() > 0
+    if style == "ties" and dtype is DType.F32:
+        assert np.signbit(wide[wide == 0]).any()
+        assert not np.signbit(wide[wide == 0]).all()
+
+
+def test_indices_stay_in_range_and_no_nan_is_cast_to_an_integer(rng: np.random.Generator) -> None:
+    graph = Graph()
+    x, i = graph.add_input("x", TensorType((3, 4), DType.F32)), graph.add_input("i", TensorType((50,), DType.I64))
+    graph.set_outputs([graph.add(BY_NAME["gather"](axis=0), x, i)])  # type: ignore[call-arg]
+    feeds = draw_feeds(graph, 1, "special")
+    assert set(feeds["i"].tolist()) == {-3, -2, -1, 0, 1, 2}
+    assert not np.isfinite(draw_feeds(graph, 2, "special")["x"]).all()
+    graph.set_outputs([graph.add(BY_NAME["cast"](to=DType.I32), x)])  # type: ignore[call-arg]
+    assert np.isfinite(draw_feeds(graph, 2, "special")["x"]).all()
+
+
+def test_a_case_is_plain_data() -> None:
+    case = Case(3, "ties", "fp16", frozenset({"layout"}), "moody", "t4")
+    assert Case.from_json(case.to_json()).to_json() == case.to_json()
+    feeds = {"x": np.ones(3, np.float32)}
+    graph = Graph()
+    graph.set_outputs([graph.add_input("x", TensorType((3,), DType.F32))])
+    assert Case.from_json(case.to_json(), feeds).inputs(graph)["x"] is feeds["x"]
+
+
+def test_unused_constants_do_not_stay() -> None:
+    @seed(4)
+    @many(50)
+    @given(graphs())
+    def look(graph: Graph) -> None:
+        assert all(v.uses for n in graph.nodes for v in n.results if isinstance(n.op, Constant))
+
+    look()
+
+
+def test_pointwise_attributes_have_somewhere_to_come_from() -> None:
+    from fusec.testing.operations import ATTRIBUTES
+
+    needed = {key for c in CLASSES.values() for key in c.row.defaults}
+    assert needed - {"axis"} == set(ATTRIBUTES)
