@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from fusec.errors import VerifyError
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNorm, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
@@ -144,16 +146,17 @@ def equation(b: Builder) -> None:
 
 
 def _leaf(b: Builder, rule: Rule, name: str, constant: bool) -> Value:
-    """A value, or a constant of the shape in the rule's sample: `positive`, or (length, fill)."""
+    """A value, or a constant, as the rule's sample has it: a shape, `positive`, or a length and a filling."""
     sample: Any = rule.sample.get(name)
-    shape: tuple[int, ...] | None = None
-    if isinstance(sample, tuple):
-        numbers: Any = sample
-        shape = numbers[:1] if isinstance(numbers[-1], float) else numbers
+    shape: tuple[int, ...] | None = sample if isinstance(sample, tuple) else None
+    if shape and isinstance(shape[-1], float):
+        filled = np.full(shape[0], shape[-1] if b.chance(80) else 0.5)
+        return b.graph.constant(filled.astype(b.dtype.numpy))
     if constant:
         return b.constant(shape if shape is not None else b.pick([(), (4,), (3, 1)]), b.dtype)
     if shape is None or b.chance(50):
-        x = b.float_value(len(shape) if shape else 0, len(shape) if shape else 5)
+        rank = len(shape) if shape else 0
+        x = b.float_value(rank, rank or 5)
         if shape is None or x.type.shape == shape:
             return b.bounded(x, 0.5, 4.0) if sample == "positive" else x
     return b.constant(shape, b.dtype) if len(shape) == 1 else b.fresh(TensorType(shape, b.dtype))

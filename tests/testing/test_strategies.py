@@ -21,9 +21,10 @@ from fusec.testing.case import Case
 from fusec.testing.motifs import EQUATIONS, MOTIFS, equation
 from fusec.testing.operations import DRAWS
 from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+from fusec.testing.uniform import register
 
 QUIET = settings(
-    max_examples=100, database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
+    backend=register(), database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
 )
 
 
@@ -208,6 +209,42 @@ def test_a_case_is_plain_data() -> None:
     graph = Graph()
     graph.set_outputs([graph.add_input("x", TensorType((3,), DType.F32))])
     assert Case.from_json(case.to_json(), feeds).inputs(graph)["x"] is feeds["x"]
+
+
+def test_the_uniform_backend_varies_shrinks_and_repeats() -> None:
+    drawn: list[list[int]] = []
+
+    def run() -> int:
+        smallest = []
+
+        @seed(9)
+        @settings(backend=register(), max_examples=400, database=None, deadline=None)
+        @given(st.integers(0, 99), st.integers(0, 99))
+        def look(a: int, b: int) -> None:
+            drawn[-1].append(a)
+            if a > 40 and b > 50:
+                smallest.append((a, b))
+                raise ValueError
+
+        drawn.append([])
+        with pytest.raises(ValueError):
+            look()
+        assert smallest[-1] == (41, 51)
+        return len(drawn[-1])
+
+    run()
+    run()
+    assert drawn[0] == drawn[1]
+    plain: list[int] = []
+
+    @seed(9)
+    @many(300)
+    @given(st.integers(0, 99))
+    def spread(a: int) -> None:
+        plain.append(a)
+
+    spread()
+    assert len(set(plain)) > 85
 
 
 def test_unused_constants_do_not_stay() -> None:
