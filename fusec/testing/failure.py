@@ -1,0 +1,105 @@
+"""One property on one example: it holds, it does not apply, or it fails in a way that can be told from others."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import unittest
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fusec
+from fusec.ir import Constant, Graph
+from fusec.testing.case import Case, MismatchError, Property, Trust
+
+Array = np.ndarray[Any, Any]
+
+MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"
+_PACKAGE = str(Path(fusec.__file__).parent)
+# what differs from one example to the next: names of values, numbers, lists, words in quotes
+_VARIABLE = re.compile(
+    r"%\"[^\"]*\"|%[\w.$/:-]+|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\b(?:inf|nan)\b|[-+]?\d[\d.]*(?:e[-+]?\d+)?"
+)
+
+
+class SkippedError(Exception):
+    """The property does not apply to the example."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a property failed.
+
+    how: `mismatch` (the property said so), `error` (something else was raised), `died` or `hung` (the process).
+    error: the exception's type, or the signal. where: the innermost function of fusec that was running.
+    oracle: of a mismatch, who holds `want` to be right. got, want: the arrays that differ.
+    """
+
+    how: str
+    error: str
+    message: str
+    where: str = ""
+    traceback: str = ""
+    oracle: str = ""
+    got: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
+    want: Mapping[str, Array] = field(default_factory=dict[str, Array], repr=False, compare=False)
+
+    @property
+    def doubt(self) -> bool:
+        """Whether only an oracle weaker than the reference says so: no finding until a stronger one has spoken."""
+        return self.how == MISMATCH and Trust[self.oracle] < Trust.REFERENCE
+
+    @property
+    def kind(self) -> str:
+        """Equal for failures that look alike: the first line without names and numbers."""
+        line = self.message.strip().split("\n")[0]
+        return " ".join((self.how, self.error, self.where, _VARIABLE.sub("#", line)[:160]))
+
+    def like(self, other: Failure) -> bool:
+        """Whether a smaller example still fails the same way; the words may differ."""
+        return (self.how, self.error, self.where, self.doubt) == (other.how, other.error, other.where, other.doubt)
+
+
+def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
+    """None if the property holds. It gets a copy: one that changes its graph harms no other.
+
+    SkippedError if it does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
+    """
+    try:
+        property.check(graph.clone(), case)
+    except MismatchError as error:
+        words = traceback.format_exc()
+        return Failure(MISMATCH, type(error).__name__, str(error), "", words, error.oracle.name, error.got, error.want)
+    except unittest.SkipTest as error:
+        raise SkippedError(str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever escapes a property is a finding
+        if type(error).__name__ == "UnsatisfiedAssumption":  # by name: properties run without Hypothesis, too
+            raise SkippedError(property.name) from error
+        return Failure(ERROR, type(error).__name__, str(error), _where(error), traceback.format_exc())
+    return None
+
+
+def _where(error: BaseException) -> str:
+    """The innermost function of fusec, the fuzzer's own left out, on the way to the error."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        path = frame.f_code.co_filename
+        if path.startswith(_PACKAGE) and "/testing/" not in path:
+            found = f"{Path(path).relative_to(_PACKAGE)}:{frame.f_code.co_name}"
+    return found
+
+
+def ops_of(graph: Graph) -> Counter[str]:
+    """How often each op occurs, constants left out."""
+    return Counter(n.op.name for n in graph.nodes if not isinstance(n.op, Constant))
+
+
+def signature(property: str, failure: Failure, ops: Mapping[str, int]) -> str:
+    """Equal for findings that are taken to be one: property, ops of the reduced graph, kind of failure."""
+    counted = "+".join(f"{name}*{count}" if count > 1 else name for name, count in sorted(ops.items()))
+    return " | ".join((property, counted or "no op", failure.kind))

@@ -1,0 +1,144 @@
+"""The fuzzer as a function: which properties, with what budget, where findings and memory go.
+
+`supervise.py` runs the workers, `chunk.py` says what an example goes through, `state.py` what is remembered.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusec.errors import FusecError, TargetError
+from fusec.gpu import device as gpu
+from fusec.target import load as load_target
+from fusec.testing.case import Property
+from fusec.testing.report import PropertyCount, Report
+from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
+from fusec.testing.state import State, default_folder
+from fusec.testing.supervise import Plan, Run
+
+EXAMPLES = 2000  # unless told how many, or how long
+MAX_FINDINGS = 10
+
+Progress = Callable[[Report], None]
+
+
+class FuzzInterrupted(KeyboardInterrupt):  # as KeyboardInterrupt is
+    """Ctrl-C; `report` is what was done until then."""
+
+    def __init__(self, report: Report):
+        super().__init__()
+        self.report = report
+
+
+def fuzz(
+    properties: Sequence[str] | None = None,
+    *,
+    time: float | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+    target: str = "h200",
+    device: bool = False,
+    workers: int | None = None,
+    database: str | os.PathLike[str] | None = None,
+    findings: str | os.PathLike[str] | None = None,
+    max_findings: int = MAX_FINDINGS,
+    fresh: bool = False,
+    graphs: str = GRAPHS,
+    cases: str = CASES,
+    shrink_s: float = 30.0,
+    hang_s: float = 60.0,
+    progress: Progress | None = None,
+) -> Report:
+    """Run properties on random graphs and return what was found.
+
+    properties: names of `fusec.testing.properties.PROPERTIES`, or `path/to/file.py:function` of your own;
+        default: all that this machine can run.
+    time, examples: the budget, in seconds and examples; the first to end ends the run. Default: 2000 examples.
+    seed: with one seed and database a second run goes on with new examples.
+    device: also run the properties that need a GPU, which must be of the kind `target`.
+    workers: processes; default: one a core.
+    database: a folder that remembers what was done and which findings are open; default: in fusec's cache.
+        `fresh` forgets what is in it. findings: the folder for findings, default `fusec-findings`.
+    graphs, cases: strategies, as `module:name` or `file.py:name`.
+    shrink_s: the most time for Hypothesis to shrink a finding; hang_s: after which a property counts as hung.
+    progress: called with the report so far, a few times a second.
+    Raises FusecError for bad arguments, FuzzInterrupted (a KeyboardInterrupt with the report) at Ctrl-C.
+    """
+    _need_hypothesis()
+    for name, value in (("time", time), ("examples", examples), ("workers", workers), ("max_findings", max_findings)):
+        if value is not None and value <= 0:
+            raise FusecError(f"{name} is to be more than 0, not {value}")
+    goal = _target(target, device)
+    chosen, left_out = _choose(properties, device)
+    state = State(Path(database) if database is not None else default_folder())
+    if fresh:
+        state.forget()
+    plan = Plan(
+        properties=tuple(chosen),
+        seconds=time,
+        examples=examples if examples is not None or time is not None else EXAMPLES,
+        seed=seed,
+        target=goal,
+        workers=workers or len(os.sched_getaffinity(0)),
+        findings=Path(findings if findings is not None else "fusec-findings").absolute(),
+        max_findings=max_findings,
+        graphs=absolute(graphs),
+        cases=absolute(cases),
+        shrink_s=shrink_s,
+        hang_s=hang_s,
+    )
+    report = Report(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
+    with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:
+        run = Run(plan, state, report, Path(scratch), progress or (lambda report: None))
+        try:
+            run.go()
+        except KeyboardInterrupt:
+            report.interrupted = True
+            raise FuzzInterrupted(report) from None
+        finally:
+            run.close()
+    return report
+
+
+def _need_hypothesis() -> None:
+    if importlib.util.find_spec("hypothesis") is None:
+        raise FusecError("fuzzing needs Hypothesis, which is not installed: pip install 'fusec[fuzz]'")
+
+
+def _target(name: str, device: bool) -> str:
+    goal = load_target(name)
+    if device and not gpu.is_present(goal):
+        here = gpu.detect()
+        remedy = f"this machine's is of the kind {here.name}: say so as the target" if here else "there is none here"
+        raise TargetError(f"to fuzz on the device takes a GPU of the kind {name}; {remedy}")
+    return goal.name
+
+
+def _choose(names: Sequence[str] | None, device: bool) -> tuple[dict[str, Property], dict[str, str]]:
+    """The properties to run, and those left out with the reason."""
+    if names:
+        chosen = {absolute(name): property_of(name) for name in names}
+        for name, property in chosen.items():
+            if lack := _lack(property, device, named=True):
+                raise FusecError(f"property {name}: {lack}")
+        return chosen, {}
+    known = known_properties()
+    left_out = {name: lack for name, property in known.items() if (lack := _lack(property, device, named=False))}
+    return {name: property for name, property in known.items() if name not in left_out}, left_out
+
+
+def _lack(property: Property, device: bool, named: bool) -> str:
+    """Why a property cannot run here; empty if it can."""
+    if property.needs == "gpu" and not device:
+        return "needs a GPU: --device"
+    if property.needs == "onnxruntime" and importlib.util.find_spec("onnxruntime") is None:
+        return "needs onnxruntime, which is not installed: pip install 'fusec[demo]'"
+    if property.needs == "cudnn" and importlib.util.find_spec("cudnn") is None:
+        return "needs cuDNN, which is not installed: pip install 'fusec[cu13]'"
+    if property.needs == "cudnn" and not (named or device):
+        return "asks the real cuDNN, seconds an example: name it with --property"
+    return ""

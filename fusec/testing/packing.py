@@ -1,0 +1,81 @@
+"""Examples as plain text and arrays: the large constants beside the graph, any element type in .npz or JSON."""
+
+from __future__ import annotations
+
+import base64
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import write_array
+
+from fusec.ir import INLINE_ELEMENTS, Constant, DType, Graph, Literal, print_graph
+from fusec.testing.case import Case
+from fusec.text import parse
+
+Array = np.ndarray[Any, Any]
+
+
+def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
+    """The text form, and the constants too large for it by label: `parse(text, arrays)` gives the graph back."""
+    large = [(n, n.op.literal) for n in graph.nodes if isinstance(n.op, Constant)]
+    large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
+    held: dict[str, Literal] = {}
+    if any(held.setdefault(literal.label, literal) is not literal for _, literal in large):
+        graph = graph.clone()  # two constants under one label: each under its own name
+        for node in graph.nodes:
+            if isinstance(node.op, Constant):
+                graph.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
+        return text_of(graph)
+    return print_graph(graph), {label: literal.array for label, literal in held.items()}
+
+
+def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
+    """Write the arrays by name; the element types of those that .npz cannot hold, which are stored as integers."""
+    special: dict[str, str] = {}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            held = np.ascontiguousarray(array)
+            if held.dtype.kind == "V":  # what ml_dtypes adds to NumPy
+                special[name] = DType.of(held.dtype).value
+                held = held.view(f"u{held.dtype.itemsize}")
+            with archive.open(f"{name}.npy", "w") as member:
+                write_array(member, held.reshape(np.shape(array)), allow_pickle=False)
+    return special
+
+
+def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
+    """What `save_npz` wrote."""
+    with np.load(path, allow_pickle=False) as archive:
+        arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
+    return {
+        name: array.view(DType(special[name]).numpy) if name in special else array for name, array in arrays.items()
+    }
+
+
+def encode(graph: Graph, case: Case) -> dict[str, Any]:
+    """An example as JSON data."""
+    text, weights = text_of(graph)
+    feeds = None if case.feeds is None else {name: _encode(array) for name, array in case.feeds.items()}
+    packed = {label: _encode(array) for label, array in weights.items()}
+    return {"text": text, "weights": packed, "case": case.to_json(), "feeds": feeds}
+
+
+def decode(data: Mapping[str, Any]) -> tuple[Graph, Case]:
+    """Inverse of `encode`."""
+    graph = parse(data["text"], {label: _decode(packed) for label, packed in data["weights"].items()})
+    feeds = data["feeds"]
+    held = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}
+    return graph, Case.from_json(data["case"], held)
+
+
+def _encode(array: Array) -> list[Any]:
+    held = np.ascontiguousarray(array)
+    return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(held.tobytes()).decode()]
+
+
+def _decode(packed: list[Any]) -> Array:
+    dtype, shape, data = packed
+    return np.frombuffer(base64.b64decode(data), DType(dtype).numpy).reshape(shape).copy()
