@@ -145,12 +145,13 @@ def leaky_relu_parts(p: Ops, x: Tensor, a: Scalar) -> Sides:
 
 @rule
 def relu_where(p: Ops, x: Tensor) -> Sides:
-    return p.where(p.cmp_gt(x, 0.0), x, 0.0), p.relu(x)
+    """Not relu(x): a comparison with NaN is false, so NaN gives 0 here, and NaN there."""
+    return p.where(p.cmp_gt(x, 0.0), x, 0.0), p.relu_backward(x, x)
 
 
 @rule
 def relu_where_or_zero(p: Ops, x: Tensor) -> Sides:
-    return p.where(p.cmp_ge(x, 0.0), x, 0.0), p.relu(x)
+    return p.where(p.cmp_ge(x, 0.0), x, 0.0), p.relu_backward(x, x)
 
 
 @rule(sample={"a": 1.5})

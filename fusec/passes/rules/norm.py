@@ -221,11 +221,6 @@ def log_softmax_spelt(p: Ops, x: Tensor, axes: Attribute) -> Sides:
     return p.sub(t, p.log(p.reduce(p.exp(t), kind="sum", axes=axes))), p.softmax(x, axis=axes[0], log=True)
 
 
-@rule(where=_one_axis, sample=_softmax)
-def log_softmax_log_sum_exp(p: Ops, x: Tensor, axes: Attribute) -> Sides:
-    return p.sub(x, p.reduce(x, kind="log_sum_exp", axes=axes)), p.softmax(x, axis=axes[0], log=True)
-
-
 RULES: tuple[Rewriter, ...] = (
     layer_norm_spelt,
     instance_norm_spelt,
@@ -243,5 +238,4 @@ RULES: tuple[Rewriter, ...] = (
     softmax_times_reciprocal,
     log_of_softmax,
     log_softmax_spelt,
-    log_softmax_log_sum_exp,
 )
