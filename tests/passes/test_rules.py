@@ -14,6 +14,7 @@ from fusec.passes import names, rules
 from fusec.passes.expression import Apply, Tensor, walk
 from fusec.passes.pattern import Rule, instantiate
 from fusec.passes.rewrite import rewrite
+from fusec.reference import evaluate
 
 EQUATIONS: dict[str, Rule] = {r.name: r for known in rules().values() for r in known if isinstance(r, Rule)}
 INTEGRAL = [name for name, r in EQUATIONS.items() if r.dtypes == "any"]
@@ -114,3 +115,20 @@ def test_leaves_are_all_used() -> None:
         found = {t.name for t in walk(rule.pattern) if isinstance(t, Tensor)}
         assert found == {n for n, k in rule.parameters.items() if k in ("Tensor", "Weight")}, rule.name
         assert isinstance(rule.pattern, Apply)
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_both_sides_take_nan_and_infinity_alike(name: str, rng: np.random.Generator) -> None:
+    rule = EQUATIONS[name]
+    before = in_f64(rule, rng)
+    after = before.clone()
+    rewrite(after, [rule])
+    feeds = {
+        v.name: rng.choice(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -2.0]), v.type.shape)
+        for v in before.inputs
+    }
+    (want,), (got,) = (evaluate(g, feeds, precision=DType.F64).values() for g in (before, after))
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    infinite = np.isinf(want)
+    assert np.array_equal(got[infinite], want[infinite])
+    assert np.array_equal(np.isinf(got), infinite)
