@@ -1,0 +1,172 @@
+"""What the bounds know of ops: which round nothing, how long their sums are, and where they jump."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import Node, Op
+from fusec.ops import Cast, Conv, ConvTranspose, GroupNorm, LayerNorm, LocalResponseNorm, Reduce, RmsNorm
+from fusec.ops.pooling import AvgPool
+
+Array = np.ndarray[Any, Any]
+
+# Results are elements of the operands, or their negatives, or zero.
+_MOVES = frozenset(
+    (
+        *("identity", "reshape", "transpose", "relayout", "expand", "concat", "split", "slice", "gather"),
+        *("max_pool", "abs", "neg", "relu", "max", "min", "where", "relu_backward", "gen_index"),
+        *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
+        *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
+    )
+)
+# One IEEE operation: exact wherever its result can be represented.
+_SINGLE = frozenset(
+    (
+        *("add", "sub", "mul", "leaky_relu", "prelu", "thresholded_relu", "leaky_relu_backward", "clip", "pad"),
+        *("sign", "floor", "ceil", "round", "mod", "cast"),
+    )
+)
+# Sums of products: exact if the operands are small multiples of a power of two.
+_SUMS = frozenset({"conv", "conv_transpose", "matmul", "add_square"})
+# What comes out infinite need not have overflowed.
+POLES = frozenset(
+    (
+        *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
+        *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
+    )
+)
+PRODUCTS = frozenset({"conv", "conv_transpose", "matmul"})
+# Lowered, these are exp(x) - 1, whose error is that of the 1.
+EXPM1 = frozenset({"elu", "selu", "celu"})
+
+
+def is_move(op: Op) -> bool:
+    """Whether the op does no arithmetic on what it hands on."""
+    if isinstance(op, Reduce):
+        return op.kind in ("max", "min")
+    return op.name in _MOVES or (op.name == "resize" and op.attributes["mode"] == "nearest")
+
+
+def is_single(op: Op) -> bool:
+    """Whether the op rounds at most once, and nothing that can be represented."""
+    return op.name in _SINGLE
+
+
+def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int) -> bool:
+    """Whether a sum is exact in arithmetic of so many bits, in whatever order it is added up.
+
+    Operands must be multiples of a power of two so small that no partial sum needs more bits.
+    """
+    op = node.op
+    factors = operands
+    if isinstance(op, Reduce):
+        if op.kind not in ("sum", "l1", "sum_square", "mean"):
+            return False
+        if op.kind == "mean" and math.frexp(sum_length(node))[0] != 0.5:
+            return False
+        factors = [*operands, *operands] if op.kind == "sum_square" else operands
+    elif op.name == "add_square":
+        factors = [operands[0], operands[1], operands[1]]
+    elif op.name not in _SUMS:
+        return False
+    top = float(sum_length(node))
+    for x in factors:
+        if x.size == 0:
+            continue
+        most = float(np.abs(x).max())
+        if not most < 1e9:
+            return False
+        bits = next((k for k in (0, 1, 4, 8) if np.array_equal(scaled := x * 2.0**k, np.rint(scaled))), None)
+        if bits is None or most * 2.0**bits >= 2.0**operand_digits:
+            return False
+        top *= max(most * 2.0**bits, 1.0)
+    return top < 2.0**digits
+
+
+def sum_length(node: Node) -> int:
+    """How many terms one element of the result adds up."""
+    op, x = node.op, node.operands[0].type
+    if isinstance(op, Conv):
+        return math.prod(node.operands[1].type.shape[1:])
+    if isinstance(op, ConvTranspose):
+        return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
+    if op.name == "matmul":
+        return max(x.shape[-1], 1)
+    if isinstance(op, AvgPool):
+        return math.prod(op.window)
+    if isinstance(op, Reduce):
+        return max(math.prod(x.shape[a] for a in op.axes), 1)
+    if op.name == "softmax":
+        return max(x.shape[op.attributes["axis"]], 1)
+    if isinstance(op, (LayerNorm, RmsNorm)):
+        return max(math.prod(x.shape[op.axis % x.rank :]), 1)
+    if op.name == "instance_norm":
+        return max(math.prod(x.shape[2:]), 1)
+    if isinstance(op, GroupNorm):
+        return max(math.prod(x.shape[1:]) // op.groups, 1)
+    if isinstance(op, LocalResponseNorm):
+        return op.size
+    return 4 if op.name == "resize" else 2 if op.name == "add_square" else 1
+
+
+# where ops jump ------------------------------------------------------------------------------------------
+
+Label = Callable[[Any, list[Array]], Array]  # two points with different labels have a jump between them
+
+
+def _side(op: Any, operands: list[Array]) -> Array:
+    return np.sign(operands[0])
+
+
+def _second_side(op: Any, operands: list[Array]) -> Array:
+    return np.sign(np.broadcast_arrays(*operands)[1])
+
+
+def _itself(op: Any, operands: list[Array]) -> Array:
+    return op.reference(np, *operands)[0]
+
+
+def _between_ones(op: Any, operands: list[Array]) -> Array:
+    return np.sign(operands[0] - 1) * 3 + np.sign(operands[0] + 1)
+
+
+def _power(op: Any, operands: list[Array]) -> Array:
+    x, y = operands
+    return np.sign(x) + 10 * ((x < 0) & (y == np.rint(y)))
+
+
+LABELS: Mapping[str, Label] = {
+    **dict.fromkeys(("floor", "ceil", "round", "sign", "is_nan", "is_inf"), _itself),
+    **dict.fromkeys(("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"), _itself),
+    **dict.fromkeys(("reciprocal", "rsqrt", "sqrt", "log"), _side),
+    **dict.fromkeys(("div", "relu_backward", "leaky_relu_backward", "elu_backward"), _second_side),
+    **dict.fromkeys(("acos", "asin", "atanh"), _between_ones),
+    "thresholded_relu": lambda op, v: v[0] > op.alpha,
+    "acosh": lambda op, v: np.sign(v[0] - 1),
+    "tan": lambda op, v: np.floor(v[0] / math.pi + 0.5),
+    "mod": lambda op, v: np.trunc(v[0] / v[1]),
+    "floor_mod": lambda op, v: np.floor(v[0] / v[1]),
+    "pow": _power,
+}
+
+
+def label_of(op: Op) -> Label | None:
+    """What tells the two sides of a jump of the op apart; None if it has none."""
+    if isinstance(op, Cast):
+        return None if op.to.is_float else _itself
+    if isinstance(op, Reduce) and op.kind == "log_sum":
+        return lambda _, v: np.sign(Reduce("sum", op.axes, op.keepdims).reference(np, *v)[0])
+    return LABELS.get(op.name)
+
+
+def undefined(op: Op, operands: list[Array]) -> Array | None:
+    """Where a cast has a result that no standard defines: a float out of the integer type's range."""
+    if not isinstance(op, Cast) or not op.to.is_int or operands[0].dtype.kind != "f":
+        return None
+    info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
+    bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
+    return bad if bad.any() else None

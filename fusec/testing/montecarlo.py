@@ -1,0 +1,321 @@
+"""Monte Carlo arithmetic: a graph in float64, and again with every rounding replaced by a random error.
+
+How far the disturbed results lie from the undisturbed ones is what rounding can do to this graph on this data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import ml_dtypes
+import numpy as np
+
+from fusec.ir import Constant, DType, Graph, Node, Op, Value
+from fusec.ops import Cast
+from fusec.reference import evaluate_node
+from fusec.testing.edges import EXPM1, POLES, PRODUCTS, is_exact, is_move, is_single, label_of, sum_length, undefined
+
+Array = np.ndarray[Any, Any]
+
+SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
+_F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
+_POOL = 1 << 14
+_MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
+# The least error of a stored value: half precision has subnormals, the others are flushed to zero by GPUs.
+_LEAST = {
+    d: float(ml_dtypes.finfo(d.numpy).smallest_subnormal if d is DType.F16 else ml_dtypes.finfo(d.numpy).tiny)
+    for d in DType
+    if d.is_float
+}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What the form under test rounds.
+
+    meaning: it is evaluated in float64; only constants that are computed from others, or narrowed to
+    `storage`, were rounded. Otherwise it executes: arithmetic in fp32, results stored as their dtype says.
+    tensor_cores: products may round fp32 operands to tf32. device: a GPU's functions, good to a few units.
+    """
+
+    meaning: bool
+    storage: DType = DType.F32
+    tensor_cores: bool = False
+    device: bool = False
+
+
+@dataclass
+class Samples:
+    """A value undisturbed, and disturbed some times over. A sample that is the very array has met no error."""
+
+    plain: Array
+    disturbed: list[Array] = field(repr=False)
+
+    @property
+    def exact(self) -> bool:
+        return all(s is self.plain for s in self.disturbed)
+
+    def spread(self) -> Array:
+        """The largest distance of a sample, by element; infinite where one is NaN or infinite on its own."""
+        result = np.zeros(self.plain.shape)
+        for sample in self.disturbed:
+            if sample is not self.plain:
+                np.maximum(result, distance(sample, self.plain), out=result)
+        return result
+
+
+def distance(a: Array, b: Array) -> Array:
+    """|a - b| by element: 0 between equal infinities and between NaNs, infinite between finite and not."""
+    a, b = (v.astype(np.float64, copy=False) for v in (a, b))
+    with np.errstate(all="ignore"):
+        result = np.abs(a - b)
+        odd = ~np.isfinite(result)
+        if odd.any():
+            alike = (a == b) | (np.isnan(a) & np.isnan(b))
+            result = np.where(odd, np.where(alike, 0.0, np.inf), result)
+    return result
+
+
+def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
+    """The outputs by name, undisturbed (as `evaluate` gives them in float64) and `count` times disturbed."""
+    with np.errstate(all="ignore"):
+        return _Sampler(graph, rounding, count).run(feeds)
+
+
+class _Sampler:
+    def __init__(self, graph: Graph, rounding: Rounding, count: int):
+        self.graph = graph
+        self.rounding = rounding
+        self.count = count
+        self.constant: set[Value] = set()  # values that depend on constants alone
+        self.unit = _F64 if rounding.meaning else 8 * _F32 if rounding.device else _F32
+        self.signs = np.random.default_rng(count).choice([-1.0, 1.0], _POOL)
+        self.salt = 0
+        floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
+        half = [d for d in (DType.BF16, DType.F16) if d in floats]
+        self.narrowest = rounding.storage if rounding.meaning else half[0] if half else DType.F64
+        self.constants_exact = self._constants_exact()
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
+        held: dict[Value, Samples] = {}
+        for value in self.graph.inputs:
+            held[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
+        for node in self.graph.nodes:
+            held.update(zip(node.results, self._node(node, [held[v] for v in node.operands]), strict=True))
+        return {name: held[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
+
+    def _undisturbed(self, plain: Array) -> Samples:
+        return Samples(plain, [plain] * self.count)
+
+    # constants -------------------------------------------------------------------------------------------
+
+    def _constants_exact(self) -> bool:
+        """Whether whatever passes compute from the constants is exact: numbers of few bits, exact ops."""
+        if not self.rounding.meaning:
+            return self.narrowest is DType.F64
+        if _digits(self.narrowest) < 24:
+            return False
+        for node in self.graph.nodes:
+            if isinstance(node.op, Constant):
+                if not _few_bits(_wide(node.op.literal.array)):
+                    return False
+            elif any(v.literal is not None for v in node.operands):
+                sums = node.op.name in PRODUCTS or node.op.name in ("reduce", "max_pool")
+                if not (sums or is_move(node.op) or is_single(node.op)):
+                    return False
+        return True
+
+    def _constant(self, node: Node) -> Samples:
+        plain = _wide(cast(Constant, node.op).literal.array)
+        self.constant.add(node.result)
+        dtype = node.result.type.dtype
+        if not dtype.is_float or self.constants_exact or not plain.any():
+            return self._undisturbed(plain)
+        narrow = min(dtype, self.narrowest, key=_digits)
+        if not self.rounding.meaning and narrow is dtype:
+            return self._undisturbed(plain)  # stored as it is
+        return Samples(plain, self._stored(plain, [plain] * self.count, narrow, 0.0, None))
+
+    # nodes -----------------------------------------------------------------------------------------------
+
+    def _node(self, node: Node, operands: list[Samples]) -> list[Samples]:
+        self.salt += 1
+        if isinstance(node.op, Constant):
+            return [self._constant(node)]
+        if all(v in self.constant for v in node.operands) and node.operands:
+            self.constant.update(node.results)
+        op, plain = node.op, [s.plain for s in operands]
+        results = self._evaluate(node, plain)
+        floating = any(v.type.dtype.is_float for v in node.results)
+        exact = is_move(op) or (not floating) or is_single(op)
+        summed = False if exact else is_exact(node, plain, *self._precision(node))
+        flipped = self._flips(node, operands, results[0])
+        made = [self._undisturbed(r) for r in results]
+        if not all(s.exact for s in operands) or not (exact or summed):
+            made = self._disturb(node, operands, results, exact or summed)
+        if floating and not is_move(op):
+            made = [self._rounded(node, v, s, exact or summed) for v, s in zip(node.results, made, strict=True)]
+        if flipped is not None:
+            made = [self._flip(s, flipped) for s in made]
+        return made
+
+    def _evaluate(self, node: Node, operands: list[Array]) -> list[Array]:
+        op = node.op
+        if isinstance(op, Cast) and op.to.is_float and node.operands[0].type.dtype.is_float:
+            return [operands[0]]
+        return [_wide(r) for r in evaluate_node(node, operands)]
+
+    def _precision(self, node: Node) -> tuple[int, int]:
+        """Bits in which sums are added up, and bits left of an operand."""
+        if self.rounding.meaning:
+            return 24, 53
+        return 24, 11 if self.rounding.tensor_cores and node.op.name in PRODUCTS else 24
+
+    def _disturb(self, node: Node, operands: list[Samples], results: list[Array], exact: bool) -> list[Samples]:
+        """The op on disturbed operands; those of a sum or function carry the errors made inside it."""
+        rows: list[list[Array]] = []
+        inner = 0.0 if exact else self.unit * math.sqrt(sum_length(node))
+        tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
+        for k in range(self.count):
+            arrays = [s.disturbed[k] for s in operands]
+            if inner == 0.0 and all(a is s.plain for a, s in zip(arrays, operands, strict=True)):
+                rows.append(results)
+                continue
+            if inner:
+                arrays = [
+                    self._shaken(a, inner + (_TF32 if tf32 and v.type.dtype is DType.F32 else 0.0), k * 31 + i)
+                    for i, (a, v) in enumerate(zip(arrays, node.operands, strict=True))
+                ]
+            rows.append(self._evaluate(node, arrays))
+        return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
+
+    def _shaken(self, x: Array, relative: float, place: int) -> Array:
+        """Each element off by a relative error whose sign depends on its place."""
+        if x.dtype.kind != "f":
+            return x
+        return x * (1.0 + relative * self._signs(x.shape, place))
+
+    def _signs(self, shape: tuple[int, ...], place: int) -> Array:
+        size = math.prod(shape)
+        start = (self.salt * 7919 + place * 104729) % max(_POOL - size, 1)
+        return np.resize(self.signs[start : start + size], size).reshape(shape)
+
+    # rounding --------------------------------------------------------------------------------------------
+
+    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool) -> Samples:
+        """The result as it is rounded: wherever an op is inexact, or the number cannot be represented."""
+        dtype = value.type.dtype
+        if not dtype.is_float:
+            return made
+        stored = min(dtype, self.narrowest, key=_digits) if value in self.constant else dtype
+        wide = self.rounding.meaning and value not in self.constant  # held in float64
+        unit = 0.0 if wide else stored.epsilon / 2
+        mask: Array | None = None
+        if exact:
+            target = np.float32 if wide and dtype is not DType.F64 else stored.numpy
+            mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
+            if made.exact and not mask.any():
+                return made
+        inner = self.unit * (1.0 if exact else math.sqrt(sum_length(node)))
+        samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
+        if node.op.name in EXPM1 and not self.rounding.meaning:
+            scale = self.unit * abs(math.prod(v for v in node.op.attributes.values() if isinstance(v, float)))
+            below = made.plain < 0
+            samples = [s + scale * below * self._signs(s.shape, k) for k, s in enumerate(samples)]
+        self._overflow(node, made.plain, samples, None if wide else stored, exact)
+        return Samples(made.plain, samples)
+
+    def _stored(
+        self, plain: Array, samples: list[Array], dtype: DType | None, relative: float, mask: Array | None
+    ) -> list[Array]:
+        """Samples off by a relative error whose sign is a hash of the number: equal numbers round alike."""
+        relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
+        bits = np.abs(plain).view(np.uint64)
+        least = _LEAST[dtype] if dtype is not None else 0.0
+        tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
+        if tiny is not None and not tiny.any():
+            tiny = None
+        result: list[Array] = []
+        for k, sample in enumerate(samples):
+            odd = np.uint64((self.salt * 2 + 1) * 0x9E3779B97F4A7C15 + k * 0x632BE59BD9B4E01A & (2**64 - 1) | 1)
+            sign = ((bits * odd) >> np.uint64(62)).astype(np.float64)
+            sign = np.where(sign >= 2, 1.0, -1.0)
+            error = sign * relative if mask is None else sign * relative * mask
+            disturbed = sample * (1.0 + error)
+            result.append(disturbed if tiny is None else disturbed + np.where(tiny, sign * least, 0.0))
+        return result
+
+    def _overflow(self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool) -> None:
+        """Every other sample overflows as storage or fp32 does, the rest does not: what depends on it differs."""
+        most = float(np.max(np.abs(plain), initial=0.0))
+        limit = _MAX[dtype] * 0.999 if dtype is not None else math.inf
+        if most >= limit:
+            samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
+        if np.isinf(most) and node.op.name not in POLES:
+            endless = np.isinf(plain)
+            samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
+        if not exact and not self.rounding.meaning and most > 1e18:
+            samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
+
+    # jumps -----------------------------------------------------------------------------------------------
+
+    def _flips(self, node: Node, operands: list[Samples], result: Array) -> Array | None:
+        """Where the result may lie on the other side of a jump."""
+        op = node.op
+        label = label_of(op)
+        plain = [s.plain for s in operands]
+        nowhere = undefined(op, plain)
+        if label is None or not any(v.type.dtype.is_float for v in node.operands):
+            return nowhere
+        if op.name == "floor_mod" and not self.rounding.meaning:
+            return self._quotient_flips(op, operands)
+        if all(s.exact for s in operands):
+            return nowhere
+        reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
+        here = label(op, plain)
+        flipped = np.zeros(result.shape, np.bool_) if nowhere is None else nowhere
+        for signs in ((1, 1), (-1, -1)) if len(plain) == 1 else ((1, 1), (-1, -1), (1, -1), (-1, 1)):
+            moved = [x if r is None else x + s * r for x, r, s in zip(plain, reach, signs, strict=False)]
+            there = label(op, moved)
+            flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
+        return flipped if flipped.any() else None
+
+    def _quotient_flips(self, op: Op, operands: list[Samples]) -> Array | None:
+        """Lowered, floor_mod takes the floor of a quotient that was rounded."""
+        x, y = (s.plain for s in operands)
+        quotient, error = x / y, (SAFETY * s.spread() for s in operands)
+        dx, dy = error
+        reach = np.abs(quotient) * (4 * self.unit + dx / np.abs(x) + dy / np.abs(y))
+        whole = (np.rint(quotient) * y == x) & (dx == 0) & (dy == 0)
+        flipped = ~whole & (np.floor(quotient - reach) != np.floor(quotient + reach))
+        return flipped if flipped.any() else None
+
+    def _flip(self, made: Samples, where: Array) -> Samples:
+        """Samples that took the other side: NaN for floats, another number for the rest."""
+        samples: list[Array] = []
+        for k, s in enumerate(made.disturbed):
+            if s.dtype.kind == "f":
+                samples.append(np.where(where, np.nan, s))
+                continue
+            some = where if k == 0 else where & (self._signs(where.shape, k) > 0)
+            samples.append(np.where(some, ~s if s.dtype == np.bool_ else s + np.ones((), s.dtype), s))
+        return Samples(made.plain, samples)
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64, copy=False) if DType.of(array.dtype).is_float else array
+
+
+def _digits(dtype: DType) -> int:
+    """Bits of a floating type's significand."""
+    return 1 - round(math.log2(dtype.epsilon))
+
+
+def _few_bits(array: Array) -> bool:
+    """Whether every number has a significand of at most 8 bits: products of three are exact in fp32."""
+    mantissa, exponent = np.frexp(array)
+    scaled = mantissa * 256
+    return bool((scaled == np.rint(scaled)).all() and (np.abs(exponent) < 10).all())

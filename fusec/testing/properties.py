@@ -1,0 +1,137 @@
+"""What holds of every graph: one function a property, and `PROPERTIES`, the tuple of all by name.
+
+Each takes a graph and a Case, and raises MismatchError where it does not hold; the graph is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fusec.ir import Constant, Graph, Literal, print_graph, print_node
+from fusec.passes import PIPELINE
+from fusec.passes.base import Pass, run
+from fusec.passes.rewrite import Rewriter, rewrite
+from fusec.testing.bounds import Allowances, compare
+from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.compile_properties import PROPERTIES_COMPILE
+from fusec.testing.prepared import in_float64, prepared, quiet
+from fusec.text import parse
+
+Array = np.ndarray[Any, Any]
+Transformation = Pass | Rewriter | Callable[[Graph], object]
+
+
+def text_round_trip(graph: Graph, case: Case = Case()) -> None:
+    """Printing and parsing are inverse to each other, for the graph as it is and after the pipeline."""
+    for each in (graph, prepared(graph, case).optimised):
+        named = _with_unique_labels(each)
+        weights = {n.op.literal.label: n.op.literal.array for n in named.nodes if isinstance(n.op, Constant)}
+        text = print_graph(named, locations=True)
+        again = parse(text, weights)
+        if print_graph(again, locations=True) != text:
+            raise MismatchError(f"parsed and printed again, the graph reads otherwise:\n{text}\n=>\n{again}")
+        for one, other in zip(named.nodes, again.nodes, strict=True):
+            if isinstance(one.op, Constant):
+                assert isinstance(other.op, Constant)
+                if one.op.literal.digest != other.op.literal.digest and not _holds_nan(one.op.literal):
+                    raise MismatchError(f"a constant reads otherwise: {print_node(one)}")
+            elif one.op != other.op:
+                raise MismatchError(f"an op reads otherwise: {print_node(one)} => {print_node(other)}")
+
+
+def _holds_nan(literal: Literal) -> bool:
+    """NaNs differ in bits that text does not carry."""
+    return literal.type.dtype.is_float and bool(np.isnan(literal.array.astype(np.float64)).any())
+
+
+def _with_unique_labels(graph: Graph) -> Graph:
+    """A copy in which no two constants with different content have one label."""
+    copy = graph.clone()
+    for node in copy.nodes:
+        if isinstance(node.op, Constant):
+            literal = node.op.literal
+            copy.set_op(node, Constant(Literal(literal.type, lambda held=literal: held.array, node.result.name)))
+    return copy
+
+
+def passes_keep_meaning(graph: Graph, case: Case = Case()) -> None:
+    """Each pass of the pipeline, where it changes the graph, keeps interface and meaning."""
+    shared = prepared(graph, case)
+    for stage in shared.stages:
+        right = shared.narrowed_meaning if stage.narrowed else shared.meaning
+        _same(stage.graph, graph, right, shared.feeds, f"pass {stage.step.name}")
+
+
+def pipeline_keeps_meaning(graph: Graph, case: Case = Case()) -> None:
+    """The whole pipeline, in the case's precision and with what it disables, keeps interface and meaning."""
+    shared = prepared(graph, case)
+    _same(shared.optimised, graph, shared.narrowed_meaning, shared.feeds, "the pipeline")
+
+
+def rules_keep_meaning(graph: Graph, case: Case = Case()) -> None:
+    """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass runs."""
+    shared = prepared(graph, case)
+    before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
+    for step in PIPELINE:
+        rules = cast("tuple[Rewriter, ...]", getattr(step, "rules", ()))
+        for start in (graph, before.pop(step.name, graph)):
+            ops = {node.op.name for node in start.nodes}
+            for rule in rules if ops else ():
+                if not ops.isdisjoint(rule.roots):
+                    _rule_keeps_meaning(start, rule, graph, case)
+            if start is graph and step.name not in before:
+                break
+
+
+def _rule_keeps_meaning(start: Graph, rule: Rewriter, graph: Graph, case: Case) -> None:
+    shared, changed = prepared(graph, case), start.clone()
+    if rewrite(changed, (rule,)):
+        changed.prune()
+        changed.verify()
+        right = shared.meaning if start is graph else shared.narrowed_meaning
+        _same(changed, graph, right, shared.feeds, f"rule {rule.name} ({rule.equation})")
+
+
+def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = Case()) -> None:
+    """A pass, a rewrite rule or a function that changes a graph in place (or several) keeps interface and meaning."""
+    shared, changed = prepared(graph, case), graph.clone()
+    steps = transformation if isinstance(transformation, Sequence) else [transformation]
+    for step in steps:
+        name = getattr(step, "name", getattr(step, "__name__", type(step).__name__))
+        with quiet():
+            if hasattr(step, "roots"):
+                rewrite(changed, (cast(Rewriter, step),))
+            elif hasattr(step, "run"):
+                run((cast(Pass, step),), changed, case.options)
+            else:
+                cast("Callable[[Graph], object]", step)(changed)
+        changed.prune()
+        changed.verify()
+        _same(changed, graph, shared.narrowed_meaning, shared.feeds, name)
+
+
+def _same(got: Graph, source: Graph, right: Allowances, feeds: Mapping[str, Array], what: str) -> None:
+    """MismatchError unless a graph has the source's interface and means what `right` says."""
+    for kind, values, others in (("input", got.inputs, source.inputs), ("output", got.outputs, source.outputs)):
+        names = got.output_names if kind == "output" else tuple(v.name for v in values)
+        wanted = source.output_names if kind == "output" else tuple(v.name for v in others)
+        if names != wanted:
+            raise MismatchError(f"{what}: {kind}s {list(names)} instead of {list(wanted)}")
+        for name, value, other in zip(names, values, others, strict=True):
+            if not value.type.same_value_type(other.type):
+                raise MismatchError(f"{what}: {kind} {name} is {value.type} instead of {other.type}")
+    compare(in_float64(got, feeds), [right], what)
+
+
+_ALL: tuple[Property, ...] = (
+    Property("text_round_trip", text_round_trip),
+    Property("passes_keep_meaning", passes_keep_meaning),
+    Property("pipeline_keeps_meaning", pipeline_keeps_meaning),
+    Property("rules_keep_meaning", rules_keep_meaning),
+    *PROPERTIES_COMPILE,
+)
+
+PROPERTIES: Mapping[str, Property] = {p.name: p for p in _ALL}
