@@ -1,0 +1,146 @@
+"""Step N of a compiled model as a folder for a bug report: a script for cudnn and cupy alone, data, versions.
+
+Nothing in the folder needs fusec. `write` takes a compilation, `write_body` any body that lowers.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.compiled import Compiled
+from fusec.errors import FusecError
+from fusec.gpu import deviceless
+from fusec.gpu.device import device_name
+from fusec.ir import Graph
+from fusec.lower_cudnn import Lowered
+from fusec.program import Kind, Program
+from fusec.repro import data, texts
+from fusec.repro.source import script
+from fusec.target import Target
+
+__all__ = ["check_folder", "check_step", "script", "versions", "write", "write_body"]
+
+
+def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
+    """The folder about step `index`, as `fusec explain` numbers them, on random inputs; returns its path.
+
+    It is there whole or not at all. FusecError for a step that is no cuDNN graph, or a folder in use.
+    """
+    check_folder(folder)
+    check_step(compiled.program, index)
+    step, lowered = compiled.program.steps[index], compiled.lowered[index]
+    assert lowered is not None  # a cuDNN step
+    what = f"step {index} of {compiled.source.name}: {step.signature}"
+    spelled = f", spelled {', '.join(step.spelling)}" if step.spelling else ""
+    title = f"{what}{spelled}, for {compiled.target.device_name} in {compiled.options.precision}"
+    return write_body(step.body, lowered, folder, compiled.target, title, seed)
+
+
+def write_body(
+    body: Graph,
+    lowered: Lowered,
+    folder: Path,
+    target: Target,
+    title: str,
+    seed: int = 0,
+    feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
+) -> Path:
+    """The same about any body and what it was lowered to, on `feeds` by input name, or random inputs."""
+    goal = check_folder(folder)
+    contents = data.make(body, lowered, seed, feeds)
+    files = {
+        "repro.py": script(lowered, contents.allowed, title),
+        "test_repro.py": texts.TEST,
+        "graph.txt": f"{body}\n",
+        "graph.json": json.dumps(lowered.graph.to_json(), indent=1) + "\n",
+        "versions.json": json.dumps(versions(target), indent=1) + "\n",
+    }
+    model, missing = _onnx(body)
+    files["README.txt"] = texts.readme(title, target, seed if feeds is None else None, missing)
+    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            beside.mkdir()
+            for name, text in files.items():
+                (beside / name).write_text(text, encoding="utf-8")
+            if model is not None:
+                (beside / "partition.onnx").write_bytes(model)
+            data.save(beside / "inputs.npz", contents.before)
+            data.save(beside / "expected.npz", contents.expected)
+            beside.rename(goal)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise FusecError(f"{folder}: cannot write: {error.strerror or error}") from error
+    return folder
+
+
+def check_folder(folder: Path) -> Path:
+    """Where the folder will be; FusecError unless it is new or empty, and can be made."""
+    try:
+        goal = folder.resolve()
+        if goal.exists() and not goal.is_dir():
+            raise FusecError(f"{folder}: exists and is no folder")
+        if goal.is_dir() and any(goal.iterdir()):
+            raise FusecError(f"{folder}: exists and is not empty; name another folder, or remove it")
+        if not goal.parent.is_dir():
+            raise FusecError(f"{folder}: there is no folder {goal.parent}")
+        if not os.access(goal.parent, os.W_OK):
+            raise FusecError(f"{folder}: the folder {goal.parent} cannot be written")
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise FusecError(f"{folder}: {error}") from error
+    return goal
+
+
+def check_step(program: Program, index: int) -> None:
+    """FusecError unless the step is a cuDNN graph."""
+    able = [str(i) for i, step in enumerate(program.steps) if step.kind is Kind.CUDNN]
+    remedy = f"cuDNN steps are {', '.join(able)}" if able else "this program has no cuDNN step"
+    if not 0 <= index < len(program.steps):
+        raise FusecError(f"there is no step {index}: steps are 0 to {len(program.steps) - 1}; {remedy}")
+    step = program.steps[index]
+    if step.kind is not Kind.CUDNN:
+        raise FusecError(f"step {index} ({step.signature}) runs as a {step.kind.value}, not by cuDNN; {remedy}")
+
+
+def versions(target: Target) -> dict[str, str | None]:
+    """What made the folder; None for what is not installed, or a GPU that is not there."""
+    return {
+        "fusec": _installed("fusec"),
+        "cudnn": deviceless.cudnn_version() or None,
+        "cudnn_frontend": _installed("nvidia-cudnn-frontend"),
+        "cupy": _installed("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "target": target.name,
+        "gpu": device_name(),
+    }
+
+
+def _installed(*packages: str) -> str | None:
+    for package in packages:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _onnx(body: Graph) -> tuple[bytes | None, str]:
+    """The body as an ONNX model, or the reason why there is none."""
+    from fusec.exporters.onnx import to_onnx  # late: onnx takes its time to import
+
+    try:
+        return to_onnx(body).SerializeToString(), ""
+    except FusecError as error:
+        return None, str(error)

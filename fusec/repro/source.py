@@ -1,0 +1,182 @@
+"""A Lowered as a Python script that needs cudnn and cupy alone: what gpu/emit.py does, written out call by call.
+
+The tests hold the two together: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.errors import LoweringError
+from fusec.ir import DType
+from fusec.lower_cudnn import Lowered
+
+# What a type is called in the script, in cudnn.data_type, and in numpy (which lacks bfloat16: its bits).
+NAMES: dict[DType, tuple[str, str, str]] = {
+    DType.F64: ("f64", "DOUBLE", "float64"),
+    DType.F32: ("f32", "FLOAT", "float32"),
+    DType.F16: ("f16", "HALF", "float16"),
+    DType.BF16: ("bf16", "BFLOAT16", "uint16"),
+    DType.I64: ("i64", "INT64", "int64"),
+    DType.I32: ("i32", "INT32", "int32"),
+    DType.I8: ("i8", "INT8", "int8"),
+    DType.U8: ("u8", "UINT8", "uint8"),
+    DType.BOOL: ("boolean", "BOOLEAN", "bool"),
+}
+
+_HEAD = """\
+# {title}; see README.txt
+import sys
+from pathlib import Path
+
+import cudnn
+import cupy
+import numpy as np
+
+"""
+
+_PLANS = """\
+g.validate()
+g.build_operation_graph()
+g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+"""
+_TRUE_FP32 = "g.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])  # nothing rounded to tf32\n"
+
+_RUN = """\
+
+driver, gpu = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+print(f"cuDNN {{cudnn.backend_version_string()}}, frontend {{cudnn.__version__}}, driver for CUDA {{driver}}, {{gpu}}")
+before, expected = (dict(np.load(Path(__file__).with_name(name))) for name in ("inputs.npz", "expected.npz"))
+passed = []
+for plan in [int(index) for index in sys.argv[1:]] or range(g.get_execution_plan_count()):
+    print(f"plan {{plan}}, {{g.get_plan_name_at_index(plan)}}", end=": ", flush=True)
+    try:
+        g.build_plan_at_index(plan)
+    except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
+        print(f"not built: {{error}}")
+        continue
+    memory = {{int(uid): cupy.asarray(array) for uid, array in before.items()}}  # outputs too, filled with NaN
+    pointers = {{uid: array.data.ptr for uid, array in memory.items()}}{scalars}
+    workspace = cupy.empty(g.get_workspace_size_plan_at_index(plan), cupy.uint8)
+    g.execute_plan_at_index(pointers, workspace.data.ptr, plan, handle)
+    for uid, allowed in {allowed}.items():
+        got, want = {got}, {want}
+        differ = (got != want) & ~(np.isnan(got) & np.isnan(want))
+        error = np.linalg.norm(got[differ] - want[differ]) / (np.linalg.norm(want[np.isfinite(want)]) or 1.0)
+        passed.append(error <= allowed)  # False for NaN
+        print(f"relative L2 error of output {{uid}}: {{error:.1e}}, allowed {{allowed:.1e}}", flush=True)
+sys.exit(0 if passed and all(passed) else 1)
+"""
+
+_WIDE = """\
+
+
+def wide(array):  # bfloat16 lies in the files as its bits, the upper half of a float's
+    bits = array.dtype == np.uint16
+    return (array.astype(np.uint32) << 16).view(np.float32).astype(float) if bits else array.astype(float)
+
+"""
+
+
+def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN graph") -> str:
+    """The source: builds the graph, runs each plan (or those given as arguments) on `inputs.npz` beside the
+    script, and exits with 1 unless all that could be built are within `allowed`, by uid of the output, of
+    `expected.npz`. LoweringError for an element type or operation cuDNN's frontend lacks."""
+    graph = lowered.graph
+    labels = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants}
+    made = {uid for call in graph.calls for uid in call.outputs}
+    used = sorted({_names(t)[:2] for t in graph.tensors} | {NAMES[c.compute][:2] for c in graph.calls} | {_F32})
+    types = ", ".join(name for name, _ in used), ", ".join(f"cudnn.data_type.{known}" for _, known in used)
+    lines = [f"{types[0]} = {types[1]}", "handle = cudnn.create_handle()"]
+    lines.append(
+        "g = cudnn.pygraph(io_data_type=f32, intermediate_data_type=f32, compute_data_type=f32, handle=handle)"
+    )
+    lines += [_given(tensor, labels.get(tensor.uid, "")) for tensor in graph.tensors if tensor.uid not in made]
+    for call in graph.calls:
+        lines += _made(graph, call, dict(lowered.outputs))
+    by_value = [t for t in graph.tensors if t.value is not None]
+    lines += [f"s{t.uid} = np.array([{_literal(t.value)}], np.{_names(t)[2]})" for t in by_value]
+    addresses = ", ".join(f"{t.uid}: s{t.uid}.ctypes.data" for t in by_value)
+    bits = any(t.dtype is DType.BF16 for t in graph.outputs)
+    body = "\n".join(lines) + "\n" + _PLANS + ("" if graph.tensor_cores else _TRUE_FP32)
+    run = _RUN.format(
+        scalars=f" | {{{addresses}}}" if by_value else "",
+        allowed="{" + ", ".join(f"{t.uid}: {allowed[t.uid]:.2e}" for t in graph.outputs) + "}",
+        got="wide(memory[uid].get())" if bits else "memory[uid].get().astype(float)",
+        want="wide(expected[str(uid)])" if bits else "expected[str(uid)].astype(float)",
+    )
+    return _HEAD.format(title=_comment(title)) + body + (_WIDE if bits else "") + run
+
+
+_F32 = NAMES[DType.F32][:2]
+_WIDTH = 120
+
+
+def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
+    if tensor.dtype not in NAMES:
+        raise LoweringError(f"cuDNN has no element type {tensor.dtype.value}")
+    return NAMES[tensor.dtype]
+
+
+def _given(tensor: CudnnTensor, label: str) -> str:
+    by_value = ", is_pass_by_value=True" if tensor.value is not None else ""
+    place = f"dim={list(tensor.dims)}, stride={list(tensor.strides)}, data_type={_names(tensor)[0]}"
+    note = f"  # {_comment(label)}" if label else ""
+    return f"t{tensor.uid} = g.tensor({place}{by_value}, uid={tensor.uid}){note}"
+
+
+def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> list[str]:
+    """A call, and what its result is told."""
+    tensor = graph.tensor(call.outputs[0])
+    told = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
+    told += f".set_data_type({_names(tensor)[0]})"
+    if not tensor.virtual:
+        told += ".set_output(True)"
+    label = outputs.get(tensor.uid, "")
+    note = f"  # {_comment(label)}" if label else ""
+    call_line = f"t{tensor.uid} = {_call(call)}"
+    if len(call_line + told + note) <= _WIDTH:
+        return [call_line + told + note]
+    return [call_line, f"t{tensor.uid}{told}{note}"]
+
+
+def _call(call: CudnnCall) -> str:
+    """The frontend's method as emit calls it; the compute type is the graph's own where it is fp32."""
+    operands = [f"t{uid}" for uid in call.inputs]
+    compute = {} if call.compute is DType.F32 else {"compute_data_type": NAMES[call.compute][0]}
+    attributes = {k: _literal(v) for k, v in call.attributes}
+    match call.op:
+        case "conv_fprop" | "conv_dgrad":
+            return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=True)) | attributes | compute)
+        case "matmul":
+            return _text(call.op, operands, compute)
+        case "pointwise":
+            named = {"swish_beta" if k == "beta" else k: v for k, v in attributes.items()}
+            return _text(call.mode, operands, named | compute)
+        case "reduction":
+            return _text(call.op, operands, {"mode": f"cudnn.reduction_mode.{call.mode.upper()}"} | compute)
+        case "layernorm" | "rmsnorm" | "instancenorm":
+            x, scale, *bias, epsilon = operands
+            named = {"norm_forward_phase": "cudnn.norm_forward_phase.INFERENCE", "input": x, "scale": scale}
+            named |= {"bias": bias[0]} if bias else {}
+            return _text(call.op, [], named | {"epsilon": epsilon} | compute) + "[0]"
+        case _:
+            raise LoweringError(f"the cuDNN frontend has no operation {call.op!r}")
+
+
+def _text(method: str, operands: list[str], named: Mapping[str, str]) -> str:
+    return f"g.{method}({', '.join([*operands, *(f'{k}={v}' for k, v in named.items())])})"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(list(value) if isinstance(value, tuple) else value)
+
+
+def _comment(text: str) -> str:
+    """On one line, whatever characters a model's names have."""
+    return text.encode("unicode_escape").decode()
