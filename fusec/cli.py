@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusec import __version__, cli_io, cli_machine
+from fusec import __version__, cli_fuzz, cli_io, cli_machine, cli_repro
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -277,8 +277,10 @@ def verify(
         raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
 
 
+app.command()(cli_repro.repro)
 app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
+app.add_typer(cli_fuzz.app, name="fuzz")
 
 
 @dataclass(frozen=True)
