@@ -26,6 +26,7 @@ from fusec.testing.findings import Finding, save, summary
 from fusec.testing.reduce import digest, reduce, reduce_case
 from fusec.testing.resolve import property_of, strategy_of
 from fusec.testing.task import Task
+from fusec.testing.uniform import register
 
 REPORT_S = 0.5
 DUPLICATES = 2  # of one finding, reduced by one worker; more are counted
@@ -82,6 +83,8 @@ class Chunks:
         self.graphs = strategy_of(task.graphs)
         self.cases = strategy_of(task.cases)
         self.stopping = False
+        self.without: set[str] = set()  # properties that are not to run any more
+        self.counts_so_far = 0  # examples
         self.counts = Counts()
         self.observed: Coverage | None = None  # where the compiler's own counters go, while examples are generated
         self._reported = time.monotonic()
@@ -123,8 +126,6 @@ class Chunks:
         self.report()
         return total
 
-    counts_so_far = 0
-
     def _part(self, seed: int, count: int) -> _Hunt | None:
         """Examples until one fails in a new way, shrunk; None if all went well."""
         hunts: list[_Hunt] = []
@@ -132,6 +133,7 @@ class Chunks:
         @hypothesis.seed(seed)
         @settings(
             max_examples=count,
+            backend=register(),
             database=None,
             deadline=None,
             phases=(Phase.generate, Phase.shrink),
@@ -169,6 +171,8 @@ class Chunks:
         found = False
         try:
             for number, property in enumerate(self.properties):
+                if property.name in self.without:
+                    continue
                 failure = self._timed(number, property, graph, case)
                 if failure is not None and self._is_new(property, graph, case, failure):
                     self.tell({"met": [property.name, failure.kind]})
@@ -215,6 +219,8 @@ class Chunks:
             self.counts.again[same] += 1
         elif len(self._waiting) < WAITING:
             self._waiting.append((property, graph, case, failure))
+        elif same:
+            self.counts.again[same] += 1
         return False
 
     def _same(self, property: str, failure: Failure, ops: Counter[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,10 @@ class CrashReducer:
 
     def _minimal(self) -> tuple[Graph, Case, Failure]:
         best = [self.failure]
+        end = time.monotonic() + SECONDS
 
         def fails(graph: Graph, case: Case) -> bool:
-            if self.hurried:
+            if self.hurried or time.monotonic() > end:
                 return False
             failure = self._prober.check(graph, case)
             alike = failure is not None and failure.like(self.failure)

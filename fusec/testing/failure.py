@@ -66,12 +66,13 @@ class Failure:
 
 
 def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
-    """None if the property holds. It gets a copy: one that changes its graph harms no other.
+    """None if the property holds.
 
+    A user's own gets a copy of the graph, since it may change it; fusec's do not, and share work by graph.
     SkippedError if it does not apply (it raised SkipTest, or Hypothesis' `assume` did not hold).
     """
     try:
-        property.check(graph.clone(), case)
+        property.check(graph.clone() if ":" in property.name else graph, case)
     except MismatchError as error:
         words = traceback.format_exc()
         return Failure(MISMATCH, type(error).__name__, str(error), "", words, error.oracle.name, error.got, error.want)
@@ -101,5 +102,7 @@ def ops_of(graph: Graph) -> Counter[str]:
 
 def signature(property: str, failure: Failure, ops: Mapping[str, int]) -> str:
     """Equal for findings that are taken to be one: property, ops of the reduced graph, kind of failure."""
+    if failure.how == HUNG:  # every try to make it smaller takes its time: two are hardly ever reduced alike
+        return " | ".join((property, "any op", failure.kind))
     counted = "+".join(f"{name}*{count}" if count > 1 else name for name, count in sorted(ops.items()))
     return " | ".join((property, counted or "no op", failure.kind))

@@ -44,7 +44,23 @@ def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECOND
                     seen.add(key)
                     if found:
                         break
-    return graph
+    plain = renamed(graph)
+    return plain if digest(plain) != digest(graph) and fails(plain) else graph
+
+
+def renamed(graph: Graph) -> Graph:
+    """The graph under short names, so that equal reductions print alike."""
+    copy = Graph("fuzz")
+    made = {v: copy.add_input(f"x{i}", v.type) for i, v in enumerate(graph.inputs)}
+    for number, node in enumerate(graph.nodes):
+        op = Constant(Literal.of(node.op.literal.array, f"c{number}")) if isinstance(node.op, Constant) else node.op
+        stem = "c" if isinstance(op, Constant) else "v"
+        names = [f"{stem}{number}" + ("" if not i else f"_{i}") for i in range(len(node.results))]
+        twin = copy.insert(op, [made[v] for v in node.operands], names=names, types=[v.type for v in node.results])
+        made.update(zip(node.results, twin.results, strict=True))
+    outputs = [made[v] for v in graph.outputs]
+    copy.set_outputs(outputs, [f"y{i}" for i in range(len(outputs))])
+    return copy
 
 
 def reduce_case(case: Case, fails: Callable[[Case], bool]) -> Case:

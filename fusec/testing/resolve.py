@@ -81,7 +81,7 @@ def version_of(names: Sequence[str]) -> str:
     return sha.hexdigest()[:16]
 
 
-_MAKES_GRAPHS = frozenset({"strategies", "operations", "motifs", "builder", "arrays"})
+_MAKES_GRAPHS = frozenset({"strategies", "operations", "motifs", "builder", "arrays", "uniform"})
 
 
 def _find(name: str) -> object:

@@ -28,12 +28,13 @@ from fusec.testing.task import Task
 from fusec.testing.worker import read_current
 from fusec.testing.workers import Child, Inbox
 
-CHUNK = 50  # examples: enough for Hypothesis to spread, few enough to stop soon
+CHUNK = 25  # examples: few enough to stop soon; a number, so that examples depend on the seed alone
 TICK_S = 0.25
 STOP_S = 30.0  # beyond `shrink_s`: for what is being shrunk once no more examples are wanted
 SILENCE_S = 60.0  # beyond `hang_s`, after which a worker that says nothing is ended
 LOST_MAX = 5  # workers that die before they run anything
-CRASHES = 3  # of one property, reduced: enough to tell whether there are several
+CRASHES = 2  # deaths of one property that are reduced
+DEATHS = 5  # of one property, after which it is left out: each costs a process, and a hang its time
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class _Seat:
     ready: bool = False
     job: dict[str, Any] | None = None
     ran: int = 0  # examples of its chunk that are counted
+    total: int = 0  # and of this process
 
 
 @dataclass
@@ -90,10 +92,10 @@ class Run:
     known: dict[str, Found] = field(default_factory=dict[str, Found])  # by signature
     told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # for a worker that starts late
     crashes: list[CrashReducer] = field(default_factory=list[CrashReducer])  # at work
+    deaths: Counter[str] = field(default_factory=Counter[str])  # by property
     reduced: Counter[str] = field(default_factory=Counter[str])  # deaths reduced, by property
     key: str = ""
     start: float = 0.0
-    chunk: int = CHUNK
 
     def go(self) -> None:
         """Until the budget is spent and every worker at rest."""
@@ -104,8 +106,7 @@ class Run:
         self.replays.extend(f.folder for f in self.open.values() if f.property in self.plan.properties)
         count = self.plan.workers
         if self.plan.examples is not None:
-            count = min(count, max(1, -(-self.plan.examples // 5)))
-        self.chunk = CHUNK if self.plan.examples is None else min(CHUNK, max(5, self.plan.examples // (4 * count)))
+            count = min(count, -(-self.plan.examples // CHUNK))
         for number in range(count):
             hash_seed = int.from_bytes(hashlib.sha256(f"{self.plan.seed} {number}".encode()).digest()[:4], "big")
             self.seats.append(_Seat(number, hash_seed, self._spawn(number, hash_seed)))
@@ -179,7 +180,7 @@ class Run:
         left = None if self.plan.examples is None else self.plan.examples - self.handed
         if left == 0:
             return None
-        count = self.chunk if left is None else min(self.chunk, left)
+        count = CHUNK if left is None else min(CHUNK, left)
         self.handed += count
         return {"chunk": self.state.claim(self.key), "count": count}
 
@@ -246,6 +247,7 @@ class Run:
     def _count(self, seat: _Seat, counts: dict[str, Any]) -> None:
         report = self.report
         seat.ran += counts["examples"]
+        seat.total += counts["examples"]
         report.examples += counts["examples"]
         report.nodes += counts["nodes"]
         report.shrinking += counts["shrinking"]
@@ -302,20 +304,27 @@ class Run:
         elif "replay" in job:
             self._replayed(Path(job["replay"]), failure.message, False)
         else:
+            unreported = current[1] - seat.total  # it died before it could
+            seat.ran += unreported
+            self.report.examples += unreported
             self._crash(current, failure, seat, int(job["chunk"]))
         if job is not None and "chunk" in job:
             self.state.finish(self.key, job["chunk"], seat.ran)
-            self.handed -= max(0, job["count"] - seat.ran - (current is not None))
+            self.handed -= max(0, job["count"] - seat.ran)
         elif job is not None and current is None:
             self.replays.append(Path(job["replay"]))
         self._current(seat.number).unlink(missing_ok=True)
         if not self.stopping:
-            seat.child, seat.ready = self._spawn(seat.number, seat.hash_seed), False
+            seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
 
-    def _crash(self, current: tuple[int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
+    def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
         """A property ended its process: reduced beside the run, since every try may cost a process."""
         name = self.plan.properties[current[0]]
         self.report.properties.setdefault(name, PropertyCount()).failures += 1
+        self.deaths[name] += 1
+        if self.deaths[name] == DEATHS:
+            self.report.left_out[name] = f"left out after it had ended its process {DEATHS} times"
+            self._tell_others({"without": name})
         if self.reduced[name] >= CRASHES or any(crash.property == name for crash in self.crashes):
             same = [found for found in self.known.values() if found.property == name and found.how == failure.how]
             for found in same[:1]:
@@ -325,7 +334,7 @@ class Run:
         origin = {"seed": self.plan.seed, "chunk": number, "hash_seed": seat.hash_seed}
         folder = self.scratch / f"crashes-{sum(self.reduced.values())}"
         crash = CrashReducer(
-            name, current[1], failure, origin, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told))
+            name, current[2], failure, origin, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told))
         )
         crash.hurried = self.stopping
         self.crashes.append(crash)

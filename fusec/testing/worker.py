@@ -29,6 +29,7 @@ from fusec.testing.task import Task
 
 TICK_S = 0.5
 HUNG_STATUS = 86
+_HEAD = 16  # bytes of the first line of the file that holds the example under way
 
 
 class Pipe:
@@ -48,7 +49,7 @@ class Pipe:
 class Current:
     """The example under way, in a file that outlives the process, and since when it runs.
 
-    The first line is the number of the property that runs, -1 between examples.
+    The first line: the number of the property that runs (-1 between two), and of examples the process has had.
     """
 
     def __init__(self, path: Path | None = None):
@@ -56,22 +57,24 @@ class Current:
         self._graph: Graph | None = None
         self.since: float | None = None
 
-    def watch(self, number: int, graph: Graph, case: Case) -> None:
+    def watch(self, number: int, graph: Graph, case: Case, examples: int = 0) -> None:
         if self._file is not None:
             if number >= 0 and graph is not self._graph:
                 self._graph = graph
                 data = json.dumps(encode(graph, case)).encode()
-                os.pwrite(self._file, data, 5)
-                os.ftruncate(self._file, 5 + len(data))
-            os.pwrite(self._file, b"%4d\n" % number, 0)
+                os.pwrite(self._file, data, _HEAD)
+                os.ftruncate(self._file, _HEAD + len(data))
+            os.pwrite(self._file, b"%4d %10d\n" % (number, examples), 0)
         self.since = time.monotonic() if number >= 0 else None
 
 
-def read_current(path: Path) -> tuple[int, dict[str, Any]] | None:
-    """The number of the property that was running and the example, as `encode` gives it; None if none was."""
+def read_current(path: Path) -> tuple[int, int, dict[str, Any]] | None:
+    """The number of the property that was running, of examples so far, and the example, as `encode` gives it;
+    None if no property was."""
     try:
-        number, _, data = path.read_bytes().partition(b"\n")
-        return (int(number), json.loads(data)) if int(number) >= 0 else None
+        head, _, data = path.read_bytes().partition(b"\n")
+        number, examples = map(int, head.split())
+        return (number, examples, json.loads(data)) if number >= 0 else None
     except (OSError, ValueError):
         return None
 
@@ -93,6 +96,8 @@ class Worker:
                 self.chunks.stopping = True
             elif self.chunks is not None and "know" in message:
                 self.chunks.know(*message["know"])
+            elif self.chunks is not None and "without" in message:
+                self.chunks.without.add(message["without"])
             elif self.chunks is not None and "met" in message:
                 self.chunks.met(*message["met"])
             else:
@@ -129,7 +134,12 @@ class Worker:
         held = Task.from_json(task)
         self.current = Current(Path(held.current))
         self.hang_s = held.hang_s
-        chunks = Chunks(held, self.pipe.tell, self.current.watch)
+        current = self.current
+
+        def watch(number: int, graph: Graph, case: Case) -> None:
+            current.watch(number, graph, case, chunks.counts_so_far)
+
+        chunks = Chunks(held, self.pipe.tell, watch)
         observe(lambda: chunks.observed)
         self.chunks = chunks
         self.pipe.tell({"ready": True})

@@ -1,0 +1,120 @@
+"""Properties with known faults, and a strategy small enough to shrink in a moment; for the tests of the fuzzer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fusec.compiled import lower
+from fusec.errors import LoweringError
+from fusec.ir import DType, Graph, TensorType
+from fusec.ops import pw
+from fusec.passes import PIPELINE
+from fusec.passes.base import run
+from fusec.passes.partition import partition
+from fusec.program import Kind
+from fusec.target import load
+from fusec.testing.case import Case, MismatchError, Trust
+from fusec.testing.reduce import digest
+from fusec.verdict import Legal, Plan, Refused
+
+NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Graph:
+    """One to eight pointwise ops of one shape."""
+    graph = Graph("chain")
+    values = [graph.add_input("x", TensorType((2, 3), DType.F32))]
+    for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=8)):
+        operands = [values[-1]] if name in NAMES[:3] else [values[-1], values[draw(st.integers(0, len(values) - 1))]]
+        values.append(graph.add(pw(name), *operands))
+    graph.set_outputs(values[-1 - draw(st.integers(0, 1)) :])
+    return graph
+
+
+def holds(graph: Graph) -> None:
+    """Always."""
+    graph.verify()
+
+
+def noted(graph: Graph) -> None:
+    """Always; writes down what it was given, and in which process."""
+    with Path(os.environ["FUSEC_NOTES"]).open("a") as file:
+        file.write(f"{os.getpid()} {digest(graph)}\n")
+
+
+def compiles(graph: Graph, case: Case) -> None:
+    """Goes through passes, partitioner and lowering, for what they tell about coverage."""
+
+    def judge(bodies: list[Graph]) -> list[Legal | Refused]:
+        verdicts: list[Legal | Refused] = []
+        for body in bodies:
+            try:
+                lower(body)
+                verdicts.append(Legal((Plan(0, (), True),)))
+            except LoweringError as error:
+                verdicts.append(Refused("lower", "FUSEC", str(error)))
+        return verdicts
+
+    class Judge:
+        judge = staticmethod(judge)
+
+    run(PIPELINE, graph, case.options)
+    program = partition(graph, Judge(), load(case.target))
+    assert all(step.body for step in program.steps if step.kind is Kind.CUDNN)
+
+
+def _has(graph: Graph, *names: str) -> bool:
+    return {n.op.name for n in graph.nodes} >= set(names)
+
+
+def no_relu_and_mul(graph: Graph, case: Case) -> None:
+    """Fails where a graph has both, unless the file FUSEC_FIXED exists."""
+    if _has(graph, "relu", "mul") and not Path(os.environ.get("FUSEC_FIXED", "none")).exists():
+        x = np.arange(3, dtype=np.float32)
+        raise MismatchError(f"output %{graph.outputs[0].name} is off by {len(graph)}", {"y": x}, {"y": x + 1})
+
+
+def two_faults(graph: Graph) -> None:
+    """One way of failing, for two reasons."""
+    if _has(graph, "tanh") or _has(graph, "sub"):
+        raise MismatchError("differs")
+
+
+def raises(graph: Graph) -> None:
+    """What fusec itself does not expect."""
+    if _has(graph, "relu"):
+        load("no such target")
+
+
+def dies(graph: Graph) -> None:
+    """Ends the process."""
+    if _has(graph, "tanh", "add"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hangs(graph: Graph) -> None:
+    """Never returns."""
+    while _has(graph, "tanh"):
+        time.sleep(0.01)
+
+
+def doubtful(graph: Graph) -> None:
+    """Fails by the word of a weak oracle."""
+    if _has(graph, "relu"):
+        raise MismatchError("not what onnxruntime says", oracle=Trust.ONNXRUNTIME)
+
+
+def slow(graph: Graph) -> None:
+    """Takes its time."""
+    time.sleep(0.02)
+
+
+def three(graph: Graph, case: Case, more: int) -> None:
+    """Takes what no property is given."""
