@@ -19,6 +19,7 @@ import pytest
 from cli.command import SHAPE, fusec, tiny
 from gpu.cudnn_graphs import WINDOW, conv, image, norm
 from gpu.test_emit import mode_graph
+from helpers import assert_close
 from lower.bodies import BODIES, NHWC, load
 from repro_stand_ins import build, run
 from test_runtime import LowersJudge
@@ -36,9 +37,10 @@ from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.program import Kind
+from fusec.reference import evaluate
 from fusec.repro import data, source
 from fusec.simulate import simulate
-from fusec.storage import pack
+from fusec.storage import pack, unpack
 from fusec.text import parse
 from fusec.verify import random_array
 
@@ -157,6 +159,9 @@ def test_every_pointwise_mode_is_built_as_emit_does() -> None:
 
     for mode, count in POINTWISE.items():
         same_as_emitted(bare(mode_graph(mode, count)), plans=False)  # no engine takes each mode in these types
+    reduction = CudnnCall("reduction", (1,), (2,), "max", compute=DType.F16)
+    tensors = (image(1, (64, 128, 1, 1)), image(2, (64, 1, 1, 1)))
+    same_as_emitted(bare(CudnnGraph(tensors, (reduction,))), plans=False)
     assert {dtype: names[1] for dtype, names in source.NAMES.items()} == {d: known.name for d, known in DTYPES.items()}
 
 
@@ -296,10 +301,11 @@ def test_inputs_are_random_by_seed_and_expected_is_what_the_simulator_makes_of_t
     body = load(text)
     lowered = write(tmp_path / "r", body, seed=7)
     before, expected = arrays(tmp_path / "r" / "inputs.npz"), arrays(tmp_path / "r" / "expected.npz")
-    rng = np.random.default_rng(7)
+    rng, feeds = np.random.default_rng(7), {}
     names = {name: uid for uid, name in lowered.inputs}
     for value in body.inputs:
-        drawn = pack(np, random_array(rng, value.type), value.type)
+        feeds[value.name] = random_array(rng, value.type)
+        drawn = pack(np, feeds[value.name], value.type)
         assert drawn.tobytes() == before[names[value.name]].tobytes()
     graph = lowered.graph
     buffers = {t.uid: before[t.uid].view(t.dtype.numpy) for t in (*graph.inputs, *graph.outputs)}
@@ -309,6 +315,10 @@ def test_inputs_are_random_by_seed_and_expected_is_what_the_simulator_makes_of_t
     assert set(expected) == {t.uid for t in graph.outputs}
     for uid, array in expected.items():
         assert array.tobytes() == buffers[uid].tobytes()
+    means = evaluate(body, feeds, precision=DType.F64)  # says nothing of memory, so constants lie as they should
+    for uid, name in lowered.outputs:
+        type = dict(zip(body.output_names, body.outputs, strict=True))[name].type
+        assert_close(unpack(expected[uid].view(type.dtype.numpy), type), means[name], 2 * type.dtype.epsilon + 1e-6)
 
 
 def test_given_inputs_are_taken_or_refused(tmp_path: Path) -> None:

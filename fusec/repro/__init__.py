@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fusec import __version__
 from fusec.compiled import Compiled
 from fusec.errors import FusecError
 from fusec.gpu import deviceless
@@ -116,7 +117,7 @@ def check_step(program: Program, index: int) -> None:
 def versions(target: Target) -> dict[str, str | None]:
     """What made the folder; None for what is not installed, or a GPU that is not there."""
     return {
-        "fusec": _installed("fusec"),
+        "fusec": __version__,
         "cudnn": deviceless.cudnn_version() or None,
         "cudnn_frontend": _installed("nvidia-cudnn-frontend"),
         "cupy": _installed("cupy-cuda13x", "cupy-cuda12x", "cupy"),

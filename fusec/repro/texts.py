@@ -43,8 +43,8 @@ The status is 1 if the output of a plan is farther from what is expected than th
 no plan can be built. Attach what it prints, and what nvidia-smi says, to a report.
 
   repro.py        the cuDNN graph, call by call; needs cudnn and cupy only
-  inputs.npz      what memory holds before the run, by uid: {inputs}, constants, and outputs filled
-                  with NaN ({poison}); bfloat16 as its bits
+  inputs.npz      what memory holds before the run, by uid: {inputs}, constants, and
+                  outputs filled with NaN (77 in integers, and where NaN is right); bfloat16 as its bits
   expected.npz    outputs as computed in NumPy: fp32 arithmetic with exact sums, rounded where stored
   graph.json      the cuDNN graph as data
   graph.txt       the subgraph of the model it stands for, in fusec's text form
@@ -58,7 +58,6 @@ def readme(title: str, target: Target, seed: int | None, missing: str) -> str:
     return _README.format(
         title=textwrap.fill(title, 100),
         inputs="given inputs" if seed is None else f"random inputs of seed {seed}",
-        poison="77 where NaN is right, and in integers",
         onnx=f"is missing: {missing}" if missing else "the same subgraph",
         target=target.device_name,
     )
