@@ -93,13 +93,18 @@ def replay(
 
     rows: list[dict[str, Any]] = []
     for place in findings.folders(folder):
-        finding = findings.load(place)
-        failure = check_apart(finding)
-        words = "" if failure is None else failure.message.strip() or failure.error
-        rows.append({"folder": str(place), "property": finding.property, "fails": bool(words), "message": words})
+        name = ""
+        try:
+            finding = findings.load(place)
+            name = finding.property
+            failure = check_apart(finding)
+            words = "" if failure is None else failure.message.strip() or failure.error
+        except FusecError as error:  # what cannot be run again is not known to be fixed
+            words = f"cannot be run: {error}"
+        rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
         if not as_json:
             state = f"still fails: {words.splitlines()[0]}" if words else "fixed"
-            print(f"{place}: {finding.property}: {state}", flush=True)
+            print(f"{place}: {name}{': ' if name else ''}{state}", flush=True)
     failing = sum(row["fails"] for row in rows)
     if as_json:
         print(cli_io.json_text({"findings": rows, "failing": failing}))

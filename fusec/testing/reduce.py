@@ -16,7 +16,7 @@ import numpy as np
 
 from fusec.core_search.rebuild import with_dtype, with_order, with_sizes
 from fusec.errors import FusecError
-from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value, print_graph
+from fusec.ir import Constant, DType, Graph, Literal, Node, Op, TensorType, Value, print_graph
 from fusec.testing.case import Case
 
 SECONDS = 20.0
@@ -98,9 +98,9 @@ def _weight(graph: Graph) -> tuple[int, ...]:
         len(computed),
         len(graph.outputs),
         len(graph.inputs) + len(constants),
+        sum(len(_unusual(n.op)) for n in computed),  # before sizes: a stride of 1 makes them larger
         sum(d for v in values for d in v.type.shape),
         sum(v.type.dtype is not DType.F32 for v in values if v.type.dtype.is_float),
-        sum(len(_unusual(n.op)) for n in computed),
         sum(bool(v.type.order) for v in values),
         sum(map(_intricacy, constants)),
     )
@@ -178,10 +178,25 @@ def _smaller_sizes(graph: Graph) -> Iterator[Graph | None]:
     sizes = sorted({d for v in graph.values() for d in v.type.shape}, reverse=True)
     if len(sizes) > 1:
         yield with_sizes(graph, {size: SMALL[1] for size in sizes if size > SMALL[1]})
+        yield with_sizes(graph, {size: size // 2 for size in sizes if size > 1})
     for small in SMALL:
         for size in sizes:
             if small < size:
                 yield with_sizes(graph, {size: small})
+
+
+def _smaller_leaves(graph: Graph) -> Iterator[Graph | None]:
+    """One dim of one input or constant, where no other has to follow."""
+    leaves = [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
+    for value in leaves:
+        for dim, size in enumerate(value.type.shape):
+            for small in SMALL:
+                if small < size:
+                    shape = (*value.type.shape[:dim], small, *value.type.shape[dim + 1 :])
+                    try:
+                        yield rebuilt(graph, types={value: TensorType(shape, value.type.dtype, value.type.order)})
+                    except FusecError:
+                        continue  # another has to
 
 
 def _plain_types(graph: Graph) -> Iterator[Graph | None]:
@@ -219,9 +234,10 @@ STAGES: tuple[Callable[[Graph], Iterator[Graph | None]], ...] = (
     _cut,
     _bypass,
     _fewer_leaves,
-    _smaller_sizes,
-    _plain_types,
     _plain_attributes,
+    _smaller_sizes,
+    _smaller_leaves,
+    _plain_types,
     _plain_constants,
 )
 
@@ -234,12 +250,18 @@ def rebuilt(
     cut: Collection[Value] = (),
     instead: Mapping[Value, Value] | None = None,
     ops: Mapping[Node, Op] | None = None,
+    types: Mapping[Value, TensorType] | None = None,
 ) -> Graph:
     """A copy with what `outputs` (all of them by default) need, and nothing else: values in `cut` are
-    inputs, those in `instead` give way to earlier ones, nodes in `ops` have another op (types inferred)."""
+    inputs, those in `instead` give way to earlier ones, nodes in `ops` have another op, inputs and constants
+    in `types` another, smaller type (in both cases all else is inferred)."""
     if outputs is None:
         outputs, names = graph.outputs, graph.output_names
-    swap, changed = instead or {}, ops or {}
+    swap, changed, retyped = instead or {}, dict(ops or {}), types or {}
+    for value in retyped:
+        if value.literal is not None and value.node is not None:
+            part = value.literal.array[tuple(map(slice, retyped[value].shape))]
+            changed[value.node] = Constant(Literal.of(part, value.literal.label))
 
     def source(value: Value) -> Value:
         return swap.get(value, value)
@@ -256,7 +278,7 @@ def rebuilt(
             waiting += map(source, value.node.operands)
     copy = Graph(graph.name)
     leaves = [v for v in graph.values() if v in read]
-    made = {v: copy.add_input(v.name, v.type) for v in leaves}
+    made = {v: copy.add_input(v.name, retyped.get(v, v.type)) for v in leaves}
     for node in graph.nodes:
         if node not in needed:
             continue
@@ -264,12 +286,12 @@ def rebuilt(
             changed.get(node, node.op),
             [made[source(v)] for v in node.operands],
             names=[v.name for v in node.results],
-            types=None if changed else [v.type for v in node.results],
+            types=None if changed or retyped else [v.type for v in node.results],
             origin=node.origin,
         )
         for old, new in zip(node.results, twin.results, strict=True):
             made.setdefault(old, new)  # one that is cut stays an input, though its node is there for the others
-            if changed and new.type.same_value_type(old.type):
+            if new.type.same_value_type(old.type):
                 copy.set_type(new, old.type)
     copy.set_outputs([made[source(v)] for v in outputs], names)
     return copy

@@ -10,18 +10,15 @@ from pathlib import Path
 import numpy as np
 from hypothesis import strategies as st
 
-from fusec.compiled import lower
-from fusec.errors import LoweringError
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import run
 from fusec.passes.partition import partition
-from fusec.program import Kind
 from fusec.target import load
 from fusec.testing.case import Case, MismatchError, Trust
+from fusec.testing.judges import JUDGES
 from fusec.testing.reduce import digest
-from fusec.verdict import Legal, Plan, Refused
 
 NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")
 
@@ -51,23 +48,8 @@ def noted(graph: Graph) -> None:
 
 def compiles(graph: Graph, case: Case) -> None:
     """Goes through passes, partitioner and lowering, for what they tell about coverage."""
-
-    def judge(bodies: list[Graph]) -> list[Legal | Refused]:
-        verdicts: list[Legal | Refused] = []
-        for body in bodies:
-            try:
-                lower(body)
-                verdicts.append(Legal((Plan(0, (), True),)))
-            except LoweringError as error:
-                verdicts.append(Refused("lower", "FUSEC", str(error)))
-        return verdicts
-
-    class Judge:
-        judge = staticmethod(judge)
-
     run(PIPELINE, graph, case.options)
-    program = partition(graph, Judge(), load(case.target))
-    assert all(step.body for step in program.steps if step.kind is Kind.CUDNN)
+    partition(graph, JUDGES[case.judge](case), load(case.target))
 
 
 def _has(graph: Graph, *names: str) -> bool:

@@ -1,0 +1,94 @@
+"""`fusec fuzz` and `fusec fuzz replay`: what they print, write and exit with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.command import Result, fusec
+
+from fusec import cli_fuzz
+from fusec.errors import FusecError
+
+PLANTED = Path(__file__).parent.parent / "testing" / "planted.py"
+
+
+@pytest.fixture
+def fuzz(tmp_path: Path) -> Any:
+    def call(*args: object) -> Result:
+        folders = ("--database", tmp_path / "database", "--findings", tmp_path / "findings")
+        return fusec("fuzz", "--workers", 1, *folders, *args)
+
+    return call
+
+
+def test_all_well_is_0_and_shows_the_coverage(fuzz: Any) -> None:
+    result = fuzz("--property", f"{PLANTED}:holds", "--examples", 20)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("20 examples (")
+    assert "\ncoverage: holes\n" in result.stdout
+    assert f"{PLANTED}:holds" in result.stdout
+    assert result.stdout.endswith("0 findings, 0 doubts\n")
+
+
+def test_a_finding_is_1_and_is_replayed_until_fixed(fuzz: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = fuzz("--property", f"{PLANTED}:no_relu_and_mul", "--examples", 100, "--json", "--max-findings", 1)
+    assert result.exit_code == 1
+    report = json.loads(result.stdout)
+    assert report["ok"] is False
+    (found,) = report["findings"]
+    assert found["ops"] == {"mul": 1, "relu": 1}
+    assert f"fusec fuzz replay {tmp_path / 'findings'}" in result.stderr
+
+    replay = fusec("fuzz", "replay", tmp_path / "findings")
+    assert replay.exit_code == 1
+    assert "still fails: output" in replay.stdout
+    assert replay.stderr == "fusec: 1 of 1 findings still fail\n"
+    (tmp_path / "fixed").touch()
+    monkeypatch.setenv("FUSEC_FIXED", str(tmp_path / "fixed"))
+    replay = fusec("fuzz", "replay", found["folder"], "--json")
+    assert replay.exit_code == 0
+    assert json.loads(replay.stdout)["findings"][0]["fails"] is False
+    (Path(found["folder"]) / "graph.txt").write_text("graph")
+    replay = fusec("fuzz", "replay", tmp_path / "findings")
+    assert replay.exit_code == 1
+    assert "still fails: cannot be run" in replay.stdout
+
+
+def test_time_and_seed(fuzz: Any) -> None:
+    result = fuzz("--property", f"{PLANTED}:holds", "--time", "1s", "--seed", 5, "--json", "--fresh")
+    report = json.loads(result.stdout)
+    assert report["seed"] == 5
+    assert 0.9 < report["seconds"] < 10
+    assert report["examples"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--time", "soon"), "--time soon: a time is written 60s, 10m or 1h30m"),
+        (("--time", "0s"), "a time is written"),
+        (("--examples", "0"), "Invalid value for '--examples'"),
+        (("--property", "none"), "no property is named 'none'"),
+        (("--property", "none.py:f"), "none.py: No such file"),
+        (("--device",), "takes a GPU of the kind h200; there is none here"),
+        (("--target", "b17"), "b17"),
+        (("replay", "none"), "none: no such folder"),
+        (("replay",), "Missing argument 'DIR'"),
+    ],
+)
+def test_errors_are_2(fuzz: Any, args: tuple[str, ...], words: str) -> None:
+    result = fusec("fuzz", *args) if args[0] == "replay" else fuzz(*args)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_times() -> None:
+    assert cli_fuzz.seconds_of("90") == cli_fuzz.seconds_of("90s") == cli_fuzz.seconds_of("1m30s") == 90
+    assert cli_fuzz.seconds_of("1.5h") == 5400
+    for bad in ("", "1d", "-3s", "m"):
+        with pytest.raises(FusecError):
+            cli_fuzz.seconds_of(bad)

@@ -1,0 +1,211 @@
+"""A finding's folder gives back what was put in, runs again by itself, and is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from unittest import SkipTest
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import UnsatisfiedAssumption
+
+from fusec.errors import FusecError
+from fusec.ir import Constant, DType, Graph, Literal, TensorType, print_graph
+from fusec.ops import pw
+from fusec.testing import findings, packing
+from fusec.testing.case import Case, MismatchError, Property, Trust
+from fusec.testing.failure import SkippedError, attempt
+from fusec.testing.findings import Finding, folders, load, save
+from fusec.testing.reduce import digest
+from fusec.testing.strategies import cases, graphs
+from fusec.testing.workers import check_apart
+
+PLANTED = Path(__file__).with_name("planted.py")
+
+
+def graph_of_types() -> Graph:
+    """Inputs of the types .npz cannot hold among others, and two large constants under one label."""
+    graph = Graph("g")
+    x = graph.add_input("layer/x", TensorType((2, 3), DType.BF16))
+    graph.add_input("half", TensorType((), DType.F16))
+    graph.add_input("mask", TensorType((2, 0), DType.BOOL))
+    graph.add_input("count", TensorType((4,), DType.U8))
+    rng = np.random.default_rng(0)
+    a, b = (
+        graph.add(Constant(Literal.of(rng.standard_normal((5, 2, 3)).astype(ml_dtypes.bfloat16), "w"))) for _ in "ab"
+    )
+    graph.set_outputs([graph.add(pw("relu"), graph.add(pw("mul"), graph.add(pw("add"), x, a), b))], ["y"])
+    return graph
+
+
+def failing(graph: Graph, name: str = "no_relu_and_mul", case: Case | None = None) -> Finding:
+    """A finding as a run would make it."""
+    x = np.array([1.5, np.nan], ml_dtypes.bfloat16)
+
+    def check(graph: Graph, case: Case) -> None:
+        raise MismatchError("output %y is off", {"y": x}, {"y": x + 1})
+
+    failure = attempt(Property("p", check), graph, case or Case())
+    assert failure is not None
+    return Finding(f"{PLANTED}:{name}", graph, case or Case(seed=3, style="special"), failure, {"seed": 1})
+
+
+def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+    finding = failing(graph_of_types())
+    folder = save(finding, tmp_path)
+    again = load(folder)
+    assert digest(again.graph) == digest(packed(finding.graph))
+    assert again.property == finding.property
+    assert again.signature == finding.signature
+    assert again.failure == finding.failure
+    assert again.versions["numpy"] == np.__version__
+    assert again.origin == {"seed": 1}
+    drawn = finding.case.inputs(finding.graph)
+    kept = again.case.inputs(again.graph)
+    assert list(kept) == ["layer/x", "half", "mask", "count"]
+    for name, array in drawn.items():
+        assert kept[name].dtype == array.dtype
+        assert kept[name].tobytes() == array.tobytes()
+    for one, other in ((again.failure.got, finding.failure.got), (again.failure.want, finding.failure.want)):
+        assert one["y"].dtype == ml_dtypes.bfloat16
+        assert one["y"].tobytes() == other["y"].tobytes()
+    files = {path.name for path in folder.iterdir()}
+    assert {"graph.txt", "weights.npz", "inputs.npz", "expected.npz", "got.npz", "replay.py", "finding.json"} <= files
+    data = json.loads((folder / "finding.json").read_text())
+    assert data["no_onnx"] or "graph.onnx" in files
+    assert data["ops"] == {"add": 1, "mul": 1, "relu": 1}
+
+
+def packed(graph: Graph) -> Graph:
+    """The graph as the text form and the arrays beside it give it."""
+    copy = graph.clone()
+    for node in copy.nodes:
+        if isinstance(node.op, Constant):
+            copy.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
+    return copy
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(graphs(), cases())
+def test_any_example_goes_through_a_message(graph: Graph, case: Case) -> None:
+    data = json.loads(json.dumps(packing.encode(graph, case)))
+    again, other = packing.decode(data)
+    assert other.to_json() == case.to_json()
+    assert print_graph(again) == packing.text_of(graph)[0]
+    assert packing.encode(again, other) == data
+
+
+def test_feeds_go_through_a_message(tmp_path: Path) -> None:
+    graph = graph_of_types()
+    case = Case(feeds=Case(seed=9).inputs(graph))
+    _, other = packing.decode(json.loads(json.dumps(packing.encode(graph, case))))
+    assert case.feeds is not None and other.feeds is not None
+    assert all(other.feeds[name].tobytes() == array.tobytes() for name, array in case.feeds.items())
+    assert [a.shape for a in other.feeds.values()] == [a.shape for a in case.feeds.values()]
+
+
+def test_the_script_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(failing(graph_of_types()), tmp_path)
+    script = [sys.executable, folder / "replay.py"]
+    result = subprocess.run(script, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "still fails: output %v4 is off by 5" in result.stdout
+    assert "MismatchError" in result.stderr
+    assert "in no_relu_and_mul" in result.stderr, "no traceback to debug by"
+    (tmp_path / "fixed").touch()
+    monkeypatch.setenv("FUSEC_FIXED", str(tmp_path / "fixed"))
+    assert findings.replay(folder) == 0
+    assert findings.replay(folder / "replay.py") == 0
+
+
+def test_what_kills_is_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((2,), DType.F32))
+    graph.set_outputs([graph.add(pw("tanh"), graph.add(pw("add"), x, x))])
+    failure = check_apart(failing(graph, "dies"))
+    assert failure is not None
+    assert (failure.how, failure.error) == ("died", "SIGSEGV")
+    saved = save(Finding(f"{PLANTED}:dies", graph, Case(), failure), tmp_path)
+    assert findings.replay(saved) == 1
+    assert "SIGSEGV" in capsys.readouterr().out
+    assert check_apart(failing(graph, "holds")) is None
+
+
+def test_same_faults_are_told_from_others() -> None:
+    def failure(error: Exception) -> tuple[str, bool]:
+        def check(graph: Graph, case: Case) -> None:
+            raise error
+
+        found = attempt(Property("p", check), Graph("g"), Case())
+        assert found is not None
+        return found.kind, found.doubt
+
+    one = failure(MismatchError("output %a.1 [2, 3]: error 1.5e-3, allowed nan"))
+    assert one == failure(MismatchError("output %b [4]: error 7, allowed inf\nmore"))
+    assert one != failure(MismatchError("input %a.1 [2, 3]: error 1.5e-3, allowed nan"))
+    assert failure(KeyError("x"))[0] != failure(ValueError("x"))[0]
+    assert failure(MismatchError("m", oracle=Trust.ONNXRUNTIME))[1]
+    assert not failure(MismatchError("m"))[1]
+    assert not failure(KeyError("x"))[1]
+
+
+def test_a_property_may_not_apply() -> None:
+    def check(graph: Graph, case: Case) -> None:
+        raise UnsatisfiedAssumption  # what `assume` does
+
+    def skip(graph: Graph, case: Case) -> None:
+        raise SkipTest("not here")
+
+    for each in (check, skip):
+        with pytest.raises(SkippedError):
+            attempt(Property("p", each), Graph("g"), Case())
+
+
+def test_folders_are_found_and_bad_ones_named(tmp_path: Path) -> None:
+    with pytest.raises(FusecError, match="no such folder"):
+        folders(tmp_path / "none")
+    with pytest.raises(FusecError, match="holds no finding"):
+        folders(tmp_path)
+    folder = save(failing(graph_of_types()), tmp_path)
+    assert folders(tmp_path) == folders(folder) == [folder]
+    (folder / "weights.npz").unlink()
+    with pytest.raises(FusecError, match=f"{folder.name}: line .*no weight"):
+        load(folder)
+    (folder / "finding.json").write_text("{}")
+    with pytest.raises(FusecError, match="no finding that can be read"):
+        load(folder)
+
+
+def test_a_finding_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = failing(graph_of_types())
+    folder = save(finding, tmp_path / "kept")
+    (folder / "extra").touch()
+    assert save(finding, tmp_path / "kept") == folder
+    assert not (folder / "extra").exists(), "the old one was mixed with the new"
+
+    def fail(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(findings, "_write_onnx", fail)
+    with pytest.raises(KeyboardInterrupt):
+        save(finding, tmp_path / "cut")
+    assert list((tmp_path / "cut").iterdir()) == []
+
+
+def test_a_graph_that_onnx_cannot_express_is_saved_without(tmp_path: Path) -> None:
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((2, 2), DType.F32))
+    graph.set_outputs([graph.add(pw("tanh"), x)])
+
+    class Odd:
+        """No op at all."""
+
+        name = "odd"
+
+    assert findings._write_onnx(Odd(), tmp_path / "graph.onnx")  # type: ignore[arg-type]
+    assert not (tmp_path / "graph.onnx").exists()
