@@ -95,8 +95,8 @@ class _Sampler:
         self.signs = np.random.default_rng(count).choice([-1.0, 1.0], _POOL)
         self.salt = 0
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
-        half = [d for d in (DType.BF16, DType.F16) if d in floats]
-        self.narrowest = rounding.storage if rounding.meaning else half[0] if half else DType.F64
+        self.narrowest = rounding.storage if rounding.meaning else min(floats, key=_digits, default=DType.F64)
+        self.half = any(d in (DType.BF16, DType.F16) for d in (*floats, self.narrowest))
         self.constants_exact = self._constants_exact()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
@@ -115,8 +115,8 @@ class _Sampler:
     def _constants_exact(self) -> bool:
         """Whether whatever passes compute from the constants is exact: numbers of few bits, exact ops."""
         if not self.rounding.meaning:
-            return self.narrowest is DType.F64
-        if _digits(self.narrowest) < 24:
+            return not self.half  # spellings put f32 constants into the 16 bits of what is beside them
+        if self.half:
             return False
         for node in self.graph.nodes:
             if isinstance(node.op, Constant):
@@ -233,20 +233,21 @@ class _Sampler:
     ) -> list[Array]:
         """Samples off by a relative error whose sign is a hash of the number: equal numbers round alike."""
         relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
-        bits = np.abs(plain).view(np.uint64)
+        mixed = _mixed(np.abs(plain))
         least = _LEAST[dtype] if dtype is not None else 0.0
         tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
         if tiny is not None and not tiny.any():
             tiny = None
         result: list[Array] = []
         for k, sample in enumerate(samples):
-            odd = np.uint64((self.salt * 2 + 1) * 0x9E3779B97F4A7C15 + k * 0x632BE59BD9B4E01A & (2**64 - 1) | 1)
-            sign = ((bits * odd) >> np.uint64(62)).astype(np.float64)
-            sign = np.where(sign >= 2, 1.0, -1.0)
+            sign = np.where(_mixed(mixed + self._key(k)) >> np.uint64(63), 1.0, -1.0)
             error = sign * relative if mask is None else sign * relative * mask
             disturbed = sample * (1.0 + error)
             result.append(disturbed if tiny is None else disturbed + np.where(tiny, sign * least, 0.0))
         return result
+
+    def _key(self, k: int) -> np.uint64:
+        return np.uint64((self.salt * 1000 + k) * 0x9E3779B97F4A7C15 & (2**64 - 1))
 
     def _overflow(self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool) -> None:
         """Every other sample overflows as storage or fp32 does, the rest does not: what depends on it differs."""
@@ -307,6 +308,13 @@ class _Sampler:
 
 def _wide(array: Array) -> Array:
     return array.astype(np.float64, copy=False) if DType.of(array.dtype).is_float else array
+
+
+def _mixed(array: Array) -> Array:
+    """A hash of each element's bits (two rounds of multiplication and folding, as in MurmurHash3's finaliser)."""
+    bits = array.view(np.uint64)
+    bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    return (bits ^ (bits >> np.uint64(29))) * np.uint64(0xC4CEB9FE1A85EC53)
 
 
 def _digits(dtype: DType) -> int:

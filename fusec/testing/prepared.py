@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -154,7 +154,7 @@ def in_float64(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Without the warning that a constant overflows the precision asked for: the bounds know of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="constant .* out of", category=UserWarning)

@@ -21,10 +21,11 @@ from fusec.testing.prepared import in_float64, prepared, quiet
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
+CASE = Case()
 Transformation = Pass | Rewriter | Callable[[Graph], object]
 
 
-def text_round_trip(graph: Graph, case: Case = Case()) -> None:
+def text_round_trip(graph: Graph, case: Case = CASE) -> None:
     """Printing and parsing are inverse to each other, for the graph as it is and after the pipeline."""
     for each in (graph, prepared(graph, case).optimised):
         named = _with_unique_labels(each)
@@ -57,7 +58,7 @@ def _with_unique_labels(graph: Graph) -> Graph:
     return copy
 
 
-def passes_keep_meaning(graph: Graph, case: Case = Case()) -> None:
+def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
     """Each pass of the pipeline, where it changes the graph, keeps interface and meaning."""
     shared = prepared(graph, case)
     for stage in shared.stages:
@@ -65,13 +66,13 @@ def passes_keep_meaning(graph: Graph, case: Case = Case()) -> None:
         _same(stage.graph, graph, right, shared.feeds, f"pass {stage.step.name}")
 
 
-def pipeline_keeps_meaning(graph: Graph, case: Case = Case()) -> None:
+def pipeline_keeps_meaning(graph: Graph, case: Case = CASE) -> None:
     """The whole pipeline, in the case's precision and with what it disables, keeps interface and meaning."""
     shared = prepared(graph, case)
     _same(shared.optimised, graph, shared.narrowed_meaning, shared.feeds, "the pipeline")
 
 
-def rules_keep_meaning(graph: Graph, case: Case = Case()) -> None:
+def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
     """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass runs."""
     shared = prepared(graph, case)
     before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
@@ -95,7 +96,7 @@ def _rule_keeps_meaning(start: Graph, rule: Rewriter, graph: Graph, case: Case) 
         _same(changed, graph, right, shared.feeds, f"rule {rule.name} ({rule.equation})")
 
 
-def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = Case()) -> None:
+def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = CASE) -> None:
     """A pass, a rewrite rule or a function that changes a graph in place (or several) keeps interface and meaning."""
     shared, changed = prepared(graph, case), graph.clone()
     steps = transformation if isinstance(transformation, Sequence) else [transformation]
