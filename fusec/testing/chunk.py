@@ -5,6 +5,7 @@ What is like a finding already known is reduced alone, without Hypothesis, and a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -16,14 +17,13 @@ from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
-from hypothesis.errors import Flaky, FlakyFailure
 
 from fusec.ir import Constant, Graph
 from fusec.testing.case import Case, Property
 from fusec.testing.coverage import Coverage
 from fusec.testing.failure import Failure, SkippedError, attempt, ops_of
 from fusec.testing.findings import Finding, save, summary
-from fusec.testing.reduce import digest, reduce, reduce_case
+from fusec.testing.reduce import digest, reduce, reduce_case, weight
 from fusec.testing.resolve import property_of, strategy_of
 from fusec.testing.task import Task
 from fusec.testing.uniform import register
@@ -40,6 +40,10 @@ class StopError(BaseException):
 
 class _FoundError(Exception):
     """The one exception Hypothesis sees: to it all failures of a hunt are the same."""
+
+
+class _EnoughError(BaseException):
+    """Time for shrinking is up: the way out of Hypothesis, which would try on."""
 
 
 @dataclass
@@ -64,8 +68,8 @@ class _Hunt:
     property: Property
     failure: Failure
     end: float
-    failing: dict[str, tuple[Graph, Case, Failure]]
-    last: str
+    best: tuple[Graph, Case, Failure]  # the lightest that fails
+    failing: set[str]
     nodes: int
 
 
@@ -148,13 +152,8 @@ class Chunks:
             if self._shrink(hunts[0], graph, case) if hunts else self._generate(hunts, graph, case):
                 raise _FoundError
 
-        try:
+        with contextlib.suppress(_FoundError, _EnoughError):
             test()
-        except _FoundError:
-            pass
-        except (Flaky, FlakyFailure):
-            if not hunts:
-                raise  # a strategy that draws other things the second time
         return hunts[0] if hunts else None
 
     def _generate(self, hunts: list[_Hunt], graph: Graph, case: Case) -> bool:
@@ -177,9 +176,9 @@ class Chunks:
                 if failure is not None and self._is_new(property, graph, case, failure):
                     self.tell({"met": [property.name, failure.kind]})
                     self.met(property.name, failure.kind)
-                    key = _key(graph, case)
                     end = time.monotonic() + self.task.shrink_s
-                    hunts.append(_Hunt(property, failure, end, {key: (graph, case, failure)}, key, nodes))
+                    best = (graph, case, failure)
+                    hunts.append(_Hunt(property, failure, end, best, {_key(graph, case)}, nodes))
                     found = True
                     break
         finally:
@@ -233,16 +232,18 @@ class Chunks:
     # shrinking -------------------------------------------------------------------------------------
 
     def _shrink(self, hunt: _Hunt, graph: Graph, case: Case) -> bool:
-        """Whether the example fails as the hunted one does. When time is up only those that did still do."""
+        """Whether the example fails as the hunted one does; once it did it always does, or Hypothesis cries flaky."""
+        if self.stopping or time.monotonic() > hunt.end:
+            raise _EnoughError
         key = _key(graph, case)
-        if key not in hunt.failing:
-            if self.stopping or time.monotonic() > hunt.end:
-                return False
-            failure = self._like(hunt.property, hunt.failure, graph, case)
-            if failure is None:
-                return False
-            hunt.failing[key] = (graph, case, failure)
-        hunt.last = key  # the last one to fail is the smallest: Hypothesis ends by running it again
+        if key in hunt.failing:
+            return True
+        failure = self._like(hunt.property, hunt.failure, graph, case)
+        if failure is None:
+            return False
+        hunt.failing.add(key)
+        if weight(graph) <= weight(hunt.best[0]):
+            hunt.best = (graph, case, failure)
         return True
 
     def _like(self, property: Property, wanted: Failure, graph: Graph, case: Case) -> Failure | None:
@@ -256,8 +257,7 @@ class Chunks:
         return failure if failure is not None and failure.like(wanted) else None
 
     def _finish(self, hunt: _Hunt) -> None:
-        graph, case, failure = hunt.failing[hunt.last]
-        self._tell(hunt.property, *self._minimal(hunt.property, graph, case, failure), hunt.nodes)
+        self._tell(hunt.property, *self._minimal(hunt.property, *hunt.best), hunt.nodes)
 
     def _reduce(self, property: Property, graph: Graph, case: Case, failure: Failure) -> None:
         """A failure of a known kind: may be one of the known findings, or another."""

@@ -27,7 +27,7 @@ def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECOND
     """The smallest graph found, within the time, on which `fails` holds as it does on `graph`."""
     end = time.monotonic() + seconds
     seen = {digest(graph)}
-    weight = _weight(graph)
+    least = weight(graph)
     shrunk = True
     while shrunk:
         shrunk = False
@@ -38,9 +38,9 @@ def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECOND
                 for candidate in _built(candidates, graph):
                     if time.monotonic() > end:
                         return graph
-                    key, lighter = digest(candidate), _weight(candidate)
-                    if lighter < weight and key not in seen and fails(candidate):
-                        graph, weight, found, shrunk = candidate, lighter, True, True
+                    key, lighter = digest(candidate), weight(candidate)
+                    if lighter < least and key not in seen and fails(candidate):
+                        graph, least, found, shrunk = candidate, lighter, True, True
                     seen.add(key)
                     if found:
                         break
@@ -90,7 +90,8 @@ def digest(graph: Graph) -> str:
     return sha.hexdigest()
 
 
-def _weight(graph: Graph) -> tuple[int, ...]:
+def weight(graph: Graph) -> tuple[int, ...]:
+    """What counts against a graph, the most important first."""
     computed = [n for n in graph.nodes if not isinstance(n.op, Constant)]
     constants = [n.op.literal for n in graph.nodes if isinstance(n.op, Constant)]
     values = list(graph.values())

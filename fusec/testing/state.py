@@ -6,6 +6,7 @@ SQLite's journal survives kill -9; a chunk whose process died undone is handed o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import sqlite3
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fusec import cache
 from fusec.errors import FusecError
@@ -37,6 +38,11 @@ class Open:
     folder: Path
     property: str
     count: int
+
+    def summary(self) -> dict[str, Any]:
+        """What a report says of it: property, ops, how it failed."""
+        data = json.loads((self.folder / "finding.json").read_text(encoding="utf-8"))
+        return {name: data[name] for name in ("property", "ops", "how", "doubt")}
 
 
 def default_folder() -> Path:
@@ -113,6 +119,12 @@ class State:
         row = (signature, kept.name, property, time.time())
         self._do(lambda db: db.execute("INSERT OR REPLACE INTO findings VALUES (?, ?, ?, 1, ?)", row))
         return kept
+
+    def rename(self, old: str, new: str) -> None:
+        """A finding fails in other words now."""
+        if old != new:
+            query = "UPDATE OR REPLACE findings SET signature = ? WHERE signature = ?"
+            self._do(lambda db: db.execute(query, (new, old)))
 
     def drop(self, signature: str) -> None:
         """A finding is fixed, or gone."""

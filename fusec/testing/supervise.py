@@ -69,6 +69,7 @@ class _Seat:
     hash_seed: int
     child: Child
     ready: bool = False
+    gone: bool = False  # it died when no more was wanted, and nobody took its place
     job: dict[str, Any] | None = None
     ran: int = 0  # examples of its chunk that are counted
     total: int = 0  # and of this process
@@ -205,7 +206,8 @@ class Run:
         for seat in self.seats:
             silent = now - seat.child.heard
             late = now - self.stopped_at > STOP_S + self.plan.shrink_s
-            if (seat.job is not None or not seat.ready) and (silent > self.plan.hang_s + SILENCE_S or late):
+            busy = not seat.gone and (seat.job is not None or not seat.ready)
+            if busy and (silent > self.plan.hang_s + SILENCE_S or late):
                 self._bury(seat, silent)
 
     # messages --------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class Run:
             self.crashes = [crash for crash in self.crashes if crash.property != message["property"]]
             self._found(message)
             return
-        seat = next((s for s in self.seats if s.child is child), None)
+        seat = next((s for s in self.seats if s.child is child and not s.gone), None)
         if seat is None:
             return  # of one that was replaced
         if message is None:
@@ -237,7 +239,7 @@ class Run:
             self.state.finish(self.key, message["done"], message["examples"])
             seat.job = None
         elif "replayed" in message:
-            self._replayed(Path(message["replayed"]), message["message"], message.get("doubt", False))
+            self._replayed(Path(message["replayed"]), message)
             seat.job = None
         elif "failed" in message:
             raise FusecError(message["failed"])
@@ -276,17 +278,22 @@ class Run:
         self.known[found.signature] = found
         (self.report.doubts if found.doubt else self.report.findings).append(found)
 
-    def _replayed(self, folder: Path, message: str, doubt: bool) -> None:
-        """An open finding was run again: it is fixed, or a finding of this run."""
+    def _replayed(self, folder: Path, told: dict[str, Any]) -> None:
+        """An open finding was run again: it is fixed, or a finding of this run, as it fails now."""
         opened = self.open[str(folder)]
-        if not message:
+        signature = told.get("signature") or opened.signature
+        if not told["message"]:
             self.state.drop(opened.signature)
             self.report.fixed.append(folder.name)
-            return
-        data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
-        self._keep(folder, {**data, "message": message, "doubt": doubt, "signature": opened.signature}, old=True)
-        kind = opened.signature.split(" | ", 2)[2]
-        self._tell_others({"know": [opened.property, kind, data["ops"], opened.signature]})
+        elif signature in self.known:  # two that have become one
+            self.known[signature].count += 1
+            self.state.drop(opened.signature)
+        else:
+            self.state.rename(opened.signature, signature)
+            data = {"how": "", "ops": {}, "doubt": False, **opened.summary(), **told, "signature": signature}
+            self._keep(folder, data, old=True)
+            kind = signature.split(" | ", 2)[2]
+            self._tell_others({"know": [opened.property, kind, data["ops"], signature]})
 
     # deaths ----------------------------------------------------------------------------------------
 
@@ -302,7 +309,7 @@ class Run:
             if self.lost > LOST_MAX:
                 raise FusecError(f"workers die before they run a property: {failure.message or words}")
         elif "replay" in job:
-            self._replayed(Path(job["replay"]), failure.message, False)
+            self._replayed(Path(job["replay"]), {"message": failure.message, "how": failure.how})
         else:
             unreported = current[1] - seat.total  # it died before it could
             seat.ran += unreported
@@ -314,6 +321,7 @@ class Run:
         elif job is not None and current is None:
             self.replays.append(Path(job["replay"]))
         self._current(seat.number).unlink(missing_ok=True)
+        seat.gone = self.stopping
         if not self.stopping:
             seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
 

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,9 @@ class Worker:
                 "replayed": str(folder),
                 "property": finding.property,
                 "message": "" if failure is None else failure.message or failure.error,
+                "how": "" if failure is None else failure.how,
                 "doubt": failure is not None and failure.doubt,
+                "signature": "" if failure is None else replace(finding, failure=failure).signature,
             }
         )
 
