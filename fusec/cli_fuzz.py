@@ -89,6 +89,7 @@ def replay(
 ) -> None:
     """Run saved findings again: which still fail, which are fixed?"""
     from fusec.testing import findings
+    from fusec.testing.report import short
     from fusec.testing.workers import check_apart
 
     rows: list[dict[str, Any]] = []
@@ -104,7 +105,7 @@ def replay(
         rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
         if not as_json:
             state = f"still fails: {words.splitlines()[0]}" if words else "fixed"
-            print(f"{place}: {name}{': ' if name else ''}{state}", flush=True)
+            print(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
     failing = sum(row["fails"] for row in rows)
     if as_json:
         print(cli_io.json_text({"findings": rows, "failing": failing}))

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fusec.testing.coverage import Coverage
+
+
+def short(property: str) -> str:
+    """A user's property without the folders on the way to it."""
+    place, sign, function = property.rpartition(":")
+    return f"{Path(place).name}{sign}{function}"
 
 
 @dataclass
@@ -47,7 +54,7 @@ class Found:
     def __str__(self) -> str:
         line = self.message.strip().split("\n")[0]
         times = f", {self.count} times" if self.count > 1 else ""
-        return f"{self.property}: {line[:200]}\n    {self.folder}{', still open' if self.old else ''}{times}"
+        return f"{short(self.property)}: {line[:200]}\n    {self.folder}{', still open' if self.old else ''}{times}"
 
 
 @dataclass
@@ -112,10 +119,11 @@ class Report:
         if self.examples_before:
             lines.append(f"{self.examples_before} examples of this seed were run before; these are others")
         lines += ["", "coverage: " + str(self.coverage), ""]
-        width = max(map(len, self.properties), default=8)
+        width = max([8, *(len(short(name)) for name in self.properties)])
         lines.append(f"{'property':{width}} {'runs':>8} {'skipped':>8} {'failed':>7} {'ms':>8}")
         lines += [
-            f"{name:{width}} {c.runs:8} {c.skips:8} {c.failures:7} {c.ms:8.2f}" for name, c in self.properties.items()
+            f"{short(name):{width}} {c.runs:8} {c.skips:8} {c.failures:7} {c.ms:8.2f}"
+            for name, c in self.properties.items()
         ]
         lines += [f"not run: {name}: {reason}" for name, reason in self.left_out.items()]
         lines += [f"fixed: {folder}" for folder in self.fixed]

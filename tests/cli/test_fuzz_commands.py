@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from cli.command import Result, fusec
 
 from fusec import cli_fuzz
 from fusec.errors import FusecError
+from fusec.testing.report import Found
 
 PLANTED = Path(__file__).parent.parent / "testing" / "planted.py"
 
@@ -29,7 +32,7 @@ def test_all_well_is_0_and_shows_the_coverage(fuzz: Any) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("20 examples (")
     assert "\ncoverage: holes\n" in result.stdout
-    assert f"{PLANTED}:holds" in result.stdout
+    assert "\nplanted.py:holds " in result.stdout
     assert result.stdout.endswith("0 findings, 0 doubts\n")
 
 
@@ -84,6 +87,19 @@ def test_errors_are_2(fuzz: Any, args: tuple[str, ...], words: str) -> None:
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stdout == ""
+
+
+def test_the_manual_names_every_option_and_key(fuzz: Any) -> None:
+    manual = (Path(cli_fuzz.__file__).parent.parent / "docs" / "cli.md").read_text()
+    section = manual.partition("## `fusec fuzz`")[2].partition("## `fusec targets`")[0]
+    assert "## `fusec fuzz replay DIR`" in section
+    options = re.findall(r"(?m)^  (--[a-z][a-z-]*)", fusec("fuzz", "--help").stdout)
+    assert len(options) > 10
+    for option in set(options) - {"--help", "--json"}:  # as at every command
+        assert f"`{option}" in section, option
+    report = json.loads(fuzz("--property", f"{PLANTED}:holds", "--examples", 1, "--json").stdout)
+    for key in (*report, *next(iter(report["properties"].values())), *(f.name for f in fields(Found))):
+        assert f"`{key}`" in section or key == "doubt", key
 
 
 def test_times() -> None:
