@@ -28,7 +28,7 @@ from test_verify import compiled as compiled_net
 from fusec import repro
 from fusec import target as targets
 from fusec.compiled import Compiled
-from fusec.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError, FusecError, LoweringError
 from fusec.gpu import device
 from fusec.gpu.deviceless import bring_up
@@ -163,6 +163,21 @@ def test_every_pointwise_mode_is_built_as_emit_does() -> None:
     tensors = (image(1, (64, 128, 1, 1)), image(2, (64, 1, 1, 1)))
     same_as_emitted(bare(CudnnGraph(tensors, (reduction,))), plans=False)
     assert {dtype: names[1] for dtype, names in source.NAMES.items()} == {d: known.name for d, known in DTYPES.items()}
+
+
+def test_scalars_are_exact_in_each_type() -> None:
+    for dtype, value, line in (
+        (DType.F32, 0.1, "s2 = np.array([0.1], np.float32)"),
+        (DType.F16, float("inf"), 's2 = np.array([float("inf")], np.float16)'),
+        (DType.BF16, 1.0, f"s2 = np.array([{0x3F80}], np.uint16)"),
+    ):
+        tensors = (
+            image(1, (1, 8, 2, 2)),
+            CudnnTensor(2, (1,) * 4, (1,) * 4, dtype, value=value),
+            image(3, (1, 8, 2, 2)),
+        )
+        graph = CudnnGraph(tensors, (CudnnCall("pointwise", (1, 2), (3,), "mul"),))
+        assert line in source.script(bare(graph), ones(graph)).splitlines()
 
 
 def test_what_the_frontend_lacks_is_refused() -> None:

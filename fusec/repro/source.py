@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
 from fusec.ir import DType
@@ -26,6 +28,9 @@ NAMES: dict[DType, tuple[str, str, str]] = {
     DType.U8: ("u8", "UINT8", "uint8"),
     DType.BOOL: ("boolean", "BOOLEAN", "bool"),
 }
+
+_F32 = NAMES[DType.F32][:2]
+_LINE = 120  # as far as a line goes
 
 _HEAD = """\
 # {title}; see README.txt
@@ -98,7 +103,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
     for call in graph.calls:
         lines += _made(graph, call, dict(lowered.outputs))
     by_value = [t for t in graph.tensors if t.value is not None]
-    lines += [f"s{t.uid} = np.array([{_literal(t.value)}], np.{_names(t)[2]})" for t in by_value]
+    lines += [f"s{t.uid} = np.array([{_scalar(t)}], np.{_names(t)[2]})" for t in by_value]
     addresses = ", ".join(f"{t.uid}: s{t.uid}.ctypes.data" for t in by_value)
     bits = any(t.dtype is DType.BF16 for t in graph.outputs)
     body = "\n".join(lines) + "\n" + _PLANS + ("" if graph.tensor_cores else _TRUE_FP32)
@@ -109,10 +114,6 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
         want="wide(expected[str(uid)])" if bits else "expected[str(uid)].astype(float)",
     )
     return _HEAD.format(title=_comment(title)) + body + (_WIDE if bits else "") + run
-
-
-_F32 = NAMES[DType.F32][:2]
-_WIDTH = 120
 
 
 def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
@@ -138,7 +139,7 @@ def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> lis
     label = outputs.get(tensor.uid, "")
     note = f"  # {_comment(label)}" if label else ""
     call_line = f"t{tensor.uid} = {_call(call)}"
-    if len(call_line + told + note) <= _WIDTH:
+    if len(call_line + told + note) <= _LINE:
         return [call_line + told + note]
     return [call_line, f"t{tensor.uid}{told}{note}"]
 
@@ -169,6 +170,12 @@ def _call(call: CudnnCall) -> str:
 
 def _text(method: str, operands: list[str], named: Mapping[str, str]) -> str:
     return f"g.{method}({', '.join([*operands, *(f'{k}={v}' for k, v in named.items())])})"
+
+
+def _scalar(tensor: CudnnTensor) -> str:
+    if tensor.dtype is DType.BF16:
+        return str(np.array(tensor.value, tensor.dtype.numpy).view(np.uint16))
+    return _literal(tensor.value)
 
 
 def _literal(value: Any) -> str:
