@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from fusec.testing.case import Case
 from fusec.testing.judges import JUDGES
 
 Array = np.ndarray[Any, Any]
+
+CASE = Case()  # what properties take when they are given none
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,12 @@ class Prepared:
         return allowed(self.optimised, self.feeds, execution(self.case.options.tensor_cores))
 
     @cached_property
+    def optimised_meaning(self) -> Allowances:
+        """The optimised graph in float64, and what constants narrowed by spellings may do."""
+        floats = [v.type.dtype for v in self.optimised.values() if v.type.dtype.is_float]
+        return allowed(self.optimised, self.feeds, meaning(max(floats, key=lambda d: d.epsilon, default=DType.F32)))
+
+    @cached_property
     def values(self) -> dict[Value, Array]:
         """Every value of the optimised graph in float64, rounded to its own dtype where it is made."""
         return stored_values(self.optimised, self.feeds)
@@ -134,6 +142,22 @@ def fingerprint(graph: Graph) -> tuple[str, tuple[Literal, ...]]:
     """Equal for graphs that print alike and hold the same literals."""
     literals = tuple(n.op.literal for n in graph.nodes if isinstance(n.op, Constant))
     return print_graph(graph), literals
+
+
+def relabelled(graph: Graph) -> Graph:
+    """The graph, or a copy in which every constant is labelled by its value's name, as a parsed one is."""
+    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
+    if all(cast(Constant, n.op).literal.label == n.result.name for n in constants):
+        return graph
+    copy = graph.clone()
+    for node in copy.nodes:
+        if isinstance(node.op, Constant):
+            copy.set_op(node, Constant(_renamed(node.op.literal, node.result.name)))
+    return copy
+
+
+def _renamed(literal: Literal, label: str) -> Literal:
+    return literal if literal.label == label else Literal(literal.type, lambda: literal.array, label)
 
 
 def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:

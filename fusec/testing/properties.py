@@ -16,19 +16,19 @@ from fusec.passes.base import Pass, run
 from fusec.passes.rewrite import Rewriter, rewrite
 from fusec.testing.bounds import Allowances, compare
 from fusec.testing.case import Case, MismatchError, Property
-from fusec.testing.compile_properties import PROPERTIES_COMPILE
-from fusec.testing.prepared import in_float64, prepared, quiet
+from fusec.testing.compiling import PROPERTIES_COMPILING
+from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
+from fusec.testing.running import PROPERTIES_RUNNING
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
-CASE = Case()
 Transformation = Pass | Rewriter | Callable[[Graph], object]
 
 
 def text_round_trip(graph: Graph, case: Case = CASE) -> None:
     """Printing and parsing are inverse to each other, for the graph as it is and after the pipeline."""
     for each in (graph, prepared(graph, case).optimised):
-        named = _with_unique_labels(each)
+        named = relabelled(each)
         weights = {n.op.literal.label: n.op.literal.array for n in named.nodes if isinstance(n.op, Constant)}
         text = print_graph(named, locations=True)
         again = parse(text, weights)
@@ -46,16 +46,6 @@ def text_round_trip(graph: Graph, case: Case = CASE) -> None:
 def _holds_nan(literal: Literal) -> bool:
     """NaNs differ in bits that text does not carry."""
     return literal.type.dtype.is_float and bool(np.isnan(literal.array.astype(np.float64)).any())
-
-
-def _with_unique_labels(graph: Graph) -> Graph:
-    """A copy in which no two constants with different content have one label."""
-    copy = graph.clone()
-    for node in copy.nodes:
-        if isinstance(node.op, Constant):
-            literal = node.op.literal
-            copy.set_op(node, Constant(Literal(literal.type, lambda held=literal: held.array, node.result.name)))
-    return copy
 
 
 def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
@@ -132,7 +122,8 @@ _ALL: tuple[Property, ...] = (
     Property("passes_keep_meaning", passes_keep_meaning),
     Property("pipeline_keeps_meaning", pipeline_keeps_meaning),
     Property("rules_keep_meaning", rules_keep_meaning),
-    *PROPERTIES_COMPILE,
+    *PROPERTIES_COMPILING,
+    *PROPERTIES_RUNNING,
 )
 
 PROPERTIES: Mapping[str, Property] = {p.name: p for p in _ALL}
