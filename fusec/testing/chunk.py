@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
@@ -141,7 +141,7 @@ class Chunks:
             database=None,
             deadline=None,
             phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=(*HealthCheck.__members__.values(),),
+            suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
             report_multiple_bugs=False,
             print_blob=False,
             verbosity=Verbosity.quiet,
