@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -226,7 +226,7 @@ class _Builder:
         if value in self.uids:
             return self.uids[value]
         number = value.scalar()
-        if number is not None:
+        if number is not None and not self._in_memory(value, frame):
             return self.scalar(number, len(frame.groups))
         view = trace(value)
         root = view.root
@@ -248,6 +248,15 @@ class _Builder:
                 self.constants.append(ConstantBinding(uid, literal, root.type))
         return self.bound[key]
 
+    def _in_memory(self, value: Value, frame: Frame) -> bool:
+        """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
+        or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
+        device memory, and a number's host address there was an illegal access."""
+        anchored = [n for n in self.frames if isinstance(n.op, (Conv, ConvTranspose, MatMul))]
+        if any(value in n.operands for n in anchored):
+            return True
+        return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
+
     def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], frame: Frame) -> int:
         """A constant broadcast along two of three dims, repeated along the smaller one: cuDNN computes
         broadcasts along one dim right (see hazards)."""
@@ -266,6 +275,14 @@ class _Builder:
         uid = self.tensor((shape, type.strides), type.dtype)
         self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label), type))
         return uid
+
+    def twin(self, uid: int) -> int:
+        """Another tensor for the same memory as an input or constant of the graph."""
+        tensor = self.tensors[uid - 1]
+        other = self.tensor((tensor.dims, tensor.strides), tensor.dtype)
+        self.inputs += [(other, name) for known, name in self.inputs if known == uid]
+        self.constants += [replace(known, uid=other) for known in self.constants if known.uid == uid]
+        return other
 
     def result(self, value: Value, frame: Frame) -> int:
         """A new tensor for a computed value: stored if the body returns it, else virtual."""
@@ -353,7 +370,11 @@ def _row_norm(b: _Builder, node: Node) -> None:
                 f"{op.name}: {quote(parameter.name)} must have the whole normalised shape {list(normal)}"
             )
     image = b.operand(x, frame)
-    parameters = [_parameter(b, p, normal, frame) for p in node.operands[1:]]
+    parameters: list[int] = []
+    for operand in node.operands[1:]:
+        uid = _parameter(b, operand, normal, frame)
+        # the same tensor as scale and bias is not taken for a bias when the plan runs
+        parameters.append(b.twin(uid) if uid in parameters else uid)
     if isinstance(op, LayerNorm) and len(parameters) == 1:
         zero = Literal.of(np.zeros(normal, x.type.dtype.numpy))
         uid = b.tensor(frame.place("zero bias", normal, TensorType(normal, x.type.dtype).strides), x.type.dtype)
@@ -455,6 +476,11 @@ def _direct(b: _Builder, node: Node) -> None:
     steps = _Steps(b, node)
     a = node.op.attributes
     match node.op.name:
+        case "leaky_relu" if not 0.0 <= a["alpha"] <= 1.0:
+            # cuDNN takes the maximum of x and slope * x, which is the other one for such a slope
+            (x,) = steps.operands
+            below = steps.step("mul", steps.step("min", x, steps.number(0.0)), steps.number(a["alpha"]))
+            steps.last("add", steps.step("max", x, steps.number(0.0)), below)
         case "leaky_relu" | "leaky_relu_backward":
             steps.last(node.op.name, *steps.operands, negative_slope=a["alpha"])
         case "swish" | "swish_backward":

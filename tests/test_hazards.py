@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
-from fusec.hazards import MAX_ELEMENTS, deadly, misread, two_of_three
-from fusec.ir import DType
+from fusec.hazards import MAX_ELEMENTS, deadly, misread, two_of_three, wrong_plan
+from fusec.ir import DType, TensorType
 
 WINDOW = (("pre_padding", (0, 0)), ("post_padding", (0, 0)), ("stride", (1, 1)), ("dilation", (1, 1)))
 
@@ -253,3 +253,79 @@ def test_strides_of_dims_of_one_do_not_matter() -> None:
     graph = pointwise((1, 3, 5), (1, 3, 5), mode="relu")
     assert deadly(with_tensor(graph, 2, strides=(1, 5, 1))) is None
     assert deadly(with_tensor(graph, 2, strides=(0, 5, 1))) is None
+
+
+# plans ------------------------------------------------------------------------------------------------
+
+
+def conv_graph(order: tuple[int, ...], filters: int = 8, groups: int = 1, dtype: DType = DType.F16) -> CudnnGraph:
+    """A convolution of 8 channels stored in this order."""
+    x, w, y = (2, 8, 4, 4), (filters, 8 // groups, 1, 1), (2, filters, 4, 4)
+    tensors = (replace(tensor(1, x, dtype), strides=TensorType(x, dtype, order).strides), tensor(2, w), tensor(3, y))
+    return CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW),))
+
+
+NHWC, NCHW = (0, 2, 3, 1), ()
+
+
+@pytest.mark.parametrize(
+    ("graph", "engine", "tile", "wrong"),
+    [
+        (conv_graph(NCHW), 7, 29, True),
+        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 7, 21, False),
+        (conv_graph(NCHW), 4, 29, False),
+        (conv_graph(NCHW, groups=2), 7, 29, False),
+        (conv_graph(NHWC, filters=3), 7, 29, True),
+        (conv_graph(NHWC, filters=16), 7, 29, False),
+        (conv_graph(NHWC, filters=3, dtype=DType.F32), 7, 29, False),
+        (product((2, 3, 5)), 2, 0, True),
+        (product((2, 3, 5)), 7, 0, False),
+        (pointwise((2, 3), (2, 3), (2, 3)), 2, 0, False),
+    ],
+)
+def test_plans_that_compute_wrongly(graph: CudnnGraph, engine: int, tile: int, wrong: bool) -> None:
+    assert bool(wrong_plan(graph, engine, {12: tile})) == wrong
+    assert misread(graph) is None
+
+
+def test_an_image_of_one_channel_has_no_order() -> None:
+    graph = conv_graph(NCHW)
+    one = replace(graph, tensors=(tensor(1, (2, 1, 4, 4)), tensor(2, (8, 1, 1, 1)), graph.tensors[2]))
+    assert wrong_plan(one, 7, {12: 29}) is None
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("mode", ["relu_backward", "gelu_approx_tanh_backward"])
+def test_a_backward_mode_wants_whole_operands(mode: str, which: int) -> None:
+    operands = [(2, 3, 5), (2, 3, 5)]
+    assert misread(pointwise((2, 3, 5), *operands, mode=mode)) is None
+    operands[which] = (2, 3, 1)
+    assert "with a broadcast operand" in str(misread(pointwise((2, 3, 5), *operands, mode=mode)))
+    assert misread(pointwise((2, 3, 5), *operands)) is None
+
+
+def test_true_fp32_has_no_matmul() -> None:
+    graph = product((2, 3, 5))
+    assert "tf32" in str(misread(replace(graph, tensor_cores=False)))
+
+
+def test_a_copy_of_a_value_used_elsewhere_is_not_written() -> None:
+    def graph(copied: int) -> CudnnGraph:
+        base = convolution((2, 8, 4, 4))
+        copy = CudnnCall("pointwise", (copied,), (6,), "identity")
+        return CudnnGraph((*base.tensors, tensor(6, (2, 8, 4, 4), DType.F32)), (*base.calls, copy))
+
+    assert "is not written" in str(misread(graph(3)))
+    assert misread(graph(5)) is None  # a copy of what is stored anyway
+
+
+def test_a_number_added_to_the_result_of_one_filter_is_read_as_a_bias() -> None:
+    def graph(filters: int) -> CudnnGraph:
+        y = (2, filters, 4, 4)
+        tensors = (tensor(1, (2, 8, 4, 4)), tensor(2, (filters, 8, 1, 1)), tensor(3, y, virtual=True), number(4, 4))
+        calls = (CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW), CudnnCall("pointwise", (3, 4), (5,), "add"))
+        return CudnnGraph((*tensors, tensor(5, y)), calls)
+
+    assert "one filter" in str(misread(graph(1)))
+    assert misread(graph(2)) is None

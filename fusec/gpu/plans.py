@@ -12,6 +12,8 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu.emit import emit
+from fusec.gpu.worker import knobs_of
+from fusec.hazards import wrong_plan
 from fusec.ir import Array, DType
 from fusec.simulate import extent
 
@@ -53,6 +55,11 @@ def choose(graph: CudnnGraph, handle: Any, tune: str) -> BuiltPlan:
     built: list[BuiltPlan] = []
     reason = "it offers no plan"
     for index in range(pygraph.get_execution_plan_count()):
+        engine, knobs = pygraph.get_engine_and_knobs_at_index(index)
+        wrong = wrong_plan(graph, int(engine), knobs_of(knobs))
+        if wrong is not None:
+            reason = wrong
+            continue
         try:
             pygraph.build_plan_at_index(index)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:

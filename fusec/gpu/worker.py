@@ -11,14 +11,23 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import FusecError, LoweringError
 from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
 from fusec.gpu.reasons import reason_of
+from fusec.hazards import wrong_plan
 from fusec.target import Target, load
 from fusec.verdict import Legal, Plan, Refused, Verdict
+
+PYTHON_ENGINES = 10_000  # from here on the engines are the frontend's own, not the library's
+
+
+def knobs_of(knobs: Mapping[Any, Any]) -> dict[int, int]:
+    """A plan's knobs as numbers, as hazards and verdicts name them."""
+    return {int(k): int(v) for k, v in knobs.items()}
 
 
 class Judge:
@@ -56,8 +65,12 @@ class Judge:
         cudnn = self.cudnn
         note = cudnn.behavior_note.RUNTIME_COMPILATION
         offered = range(g.get_execution_plan_count())
-        # engines of the library itself; the frontend may append Python ones of its own (from 10000)
-        indices = [i for i in offered if 0 <= g.get_engine_and_knobs_at_index(i)[0] < 10_000]
+        identity = {i: (int(engine), knobs) for i in offered for engine, knobs in [g.get_engine_and_knobs_at_index(i)]}
+        indices = [i for i in offered if 0 <= identity[i][0] < PYTHON_ENGINES]
+        wrong = {i: reason for i in indices if (reason := wrong_plan(graph, identity[i][0], knobs_of(identity[i][1])))}
+        if indices and len(wrong) == len(indices):
+            return Refused("plan", "KNOWN_WRONG", next(iter(wrong.values())))
+        indices = [i for i in indices if i not in wrong]
         runtime = {i: note in g.get_behavior_notes_for_plan_at_index(i) for i in indices}
         if not graph.tensor_cores:
             # takes effect when a plan is built, not in the count: a plan counts only once it was built
@@ -84,9 +97,9 @@ class Judge:
         plans: list[Plan] = []
         for index in indices:
             if index in built or (graph.tensor_cores and index not in failed):
-                engine, knobs = g.get_engine_and_knobs_at_index(index)
-                pairs = tuple(sorted((int(k), int(v)) for k, v in knobs.items()))
-                plans.append(Plan(int(engine), pairs, not runtime[index], built.get(index, 0), index in built))
+                engine, knobs = identity[index]
+                pairs = tuple(sorted(knobs_of(knobs).items()))
+                plans.append(Plan(engine, pairs, not runtime[index], built.get(index, 0), index in built))
         return Legal(tuple(plans))
 
 

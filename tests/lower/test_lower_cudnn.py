@@ -16,6 +16,7 @@ from fusec.ops import ALL, CLASSES, Pointwise
 from fusec.reference import evaluate
 from fusec.simulate import extent, simulate
 from fusec.storage import pack, unpack
+from fusec.text import parse
 
 EXPECTED = Path(__file__).parent / "expected.txt"
 
@@ -225,3 +226,43 @@ def test_extent_counts_the_span_of_strides() -> None:
 def test_true_fp32_is_part_of_the_graph() -> None:
     body = load(BODIES["conv3d"])
     assert lower(body, tensor_cores=False).graph.key != lower(body, tensor_cores=True).graph.key
+
+
+def test_a_slope_above_one_is_not_left_to_cudnn(rng: np.random.Generator) -> None:
+    """cuDNN takes the larger of x and slope * x."""
+    for alpha, direct in ((0.1, True), (1.0, True), (1.5, False), (-0.5, False)):
+        graph = parse(f'graph "g" (%x: f32[4,8]) {{\n %y = leaky_relu(%x) {{alpha={alpha}}}\n return %y\n}}')
+        lowered = lower(graph)
+        assert (lowered.graph.calls[0].mode == "leaky_relu") == direct
+        feeds = {"x": random_array(rng, (4, 8), DType.F32)}
+        assert_close(run(graph, lowered, feeds)["y"], evaluate(graph, feeds)["y"], 1e-6)
+
+
+def test_numbers_that_products_read_are_in_memory(rng: np.random.Generator) -> None:
+    """A number by value lives in host memory; engines read weights, and the bias of one filter, from the device."""
+    text = """graph "g" (%x: f32[2,1,4,5]{0,2,3,1}) {
+      %w = constant [2.5] : f32[1,1,1,1]
+      %b = constant [0.5] : f32[]
+      %c = conv(%x, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}
+      %d = add(%c, %b)
+      return %d
+    }"""
+    graph = parse(text)
+    lowered = lower(graph)
+    assert not [t for t in lowered.graph.tensors if t.value is not None]
+    feeds = {"x": random_array(rng, (2, 1, 4, 5), DType.F32)}
+    assert_close(run(graph, lowered, feeds)["d"], evaluate(graph, feeds)["d"], 1e-6)
+    several = parse(text.replace("constant [2.5] : f32[1,1,1,1]", "constant [2.5, 1.0] : f32[2,1,1,1]"))
+    assert [t.value for t in lower(several).graph.tensors if t.value is not None] == [0.5]
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_scale_and_bias_are_two_tensors(computed: bool, rng: np.random.Generator) -> None:
+    """Given one tensor as both, a layer norm's plan fails when it runs: it finds no bias."""
+    given, held = (", %s: f32[3]", "") if computed else ("", "%s = constant [1.0, 2.0, 3.0] : f32[3]")
+    body = parse(f'graph "g" (%x: f32[4,3]{given}) {{\n{held}\n %y = layer_norm(%x, %s, %s) {{axis=1}}\n return %y\n}}')
+    lowered = lower(body)
+    (call,) = lowered.graph.calls
+    assert len(set(call.inputs)) == 4
+    feeds = {v.name: random_array(rng, v.type.shape, DType.F32) for v in body.inputs}
+    assert_close(run(body, lowered, feeds)["y"], evaluate(body, feeds)["y"], 1e-5)
