@@ -141,7 +141,7 @@ def _power(op: Any, operands: list[Array]) -> Array:
 
 LABELS: Mapping[str, Label] = {
     **dict.fromkeys(("floor", "ceil", "round", "sign", "is_nan", "is_inf"), _itself),
-    **dict.fromkeys(("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"), _itself),
+    **dict.fromkeys(("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"), lambda op, v: np.sign(v[0] - v[1])),
     **dict.fromkeys(("reciprocal", "rsqrt", "sqrt", "log"), _side),
     **dict.fromkeys(("div", "relu_backward", "leaky_relu_backward", "elu_backward"), _second_side),
     **dict.fromkeys(("acos", "asin", "atanh"), _between_ones),

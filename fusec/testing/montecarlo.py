@@ -302,7 +302,8 @@ class _Sampler:
                 samples.append(np.where(where, np.nan, s))
                 continue
             some = where if k == 0 else where & (self._signs(where.shape, k) > 0)
-            samples.append(np.where(some, ~s if s.dtype == np.bool_ else s + np.ones((), s.dtype), s))
+            other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
+            samples.append(np.where(some, other, s))
         return Samples(made.plain, samples)
 
 
