@@ -51,9 +51,9 @@ class Partition:
 
     @cached_property
     def virtual(self) -> tuple[Value, ...]:
-        """Results used inside only; empty unless cuDNN runs the step."""
+        """Results used inside only; empty unless cuDNN runs the step. What nothing uses is no result at all."""
         stored = set(self.outputs)
-        return tuple(v for n in self.nodes for v in n.results if v not in stored)
+        return tuple(v for n in self.nodes for v in n.results if v not in stored and v.uses)
 
     @property
     def signature(self) -> str:
