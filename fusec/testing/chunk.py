@@ -31,6 +31,7 @@ from fusec.testing.uniform import register
 REPORT_S = 0.5
 DUPLICATES = 2  # of one finding, reduced by one worker; more are counted
 KINDS = 3  # of failures of one property, shrunk by Hypothesis in one worker
+SEEDS = (0, 1, 2)  # of the inputs a smaller graph is tried on, beside those it was found with
 WAITING = 3  # failures like a known one, kept for reduction from one chunk
 
 
@@ -269,21 +270,27 @@ class Chunks:
         self._tell(property, *self._minimal(property, graph, case, failure), nodes)
 
     def _minimal(self, property: Property, graph: Graph, case: Case, failure: Failure) -> tuple[Graph, Case, Failure]:
-        best = [failure]
+        """The example made plainer: its case, then its graph (on other data, if need be), then the case again."""
+        best, held = failure, case
+        patience = time.monotonic() + self.task.reduce_s / 4
 
         def fails(graph: Graph, case: Case) -> bool:
+            nonlocal best, held
             if self.stopping and time.monotonic() > patience:
                 return False
             found = self._like(property, failure, graph, case)
             if found is not None:
-                best[0] = found
+                best, held = found, case
             return found is not None
 
-        patience = time.monotonic() + self.task.reduce_s / 4
-        case = reduce_case(case, lambda simpler: fails(graph, simpler))
-        graph = reduce(graph, lambda smaller: fails(smaller, case), self.task.reduce_s)
-        case = reduce_case(case, lambda simpler: fails(graph, simpler))
-        return graph, case, best[0]
+        def fails_somehow(graph: Graph) -> bool:
+            """Another graph draws other inputs: what fails on one array in three is tried on some."""
+            return any(fails(graph, replace(held, seed=seed)) for seed in dict.fromkeys((held.seed, *SEEDS)))
+
+        reduce_case(case, lambda simpler: fails(graph, simpler))
+        graph = reduce(graph, fails_somehow, self.task.reduce_s)
+        reduce_case(held, lambda simpler: fails(graph, simpler))
+        return graph, held, best
 
     def _tell(self, property: Property, graph: Graph, case: Case, failure: Failure, nodes: int) -> None:
         origin = {"seed": self.task.seed, "chunk": self._chunk, "hash_seed": self.task.hash_seed, "nodes": nodes}

@@ -49,7 +49,7 @@ def fuzz(
     fresh: bool = False,
     graphs: str = GRAPHS,
     cases: str = CASES,
-    shrink_s: float = 30.0,
+    shrink_s: float = 5.0,
     hang_s: float = 60.0,
     progress: Progress | None = None,
 ) -> Report:
@@ -64,7 +64,8 @@ def fuzz(
     database: a folder that remembers what was done and which findings are open; default: in fusec's cache.
         `fresh` forgets what is in it. findings: the folder for findings, default `fusec-findings`.
     graphs, cases: strategies, as `module:name` or `file.py:name`.
-    shrink_s: the most time for Hypothesis to shrink a finding; hang_s: after which a property counts as hung.
+    shrink_s: the most time for Hypothesis to shrink a finding, before it is reduced as a graph.
+    hang_s: after which a property that has not returned counts as hung.
     progress: called with the report so far, a few times a second.
     Raises FusecError for bad arguments, FuzzInterrupted (a KeyboardInterrupt with the report) at Ctrl-C.
     """

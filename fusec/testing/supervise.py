@@ -146,7 +146,6 @@ class Run:
             graphs=self.plan.graphs,
             cases=self.plan.cases,
             shrink_s=self.plan.shrink_s,
-            reduce_s=max(1.0, self.plan.shrink_s * 2 / 3),
             hang_s=self.plan.hang_s,
             hash_seed=hash_seed,
             current=str(self._current(number)),

@@ -19,7 +19,7 @@ class Task:
     staging: str
     graphs: str = GRAPHS
     cases: str = CASES
-    shrink_s: float = 30.0
+    shrink_s: float = 5.0
     reduce_s: float = 20.0
     hang_s: float = 60.0
     hash_seed: int = 0
