@@ -24,15 +24,18 @@ NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")
 
 
 @st.composite
-def chains(draw: st.DrawFn) -> Graph:
+def chains(draw: st.DrawFn, length: int = 8) -> Graph:
     """One to eight pointwise ops of one shape."""
     graph = Graph("chain")
     values = [graph.add_input("x", TensorType((2, 3), DType.F32))]
-    for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=8)):
+    for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=length)):
         operands = [values[-1]] if name in NAMES[:3] else [values[-1], values[draw(st.integers(0, len(values) - 1))]]
         values.append(graph.add(pw(name), *operands))
     graph.set_outputs(values[-1 - draw(st.integers(0, 1)) :])
     return graph
+
+
+short_chains = chains(3)
 
 
 def holds(graph: Graph) -> None:

@@ -126,7 +126,7 @@ def test_doubts_are_no_findings(run: Run) -> None:
 def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "CRASHES", 1)
     monkeypatch.setattr(supervise, "DEATHS", 2)
-    report = run("dies", "holds", examples=40)
+    report = run("dies", "holds", examples=40, graphs=f"{PLANTED}:short_chains")
     (found,) = report.findings
     assert found.how == "died"
     assert "SIGSEGV" in found.message
@@ -134,7 +134,7 @@ def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.
     assert report.examples == 40
     assert "2 times" in report.left_out[f"{PLANTED}:dies"]
     assert report.properties[f"{PLANTED}:holds"].runs > 0
-    again = run("dies", examples=1)
+    again = run("dies", examples=1, graphs=f"{PLANTED}:short_chains")
     assert [f.old for f in again.findings] == [True]
 
 
