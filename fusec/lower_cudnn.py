@@ -582,8 +582,9 @@ def _thresholded_relu(b: _Builder, node: Node) -> None:
 def _prelu(b: _Builder, node: Node) -> None:
     steps = _Steps(b, node)
     x, slope = steps.operands
-    below = steps.step("mul", steps.step("min", x, steps.number(0.0)), slope)
-    steps.last("add", steps.step("max", x, steps.number(0.0)), below)
+    # a choice, not max(x, 0) + slope * min(x, 0): an infinite slope times zero would be NaN
+    above = steps.step("cmp_ge", x, steps.number(0.0), dtype=DType.BOOL)
+    steps.last("binary_select", x, steps.step("mul", x, slope), above)
 
 
 def _floor_mod(b: _Builder, node: Node) -> None:
