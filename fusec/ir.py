@@ -430,11 +430,25 @@ class Graph:
             raise VerifyError(f"{op.name}({', '.join(map(repr, operands))}): {error}") from None
         if len(names) > len(inferred) or (types is not None and len(types) != len(inferred)):
             raise VerifyError(f"{op.name} gives {len(inferred)} results: too many names, or types for another number")
-        node = Node(self, op, operands, tuple(dict.fromkeys(origin)))
         hints = [*names, *([""] * (len(inferred) - len(names)))]
+        return self._place(
+            op, operands, hints, inferred if types is None else types, before, tuple(dict.fromkeys(origin))
+        )
+
+    def _place(
+        self,
+        op: Op,
+        operands: Sequence[Value],
+        hints: Sequence[str],
+        types: Sequence[TensorType],
+        before: Node | None,
+        origin: tuple[str, ...],
+    ) -> Node:
+        """`insert` of what is known to be well-formed: nothing is inferred."""
+        node = Node(self, op, operands, origin)
         node.results = tuple(
             Value(self, self.fresh_name(hint), type, node, i)
-            for i, (hint, type) in enumerate(zip(hints, inferred if types is None else types, strict=True))
+            for i, (hint, type) in enumerate(zip(hints, types, strict=True))
         )
         for i, operand in enumerate(operands):
             operand._uses[node, i] = None
@@ -557,13 +571,8 @@ class Graph:
         copy = Graph(self.name)
         mapped: dict[Value, Value] = {v: copy.add_input(v.name, v.type) for v in inputs}
         for node in nodes:
-            twin = copy.insert(
-                node.op,
-                [mapped[v] for v in node.operands],
-                names=[v.name for v in node.results],
-                types=[v.type for v in node.results],
-                origin=node.origin,
-            )
+            operands, names = [mapped[v] for v in node.operands], [v.name for v in node.results]
+            twin = copy._place(node.op, operands, names, [v.type for v in node.results], None, node.origin)
             mapped.update(zip(node.results, twin.results, strict=True))
         names = [v.name for v in outputs] if output_names is None else output_names
         copy.set_outputs([mapped[v] for v in outputs], names)

@@ -70,20 +70,24 @@ def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
         rules = cast("tuple[Rewriter, ...]", getattr(step, "rules", ()))
         for start in (graph, before.pop(step.name, graph)):
             ops = {node.op.name for node in start.nodes}
+            spare: Graph | None = None  # a rule that does not fire leaves its copy to the next one
             for rule in rules if ops else ():
                 if not ops.isdisjoint(rule.roots):
-                    _rule_keeps_meaning(start, rule, graph, case)
+                    spare = _rule_keeps_meaning(start, spare or start.clone(), rule, graph, case)
             if start is graph and step.name not in before:
                 break
 
 
-def _rule_keeps_meaning(start: Graph, rule: Rewriter, graph: Graph, case: Case) -> None:
-    shared, changed = prepared(graph, case), start.clone()
-    if rewrite(changed, (rule,)):
-        changed.prune()
-        changed.verify()
-        right = shared.meaning if start is graph else shared.narrowed_meaning
-        _same(changed, graph, right, shared.feeds, f"rule {rule.name} ({rule.equation})")
+def _rule_keeps_meaning(start: Graph, changed: Graph, rule: Rewriter, graph: Graph, case: Case) -> Graph | None:
+    """Try the rule on `changed`, a copy of `start`; gives the copy back if it was left as it was."""
+    if not rewrite(changed, (rule,)):
+        return changed
+    changed.prune()
+    changed.verify()
+    shared = prepared(graph, case)
+    right = shared.meaning if start is graph else shared.narrowed_meaning
+    _same(changed, graph, right, shared.feeds, f"rule {rule.name} ({rule.equation})")
+    return None
 
 
 def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = CASE) -> None:
