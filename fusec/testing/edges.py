@@ -40,8 +40,6 @@ POLES = frozenset(
     )
 )
 PRODUCTS = frozenset({"conv", "conv_transpose", "matmul"})
-# Lowered, these are exp(x) - 1, whose error is that of the 1.
-EXPM1 = frozenset({"elu", "selu", "celu"})
 
 
 def is_move(op: Op) -> bool:
@@ -85,6 +83,19 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
             return False
         top *= max(most * 2.0**bits, 1.0)
     return top < 2.0**digits
+
+
+def near_ones(op: Op, lowered: bool) -> Callable[[Array], Array] | None:
+    """How large a number is rounded on the way to each element of a result that may be far smaller; None if none is.
+
+    The logarithm of a sum of exponentials rounds a sum near 1; elu and its kin are lowered to exp(x) - 1.
+    """
+    if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
+        return lambda result: np.isfinite(result) * 1.0
+    if lowered and op.name in ("elu", "selu", "celu"):
+        scale = abs(math.prod(v for v in op.attributes.values() if isinstance(v, float)))
+        return lambda result: (result < 0) * scale
+    return None
 
 
 def sum_length(node: Node) -> int:

@@ -16,7 +16,17 @@ import numpy as np
 from fusec.ir import Constant, DType, Graph, Node, Op, Value
 from fusec.ops import Cast
 from fusec.reference import evaluate_node
-from fusec.testing.edges import EXPM1, POLES, PRODUCTS, is_exact, is_move, is_single, label_of, sum_length, undefined
+from fusec.testing.edges import (
+    POLES,
+    PRODUCTS,
+    is_exact,
+    is_move,
+    is_single,
+    label_of,
+    near_ones,
+    sum_length,
+    undefined,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -162,6 +172,12 @@ class _Sampler:
             made = [self._flip(s, flipped) for s in made]
         return made
 
+    def _unit(self, node: Node) -> float:
+        """Unit roundoff of the arithmetic inside a node: passes compute constants as a kernel would."""
+        wide = all(v.type.dtype is DType.F64 for v in node.results)
+        folded = self.rounding.meaning and node.results[0] in self.constant
+        return _F64 if wide else _F32 if folded else self.unit
+
     def _evaluate(self, node: Node, operands: list[Array]) -> list[Array]:
         op = node.op
         if isinstance(op, Cast) and op.to.is_float and node.operands[0].type.dtype.is_float:
@@ -177,7 +193,7 @@ class _Sampler:
     def _disturb(self, node: Node, operands: list[Samples], results: list[Array], exact: bool) -> list[Samples]:
         """The op on disturbed operands; those of a sum or function carry the errors made inside it."""
         rows: list[list[Array]] = []
-        inner = 0.0 if exact else self.unit * math.sqrt(sum_length(node))
+        inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]
@@ -219,12 +235,12 @@ class _Sampler:
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
-        inner = self.unit * (1.0 if exact else math.sqrt(sum_length(node)))
+        inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        if node.op.name in EXPM1 and not self.rounding.meaning:
-            scale = self.unit * abs(math.prod(v for v in node.op.attributes.values() if isinstance(v, float)))
-            below = made.plain < 0
-            samples = [s + scale * below * self._signs(s.shape, k) for k, s in enumerate(samples)]
+        ones = near_ones(node.op, not self.rounding.meaning)
+        if ones is not None:
+            absolute = self._unit(node) * ones(made.plain)
+            samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
         self._overflow(node, made.plain, samples, None if wide else stored, exact)
         return Samples(made.plain, samples)
 
@@ -251,7 +267,7 @@ class _Sampler:
 
     def _overflow(self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool) -> None:
         """Every other sample overflows as storage or fp32 does, the rest does not: what depends on it differs."""
-        most = float(np.max(np.abs(plain), initial=0.0))
+        most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
         limit = _MAX[dtype] * 0.999 if dtype is not None else math.inf
         if most >= limit:
             samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
