@@ -231,7 +231,7 @@ class _Sampler:
         unit = 0.0 if wide else stored.epsilon / 2
         mask: Array | None = None
         if exact:
-            target = np.float32 if wide and dtype is not DType.F64 else stored.numpy
+            target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 itself holds whatever it was
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
