@@ -16,11 +16,12 @@ from fusec.passes.partition.spell import REWRITES, spellings
 from fusec.program import Kind, Partition, body_of
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
-from fusec.testing.bounds import Allowances, allowed, compare, execution, meaning
+from fusec.testing.bounds import allowed, compare, execution, meaning
 from fusec.testing.case import Case, MismatchError, Property, Trust
+from fusec.testing.montecarlo import Rounding
 from fusec.testing.prepared import CASE, Prepared, compile_once, in_float64, prepared, stored_values
 from fusec.testing.twin import TWIN, decisions, digest
-from fusec.verify import Check, random_array, verify
+from fusec.verify import Check, Runner, random_array, verify
 
 Array = np.ndarray[Any, Any]
 
@@ -158,18 +159,22 @@ def _chain(shared: Prepared) -> None:
 def lowered_as_simulated(graph: Graph, case: Case = CASE) -> None:
     """Each lowered graph, simulated, computes what its body means; it writes all its outputs and nothing else."""
     shared = prepared(graph, case)
-    for index, (step, lowered) in enumerate(zip(shared.compiled.program.steps, shared.compiled.lowered, strict=True)):
+    steps = zip(shared.compiled.program.steps, shared.compiled.lowered, strict=True)
+    for index, (step, lowered) in enumerate(steps):
         if lowered is not None:
-            _simulated(shared, step, lowered, f"step {index} {step.signature}")
+            what = f"step {index} {step.signature}"
+            lowered_agrees(step, lowered, shared.operands(step), execution(case.options.tensor_cores), what, simulate)
 
 
-def _simulated(shared: Prepared, step: Partition, lowered: Lowered, what: str) -> None:
-    feeds = shared.operands(step)
-    runs = [_poisoned(step, lowered, feeds, float_poison, int_poison) for float_poison, int_poison in _POISONS]
-    before = {uid: runs[0][uid].copy() for uid in runs[0]}
+def lowered_agrees(
+    step: Partition, lowered: Lowered, feeds: Mapping[str, Array], rounding: Rounding, what: str, run: Runner
+) -> None:
+    """MismatchError unless `run` makes of the lowered graph what its body means."""
+    runs = [_poisoned(step, lowered, feeds, real, whole) for real, whole in _POISONS]
+    before = {uid: buffer.copy() for uid, buffer in runs[0].items()}
     with np.errstate(all="ignore"):
         for buffers in runs:
-            simulate(lowered.graph, buffers)
+            run(lowered.graph, buffers)
     written = {uid for uid, _ in lowered.outputs}
     for uid, buffer in runs[0].items():
         if uid not in written and buffer.tobytes() != before[uid].tobytes():
@@ -179,12 +184,10 @@ def _simulated(shared: Prepared, step: Partition, lowered: Lowered, what: str) -
     for uid, name in lowered.outputs:
         first, second = (unpack(buffers[uid], by_name[name]) for buffers in runs)
         if first.tobytes() != second.tobytes():
-            raise MismatchError(
-                f"{what}: {quote(name)} depends on what its memory held before", {name: first}, {name: second}
-            )
+            message = f"{what}: {quote(name)} depends on what its memory held before"
+            raise MismatchError(message, {name: first}, {name: second}, Trust.SIMULATOR)
         got[name] = first
-    right = _body_bounds(shared, step, feeds)
-    compare({name: got[name] for name in step.body.output_names}, [right], what)
+    compare({name: got[name] for name in step.body.output_names}, [allowed(step.body, feeds, rounding)], what)
 
 
 _POISONS = ((np.nan, 77), (-3e4, -2))
@@ -202,10 +205,6 @@ def _poisoned(
         poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
         buffers[uid] = np.full(types[name].size, poison).astype(dtype.numpy)
     return buffers
-
-
-def _body_bounds(shared: Prepared, step: Partition, feeds: Mapping[str, Array], device: bool = False) -> Allowances:
-    return allowed(step.body, feeds, execution(shared.case.options.tensor_cores, device))
 
 
 def compile_is_deterministic(graph: Graph, case: Case = CASE) -> None:
@@ -239,7 +238,8 @@ def _explained(shared: Prepared, check: Check) -> bool:
         return _relative(right.want, right.bound) >= check.error or not np.isfinite(right.want).all()
     step = shared.compiled.program.steps[int(check.what.split()[0])]
     values = stored_values(shared.compiled.graph, feeds)
-    bounds = _body_bounds(shared, step, {v.name: values[v] for v in step.inputs})
+    feeds = {v.name: values[v] for v in step.inputs}
+    bounds = allowed(step.body, feeds, execution(shared.case.options.tensor_cores))
     rights = [bounds[name] for name in step.body.output_names]
     return any(not np.isfinite(r.want).all() or 4 * _relative(r.want, r.bound) >= check.error for r in rights)
 

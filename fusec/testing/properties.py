@@ -11,12 +11,13 @@ from typing import Any, cast
 import numpy as np
 
 from fusec.ir import Constant, Graph, Literal, print_graph, print_node
-from fusec.passes import PIPELINE
+from fusec.passes import rules as pass_rules
 from fusec.passes.base import Pass, run
 from fusec.passes.rewrite import Rewriter, rewrite
 from fusec.testing.bounds import Allowances, compare
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.compiling import PROPERTIES_COMPILING
+from fusec.testing.on_device import device_agrees
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
 from fusec.testing.running import PROPERTIES_RUNNING
 from fusec.text import parse
@@ -63,19 +64,16 @@ def pipeline_keeps_meaning(graph: Graph, case: Case = CASE) -> None:
 
 
 def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass runs."""
+    """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass meets it."""
     shared = prepared(graph, case)
     before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
-    for step in PIPELINE:
-        rules = cast("tuple[Rewriter, ...]", getattr(step, "rules", ()))
-        for start in (graph, before.pop(step.name, graph)):
+    for name, rules in pass_rules().items():
+        for start in (graph, before[name]) if name in before else (graph,):
             ops = {node.op.name for node in start.nodes}
             spare: Graph | None = None  # a rule that does not fire leaves its copy to the next one
-            for rule in rules if ops else ():
+            for rule in rules:
                 if not ops.isdisjoint(rule.roots):
                     spare = _rule_keeps_meaning(start, spare or start.clone(), rule, graph, case)
-            if start is graph and step.name not in before:
-                break
 
 
 def _rule_keeps_meaning(start: Graph, changed: Graph, rule: Rewriter, graph: Graph, case: Case) -> Graph | None:
@@ -128,6 +126,7 @@ _ALL: tuple[Property, ...] = (
     Property("rules_keep_meaning", rules_keep_meaning),
     *PROPERTIES_COMPILING,
     *PROPERTIES_RUNNING,
+    Property("device_agrees", device_agrees, "gpu"),
 )
 
 PROPERTIES: Mapping[str, Property] = {p.name: p for p in _ALL}
