@@ -27,6 +27,9 @@ def misread(graph: CudnnGraph) -> str | None:
     matrix = any(c.op == "matmul" for c in graph.calls)
     if matrix and not graph.tensor_cores:
         return "a matmul in true fp32: the one engine that is offered rounds its operands to tf32"
+    for call in graph.calls:
+        if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
+            return "filters stored neither row-major nor channels last"
     uses = Counter(uid for call in graph.calls for uid in call.inputs)
     for call in graph.calls:
         if call.op != "pointwise":
@@ -50,6 +53,8 @@ def misread(graph: CudnnGraph) -> str | None:
                     f"a convolution's epilogue with an operand {list(operand.dims)} for {list(result.dims)}: only "
                     "full, per-channel and per-pixel operands are computed right"
                 )
+            if not convolution and not matrix and _memory_order(operand) != _memory_order(result, operand):
+                return "a pointwise graph over operands of two memory orders"
             if not convolution and not matrix and two_of_three(operand.dims, result.dims):
                 return (
                     f"an operand {list(operand.dims)} broadcast along two dims of {list(result.dims)}: a pointwise "
@@ -64,12 +69,15 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
     Measured by running every plan of 3,300 random graphs on an H200: see docs/hazards.md.
     """
     convolution = next((c for c in graph.calls if c.op == "conv_fprop"), None)
-    if convolution is not None and engine == 7 and knobs.get(_TILE) == 29:
+    if convolution is not None:
         image, weight = (graph.tensor(uid) for uid in convolution.inputs)
-        if image.dims[1] == weight.dims[1] and not _channels_last(image):
+        grouped, rows = image.dims[1] != weight.dims[1], not _channels_last(image)
+        if engine == 7 and rows and (len(image.dims) == 5 if grouped else knobs.get(_TILE) == 29):
             return "engine 7 reads an image that is not stored channels last as if it were"
-        if weight.dims[0] % 8 and image.dtype in (DType.F16, DType.BF16):
+        if engine == 7 and knobs.get(_TILE) == 29 and weight.dims[0] % 8 and image.dtype in (DType.F16, DType.BF16):
             return "engine 7 with a number of filters that is no multiple of 8"
+        if engine == 52 and (rows or len(graph.outputs) > 1):
+            return "engine 52 with an image that is not stored channels last, or two outputs"
     if engine == 2 and any(c.op == "matmul" for c in graph.calls):
         return "engine 2 computes matmuls wrongly"
     return None
@@ -81,6 +89,18 @@ _TILE = 12  # the knob type in which engine 7's variants differ
 def _channels_last(tensor: CudnnTensor) -> bool:
     wide = _wide(tensor.dims)
     return 1 not in wide or all(tensor.strides[d] >= tensor.strides[1] for d in wide)
+
+
+def _memory_order(tensor: CudnnTensor, like: CudnnTensor | None = None) -> list[int]:
+    """The dims from outermost to innermost in memory; those of 1 (in `like`, too) do not count."""
+    wide = [d for d in _wide(tensor.dims) if like is None or like.dims[d] != 1]
+    return sorted(wide, key=lambda d: -tensor.strides[d])
+
+
+def _usual_order(tensor: CudnnTensor) -> bool:
+    """Whether a tensor is stored row-major or channels last."""
+    wide = _wide(tensor.dims)
+    return _memory_order(tensor) in (wide, [d for d in wide if d != 1] + [1] * (1 in wide))
 
 
 def _wide(result: tuple[int, ...]) -> list[int]:

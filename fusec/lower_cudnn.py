@@ -77,6 +77,8 @@ class _Builder:
         default_factory=dict[tuple[Value, tuple[int, ...], tuple[int, ...]], int]
     )
     scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
+    images: set[int] = field(default_factory=set[int])  # stored tensors that a convolution reads
+    twins: dict[int, int] = field(default_factory=dict[int, int])
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
@@ -276,6 +278,12 @@ class _Builder:
         self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label), type))
         return uid
 
+    def second(self, uid: int) -> int:
+        """The one twin of a tensor."""
+        if uid not in self.twins:
+            self.twins[uid] = self.twin(uid)
+        return self.twins[uid]
+
     def twin(self, uid: int) -> int:
         """Another tensor for the same memory as an input or constant of the graph."""
         tensor = self.tensors[uid - 1]
@@ -335,6 +343,7 @@ def _convolution(b: _Builder, node: Node) -> None:
     x, w = node.operands
     image = b.operand(x, spatial_frame(x.type.shape))
     weight = b.operand(w, spatial_frame(w.type.shape))
+    b.images.update(uid for uid in (image, weight) if uid not in b.uids.values())
     n = x.type.rank - 2
     lift = n == 1  # a dim of size 1 goes in front of the only spatial one
     unit, none = ((1,) if lift else ()), ((0,) if lift else ())
@@ -448,7 +457,10 @@ class _Steps:
 
     def __init__(self, b: _Builder, node: Node):
         self.b, self.node, self.frame = b, node, b.frames[node]
-        self.operands = [b.operand(v, self.frame) for v in node.operands]
+        # an epilogue that reads the image of its convolution does so through a tensor of its own: as one, the
+        # plan was an illegal access or failed when it ran
+        found = [b.operand(v, self.frame) for v in node.operands]
+        self.operands = [b.second(uid) if uid in b.images else uid for uid in found]
 
     def number(self, value: float) -> int:
         return self.b.scalar(value, len(self.frame.groups))

@@ -329,3 +329,51 @@ def test_a_number_added_to_the_result_of_one_filter_is_read_as_a_bias() -> None:
 
     assert "one filter" in str(misread(graph(1)))
     assert misread(graph(2)) is None
+
+
+def with_order(graph: CudnnGraph, uid: int, order: tuple[int, ...]) -> CudnnGraph:
+    def stored(t: CudnnTensor) -> CudnnTensor:
+        return replace(t, strides=TensorType(t.dims, t.dtype, order).strides) if t.uid == uid else t
+
+    return replace(graph, tensors=tuple(map(stored, graph.tensors)))
+
+
+@pytest.mark.parametrize(
+    ("order", "wrong"), [((), False), ((0, 2, 3, 1), False), ((0, 1, 3, 2), True), ((2, 3, 0, 1), True)]
+)
+def test_filters_are_stored_in_one_of_two_orders(order: tuple[int, ...], wrong: bool) -> None:
+    base = conv_graph(NHWC)
+    graph = replace(base, tensors=(base.tensors[0], tensor(2, (8, 8, 3, 5)), base.tensors[2]))
+    assert bool(misread(with_order(graph, 2, order))) == wrong
+
+
+@pytest.mark.parametrize(
+    ("dims", "order", "wrong"),
+    [
+        ((2, 6, 5), (), False),
+        ((2, 6, 5), (0, 2, 1), True),
+        ((2, 1, 5), (), False),
+        ((2, 1, 5), (2, 0, 1), True),
+        ((2, 1, 1), (2, 1, 0), False),
+    ],
+)
+def test_pointwise_operands_lie_in_one_memory_order(dims: tuple[int, ...], order: tuple[int, ...], wrong: bool) -> None:
+    reason = misread(with_order(pointwise((2, 6, 5), (2, 6, 5), dims), 2, order))
+    assert ("two memory orders" in str(reason)) == wrong
+
+
+def test_engine_52_wants_channels_last_and_one_output() -> None:
+    assert wrong_plan(conv_graph(NCHW), 52, {}) is not None
+    assert wrong_plan(conv_graph(NHWC), 52, {}) is None
+    base = conv_graph(NHWC)
+    copy = CudnnCall("pointwise", (3,), (4,), "relu")
+    two = CudnnGraph((*base.tensors, tensor(4, (2, 8, 4, 4))), (*base.calls, copy))
+    assert wrong_plan(two, 52, {}) is not None
+
+
+def test_grouped_volumes_want_channels_last() -> None:
+    x, w, y = (2, 8, 2, 4, 4), (8, 4, 1, 1, 1), (2, 8, 2, 4, 4)
+    window = tuple((k, (0, 0, 0) if "pad" in k else (1, 1, 1)) for k, _ in WINDOW)
+    rows = CudnnGraph((tensor(1, x), tensor(2, w), tensor(3, y)), (CudnnCall("conv_fprop", (1, 2), (3,), "", window),))
+    assert wrong_plan(rows, 7, {12: 21}) is not None
+    assert wrong_plan(with_order(rows, 1, (0, 2, 3, 4, 1)), 7, {12: 21}) is None

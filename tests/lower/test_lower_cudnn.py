@@ -266,3 +266,19 @@ def test_scale_and_bias_are_two_tensors(computed: bool, rng: np.random.Generator
     assert len(set(call.inputs)) == 4
     feeds = {v.name: random_array(rng, v.type.shape, DType.F32) for v in body.inputs}
     assert_close(run(body, lowered, feeds)["y"], evaluate(body, feeds)["y"], 1e-5)
+
+
+def test_an_epilogue_reads_the_image_through_a_tensor_of_its_own(rng: np.random.Generator) -> None:
+    """As one tensor, conv(x) + x was an illegal memory access in one plan and failed in another."""
+    body = parse("""graph "g" (%x: f32[2,4,3,5]{0,2,3,1}, %w: f32[4,4,1,1]{0,2,3,1}) {
+      %c = conv(%x, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}
+      %d = add(%c, %x)
+      %e = mul(%d, %x)
+      return %e
+    }""")
+    lowered = lower(body)
+    assert [name for _, name in lowered.inputs] == ["x", "w", "x"]
+    conv, add, mul = lowered.graph.calls
+    assert add.inputs[1] == mul.inputs[1] != conv.inputs[0]
+    feeds = {v.name: random_array(rng, v.type.shape, DType.F32) for v in body.inputs}
+    assert_close(run(body, lowered, feeds)["e"], evaluate(body, feeds)["e"], 1e-5)
