@@ -115,9 +115,9 @@ def _allowance(samples: Samples, rounding: Rounding, dtype: DType) -> Allowance:
         return Allowance(want, np.where(spread > 0, np.inf, 0.0))
     unit = 2.0**-53 if rounding.meaning else max(dtype.epsilon / 2, 2.0**-24)
     said = np.isfinite(want) & np.isfinite(spread)
-    mean = math.sqrt(float(np.square(want[said]).mean())) if said.any() else 0.0
     least = 0.0 if rounding.meaning else float(np.finfo(np.float32).tiny)
     with np.errstate(all="ignore"):
+        mean = math.sqrt(float(np.square(want[said]).mean())) if said.any() else 0.0
         floor = unit * (2 * np.abs(want) + mean) + least
     return Allowance(want, np.where(np.isfinite(want), SAFETY * spread + floor, np.where(spread > 0, np.inf, 0.0)))
 

@@ -274,7 +274,13 @@ class _Sampler:
         if np.isinf(most) and node.op.name not in POLES:
             endless = np.isinf(plain)
             samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
-        if not exact and not self.rounding.meaning and most > 1e18:
+        if (
+            not exact
+            and not self.rounding.meaning
+            and most > 1e18
+            and ((np.abs(plain) > 1e18) & np.isfinite(plain)).any()
+        ):
+            # squares inside the op overflow fp32
             samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
 
     # jumps -----------------------------------------------------------------------------------------------
