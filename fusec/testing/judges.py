@@ -96,7 +96,7 @@ def anchors(case: Case) -> Oracle:
 @cache
 def _oracle(target: str) -> CudnnOracle:
     """One per target and process: it owns worker processes and a memory."""
-    return CudnnOracle(load(target))
+    return CudnnOracle(load(target), workers=2)  # fuzzing has a process on every core already
 
 
 def cudnn(case: Case) -> Oracle:

@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from fusec import driver
-from fusec.errors import TargetError
+from fusec.errors import ExecutionError, TargetError
 from fusec.gpu import device
 from fusec.ir import Graph
+from fusec.runtime import Executable
 from fusec.target import load
 from fusec.testing.bounds import allowed, compare, execution
 from fusec.testing.case import Case
 from fusec.testing.compiling import lowered_agrees
-from fusec.testing.prepared import CASE, prepared, quiet, stored_values
+from fusec.testing.prepared import CASE, prepared, stored_values
+
+if TYPE_CHECKING:
+    from fusec.gpu.backend import CudnnBackend
+
+FAULTED = 70  # exit status of a process whose CUDA context is lost
 
 
 def device_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Compiled for the GPU at hand and run on it, a graph gives the outputs of the model, and so does each step."""
+    """Compiled for the GPU at hand and run on it, a graph gives the outputs of the model, and so does each step.
+
+    What is legal is cuDNN's word. Inputs hold no NaN: the maximum of NaN and a number is the number to a GPU
+    (IEEE 754's maxNum), so relu, clip, max and min lose NaNs that the reference keeps. A memory fault ends the
+    process, since nothing runs on the GPU after it.
+    """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")
-    from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
-
-    shared = prepared(graph, case)
-    with quiet():
-        executable = driver.compile(
-            graph, target=case.target, precision=case.precision, tune="none", disable=case.disable
-        )
-    rounding = execution(case.options.tensor_cores, device=True)
-    backend, compiled = executable.backend, executable.compiled
-    assert isinstance(backend, CudnnBackend)
-    values, seen = stored_values(compiled.graph, shared.feeds), set[str]()
-    for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
-        if lowered is None or lowered.graph.key in seen:
-            continue
-        seen.add(lowered.graph.key)
-        feeds = {v.name: values[v] for v in step.inputs}
-        what = f"step {index} {step.signature} on the GPU"
-        lowered_agrees(step, lowered, feeds, rounding, what, backend.run_on_host)
-    names = [spec.name for spec in executable.outputs]
-    got = dict(zip(names, executable.run(None, dict(shared.feeds)), strict=True))
+    style = "ties" if case.style == "special" else case.style
+    shared = prepared(graph, replace(case, judge="cudnn", style=style))
+    compiled, backend = shared.compiled, _backend()
+    try:
+        executable = Executable(compiled, backend)
+        rounding = execution(case.options.tensor_cores, device=True)
+        values, seen = stored_values(compiled.graph, shared.feeds), set[str]()
+        for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
+            if lowered is None or lowered.graph.key in seen:
+                continue
+            seen.add(lowered.graph.key)
+            feeds = {v.name: values[v] for v in step.inputs}
+            what = f"step {index} {step.signature} on the GPU"
+            lowered_agrees(step, lowered, feeds, rounding, what, backend.run_on_host)
+        names = [spec.name for spec in executable.outputs]
+        got = dict(zip(names, executable.run(None, dict(shared.feeds)), strict=True))
+    except ExecutionError as error:
+        if not _alive(backend):
+            print(f"the GPU faulted: {error}", flush=True)
+            os._exit(FAULTED)
+        raise
     added = allowed(compiled.graph, shared.feeds, rounding)
     compare({name: np.asarray(array) for name, array in got.items()}, [shared.narrowed_meaning, added], "the GPU")
+
+
+@cache
+def _backend() -> CudnnBackend:
+    from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
+
+    return CudnnBackend("none")
+
+
+def _alive(backend: CudnnBackend) -> bool:
+    """Whether the GPU still does anything for this process."""
+    try:
+        return int(backend.xp.ones(2).sum()) == 2
+    except Exception:  # noqa: BLE001 - cupy has an error class for each library below it
+        return False

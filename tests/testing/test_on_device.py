@@ -1,0 +1,110 @@
+"""The property of the GPU, with the simulator in the GPU's place; then on a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import ExecutionError, TargetError
+from fusec.runtime import SimulatorBackend
+from fusec.testing import on_device
+from fusec.testing.case import Case, MismatchError
+from fusec.testing.judges import lowers
+from fusec.testing.on_device import device_agrees
+from fusec.text import parse
+
+GRAPH = parse("""graph "g" (%x: f32[2,8,4,4]) {
+  %b = constant [1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5] : f32[8,1,1]
+  %a = add(%x, %b)
+  %r = relu(%a)
+  %s = softmax(%r) {axis=1}
+  %y = mul(%s, %r)
+  return %y
+}""")
+
+
+class Stand(SimulatorBackend):
+    """The simulator as a GPU, with a fault of one's choice."""
+
+    def __init__(self, fault: str = ""):
+        self.fault = fault
+
+    def execute(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> None:
+        if self.fault == "illegal":
+            raise ExecutionError("an illegal memory access was encountered")
+        super().execute(graph, buffers)
+        if self.fault == "wrong":
+            buffers[graph.outputs[0].uid][0] += 1
+
+    run_on_host = execute
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def use(backend: Stand) -> None:
+        monkeypatch.setattr(on_device.device, "is_present", lambda target: True)
+        monkeypatch.setattr(on_device, "_backend", lambda: backend)
+        monkeypatch.setitem(on_device.prepared.__globals__["JUDGES"], "cudnn", lowers)
+
+    return use
+
+
+def test_it_holds_of_a_gpu_that_is_right(gpu: Any) -> None:
+    gpu(Stand())
+    for style in ("normal", "special", "integers"):
+        device_agrees(GRAPH, Case(style=style))
+
+
+def test_a_wrong_answer_is_found(gpu: Any) -> None:
+    gpu(Stand("wrong"))
+    with pytest.raises(MismatchError, match="on the GPU"):
+        device_agrees(GRAPH)
+
+
+def test_an_error_of_a_step_is_an_error(gpu: Any) -> None:
+    gpu(Stand("illegal"))
+    with pytest.raises(ExecutionError, match="illegal"):
+        device_agrees(GRAPH)
+
+
+def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def leave(status: int) -> None:
+        ended.append(status)
+        raise SystemExit(status)
+
+    gpu(Stand("illegal"))
+    monkeypatch.setattr(on_device, "_alive", lambda backend: False)
+    monkeypatch.setattr(on_device.os, "_exit", leave)
+    with pytest.raises(SystemExit):
+        device_agrees(GRAPH)
+    assert ended == [on_device.FAULTED]
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
+    with pytest.raises(TargetError, match="no GPU that is a h200"):
+        device_agrees(GRAPH)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+def test_on_this_gpu(precision: str) -> None:
+    for style in ("normal", "integers", "special"):
+        device_agrees(GRAPH, Case(precision=precision, style=style))
+
+
+@pytest.mark.gpu
+def test_fuzzing_on_this_gpu(tmp_path: Any) -> None:
+    command = [sys.executable, "-m", "fusec", "fuzz", "--device", "--property", "device_agrees", "--examples", "50"]
+    options = ["--workers", "4", "--database", str(tmp_path / "db"), "--findings", str(tmp_path / "findings")]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert not np.any([(tmp_path / "findings").exists()])
