@@ -167,7 +167,8 @@ class _Sampler:
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)
         if floating and not is_move(op):
-            made = [self._rounded(node, v, s, exact or summed) for v, s in zip(node.results, made, strict=True)]
+            finite = all(np.isfinite(x).all() for x in plain if x.dtype.kind == "f")
+            made = [self._rounded(node, v, s, exact or summed, finite) for v, s in zip(node.results, made, strict=True)]
         if flipped is not None:
             made = [self._flip(s, flipped) for s in made]
         return made
@@ -221,7 +222,7 @@ class _Sampler:
 
     # rounding --------------------------------------------------------------------------------------------
 
-    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool) -> Samples:
+    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool, finite: bool) -> Samples:
         """The result as it is rounded: wherever an op is inexact, or the number cannot be represented."""
         dtype = value.type.dtype
         if not dtype.is_float:
@@ -241,7 +242,7 @@ class _Sampler:
         if ones is not None:
             absolute = self._unit(node) * ones(made.plain)
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
-        self._overflow(node, made.plain, samples, None if wide else stored, exact)
+        self._overflow(node, made.plain, samples, None if wide else stored, exact, finite)
         return Samples(made.plain, samples)
 
     def _stored(
@@ -265,13 +266,15 @@ class _Sampler:
     def _key(self, k: int) -> np.uint64:
         return np.uint64((self.salt * 1000 + k) * 0x9E3779B97F4A7C15 & (2**64 - 1))
 
-    def _overflow(self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool) -> None:
+    def _overflow(
+        self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool, finite: bool
+    ) -> None:
         """Every other sample overflows as storage or fp32 does, the rest does not: what depends on it differs."""
         most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
         limit = _MAX[dtype] * 0.999 if dtype is not None else math.inf
         if most >= limit:
             samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
-        if np.isinf(most) and node.op.name not in POLES:
+        if np.isinf(most) and finite and node.op.name not in POLES:
             endless = np.isinf(plain)
             samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
         if (
@@ -317,11 +320,11 @@ class _Sampler:
         return flipped if flipped.any() else None
 
     def _flip(self, made: Samples, where: Array) -> Samples:
-        """Samples that took the other side: NaN for floats, another number for the rest."""
+        """Samples that took the other side: NaN for floats (a number for NaN), another number for the rest."""
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                samples.append(np.where(where, np.nan, s))
+                samples.append(np.where(where, np.where(np.isnan(made.plain), 0.0, np.nan), s))
                 continue
             some = where if k == 0 else where & (self._signs(where.shape, k) > 0)
             other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
