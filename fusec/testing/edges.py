@@ -98,6 +98,11 @@ def near_ones(op: Op, lowered: bool) -> Callable[[Array], Array] | None:
     return None
 
 
+def never_zero(op: Op) -> bool:
+    """Whether a result of zero has underflowed (or its operand is minus infinity)."""
+    return op.name in ("exp", "sigmoid", "softplus") or (op.name == "softmax" and not op.attributes["log"])
+
+
 def sum_length(node: Node) -> int:
     """How many terms one element of the result adds up."""
     op, x = node.op, node.operands[0].type

@@ -24,6 +24,7 @@ from fusec.testing.edges import (
     is_single,
     label_of,
     near_ones,
+    never_zero,
     sum_length,
     undefined,
 )
@@ -167,8 +168,7 @@ class _Sampler:
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)
         if floating and not is_move(op):
-            finite = all(np.isfinite(x).all() for x in plain if x.dtype.kind == "f")
-            made = [self._rounded(node, v, s, exact or summed, finite) for v, s in zip(node.results, made, strict=True)]
+            made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
         if flipped is not None:
             made = [self._flip(s, flipped) for s in made]
         return made
@@ -222,7 +222,7 @@ class _Sampler:
 
     # rounding --------------------------------------------------------------------------------------------
 
-    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool, finite: bool) -> Samples:
+    def _rounded(self, node: Node, value: Value, made: Samples, exact: bool, operands: list[Array]) -> Samples:
         """The result as it is rounded: wherever an op is inexact, or the number cannot be represented."""
         dtype = value.type.dtype
         if not dtype.is_float:
@@ -242,7 +242,7 @@ class _Sampler:
         if ones is not None:
             absolute = self._unit(node) * ones(made.plain)
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
-        self._overflow(node, made.plain, samples, None if wide else stored, exact, finite)
+        self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
         return Samples(made.plain, samples)
 
     def _stored(
@@ -267,16 +267,20 @@ class _Sampler:
         return np.uint64((self.salt * 1000 + k) * 0x9E3779B97F4A7C15 & (2**64 - 1))
 
     def _overflow(
-        self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool, finite: bool
+        self, node: Node, plain: Array, samples: list[Array], dtype: DType | None, exact: bool, operands: list[Array]
     ) -> None:
-        """Every other sample overflows as storage or fp32 does, the rest does not: what depends on it differs."""
+        """Every other sample overflows as storage or fp32 does, the rest neither over- nor underflows: what depends
+        on it differs."""
         most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
         limit = _MAX[dtype] * 0.999 if dtype is not None else math.inf
         if most >= limit:
             samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
-        if np.isinf(most) and finite and node.op.name not in POLES:
+        if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
             endless = np.isinf(plain)
             samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
+        if never_zero(node.op) and not plain.all():
+            vanished = (plain == 0) & ~np.isneginf(operands[0])
+            samples[1::2] = [np.where(vanished, 1e-300, s) for s in samples[1::2]]
         if (
             not exact
             and not self.rounding.meaning

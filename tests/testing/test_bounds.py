@@ -263,6 +263,20 @@ def test_an_overflow_in_float64_is_left_out_and_a_pole_is_not() -> None:
     assert np.isinf(right["z"].bound).tolist() == [False, False]
 
 
+def test_what_depends_on_an_underflow_in_float64_is_left_out() -> None:
+    body = "%p = softmax(%x) {axis=0, log=false} : f32[2]\n%y = log(%p) : f32[2]\nreturn %y"
+    right = allowed(graph_of(body, "%x: f32[2]"), {"x": np.array([0.0, 1000.0], np.float32)}, meaning())
+    assert np.isinf(right["y"].bound).tolist() == [True, False], "log-softmax gives -1000, not -inf"
+    right = allowed(graph_of(body, "%x: f32[2]"), {"x": np.array([-np.inf, 1000.0], np.float32)}, meaning())
+    assert np.isinf(right["y"].bound).tolist() == [False, False]
+
+
+def test_the_edge_of_a_domain_is_a_jump() -> None:
+    graph = graph_of("%s = cosh(%x) : f32[3]\n%y = acosh(%s) : f32[3]\nreturn %y", "%x: f32[3]")
+    right = allowed(graph, {"x": np.array([1e-5, -1e-5, 1.0], np.float32)}, execution())
+    assert np.isinf(right["y"].bound).tolist() == [True, True, False]
+
+
 def test_nan_and_infinities_stay_where_they_are() -> None:
     graph = graph_of("%y = log(%x) : f32[4]\nreturn %y", "%x: f32[4]")
     right = allowed(graph, {"x": np.array([-1.0, 0.0, np.inf, 2.0], np.float32)}, execution())
@@ -298,4 +312,4 @@ def test_scalars_have_bounds_too() -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((), DType.F32))
     graph.set_outputs([x], ["y"])
-    assert not differs({"y": np.float64(1.5)}, allowed(graph, {"x": np.array(1.5, np.float32)}, execution()))  # type: ignore[dict-item]
+    assert not differs({"y": np.array(1.5)}, allowed(graph, {"x": np.array(1.5, np.float32)}, execution()))
