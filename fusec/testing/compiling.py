@@ -21,6 +21,7 @@ from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.montecarlo import Rounding
 from fusec.testing.prepared import CASE, Prepared, compile_once, in_float64, prepared, stored_values
 from fusec.testing.twin import TWIN, decisions, digest
+from fusec.verdict import Legal
 from fusec.verify import Check, Runner, random_array, verify
 
 Array = np.ndarray[Any, Any]
@@ -70,7 +71,7 @@ def partition_is_sound(graph: Graph, case: Case = CASE) -> None:
     _virtual_stay_inside(compiled)
     bodies = [step.body for step in compiled.program.steps if step.kind is Kind.CUDNN]
     for body, verdict in zip(bodies, compiled.judge.judge(bodies), strict=True):
-        if not hasattr(verdict, "plans"):
+        if not isinstance(verdict, Legal):
             raise MismatchError(f"a step that the judge refuses ({verdict}):\n{body}")
     _keys_tell_apart(compiled)
     _chain(shared)
@@ -99,14 +100,15 @@ def _is_convex(compiled: Compiled) -> None:
     """No way leads out of a step and back into it: the graph of the steps has no cycle."""
     wires: nx.DiGraph[Node] = nx.DiGraph()
     step_of = compiled.program.step_of
+    wires.add_nodes_from(step_of)
     for node in step_of:
         wires.add_edges_from((v.node, node) for v in node.operands if v.node is not None and v.literal is None)
     for index, step in enumerate(compiled.program.steps):
         if len(step.nodes) == 1:
             continue
         inside = set(step.nodes)
-        after = {d for n in inside for d in nx.descendants(wires, n)} if inside <= set(wires) else set[Node]()
-        before = {a for n in inside for a in nx.ancestors(wires, n)} if inside <= set(wires) else set[Node]()
+        after = {d for n in inside for d in nx.descendants(wires, n)}
+        before = {a for n in inside for a in nx.ancestors(wires, n)}
         between = (after & before) - inside
         if between:
             raise MismatchError(f"step {index} {step.signature} is not convex: {next(iter(between))!r} lies between")
@@ -144,11 +146,8 @@ def _chain(shared: Prepared) -> None:
     """The bodies, one after the other in float64, give the outputs of the graph they were cut from."""
     graph = shared.optimised
     held = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
-    names = {v.name for v in graph.inputs}
     for step in shared.compiled.program.steps:
-        results = in_float64(step.body, {v.name: held[v.name] for v in step.inputs})
-        held.update(results)
-        names.update(results)
+        held.update(in_float64(step.body, {v.name: held[v.name] for v in step.inputs}))
     got: dict[str, Array] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         literal = value.literal
