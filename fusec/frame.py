@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.ir import Node, Value, quote
+from fusec.ir import Node, Value, channels_last, quote
 from fusec.ops import Relayout, Reshape, Transpose
 
 VIEWS = (Reshape, Transpose, Relayout)  # ops a body may hold that only re-read memory
@@ -130,6 +130,27 @@ class Frame:
                 filled[axis] = stride = step
             step = max(step, stride * dims[axis])
         return tuple(s if s is not None else 1 for s in filled)
+
+
+def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides with those of dims of size 1 as packing gives them, for a tensor of an image's or volume's rank.
+
+    They name no memory, but cuDNN recognises row-major filters and images by them: with others, every engine
+    read [1, 4, 2, 1] as something else.
+    """
+    rank = len(dims)
+    if rank not in (4, 5):
+        return strides
+    wide = [d for d in range(rank) if dims[d] != 1]
+    stored = sorted(wide, key=lambda d: -strides[d])
+    for order in (channels_last(rank), tuple(range(rank))):
+        if stored == [d for d in order if d in wide]:
+            filled, step = list(strides), 1
+            for d in reversed(order):
+                filled[d] = strides[d] if d in wide else step
+                step = filled[d] * dims[d]
+            return tuple(filled)
+    return strides
 
 
 def spatial_frame(shape: tuple[int, ...]) -> Frame:

@@ -39,6 +39,8 @@ def misread(graph: CudnnGraph) -> str | None:
         if call.mode.endswith("_backward") and any(t.dims != result.dims for t in operands):
             return f"{call.mode} with a broadcast operand"
         if convolution or matrix:
+            if call.mode == "pow":
+                return "pow beside a product: computed by logarithms, NaN for 0 to the power 0"
             (first, *_) = operands
             if call.mode == "identity" and not result.virtual and first.virtual and uses[first.uid] > 1:
                 return "a value stored by a copy and used by other ops too: the copy is not written"
@@ -78,6 +80,8 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return "engine 7 with a number of filters that is no multiple of 8"
         if engine == 52 and (rows or len(graph.outputs) > 1):
             return "engine 52 with an image that is not stored channels last, or two outputs"
+        if engine == 8 and _has_side_chain(graph):
+            return "engine 8 with an epilogue op that does not depend on the convolution"
     if engine == 2 and any(c.op == "matmul" for c in graph.calls):
         return "engine 2 computes matmuls wrongly"
     return None
@@ -89,6 +93,19 @@ _TILE = 12  # the knob type in which engine 7's variants differ
 def _channels_last(tensor: CudnnTensor) -> bool:
     wide = _wide(tensor.dims)
     return 1 not in wide or all(tensor.strides[d] >= tensor.strides[1] for d in wide)
+
+
+def _has_side_chain(graph: CudnnGraph) -> bool:
+    """Whether some call neither leads to the convolution nor comes from it."""
+    product = next(c for c in graph.calls if c.op in _PRODUCTS)
+    after, before = set(product.outputs), set(product.inputs)
+    for call in graph.calls:
+        if not after.isdisjoint(call.inputs):
+            after.update(call.outputs)
+    for call in reversed(graph.calls):
+        if not before.isdisjoint(call.outputs):
+            before.update(call.inputs)
+    return any((after | before).isdisjoint(call.outputs) for call in graph.calls)
 
 
 def _memory_order(tensor: CudnnTensor, like: CudnnTensor | None = None) -> list[int]:

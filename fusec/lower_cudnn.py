@@ -15,7 +15,17 @@ import numpy as np
 
 from fusec.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
-from fusec.frame import VIEWS, Frame, Strided, backward, matrix_frame, pointwise_frame, spatial_frame, trace
+from fusec.frame import (
+    VIEWS,
+    Frame,
+    Strided,
+    backward,
+    matrix_frame,
+    pointwise_frame,
+    regular_strides,
+    spatial_frame,
+    trace,
+)
 from fusec.hazards import misread, two_of_three
 from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value, quote
 from fusec.ops import Conv, ConvTranspose, InstanceNorm, LayerNorm, MatMul, Pointwise, Reduce, RmsNorm
@@ -212,7 +222,8 @@ class _Builder:
         value: float | None = None,
     ) -> int:
         uid = len(self.tensors) + 1
-        self.tensors.append(CudnnTensor(uid, *placed, dtype, virtual, value))
+        dims, strides = placed
+        self.tensors.append(CudnnTensor(uid, dims, regular_strides(dims, strides), dtype, virtual, value))
         return uid
 
     def scalar(self, value: float, rank: int) -> int:

@@ -18,6 +18,7 @@ from fusec.frame import (
     backward,
     matrix_frame,
     pointwise_frame,
+    regular_strides,
     reshape_strides,
     spatial_frame,
     trace,
@@ -239,3 +240,19 @@ def test_what_cannot_be_placed(shape: tuple[int, ...], strides: tuple[int, ...],
         frame.place("t", shape, strides)
     assert frame.place("t", (2, 3, 4), (12, 4, 1)) == ((1, 6, 4), (24, 4, 1))
     assert frame.place("t", (4,), (1,)) == ((1, 1, 4), (4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("dims", "given", "regular"),
+    [
+        ((1, 4, 2, 1), (8, 2, 1, 8), (8, 2, 1, 1)),  # row-major
+        ((1, 4, 2, 1), (8, 1, 4, 8), (8, 1, 4, 4)),  # channels last
+        ((3, 1, 4, 5), (20, 7, 5, 1), (20, 1, 5, 1)),  # both: taken for channels last
+        ((2, 3, 4, 5), (60, 1, 3, 12), (60, 1, 3, 12)),  # neither
+        ((2, 3, 4), (12, 9, 1), (12, 9, 1)),  # no image
+    ],
+)
+def test_dims_of_one_get_the_strides_of_packing(
+    dims: tuple[int, ...], given: tuple[int, ...], regular: tuple[int, ...]
+) -> None:
+    assert regular_strides(dims, given) == regular

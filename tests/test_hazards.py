@@ -377,3 +377,30 @@ def test_grouped_volumes_want_channels_last() -> None:
     rows = CudnnGraph((tensor(1, x), tensor(2, w), tensor(3, y)), (CudnnCall("conv_fprop", (1, 2), (3,), "", window),))
     assert wrong_plan(rows, 7, {12: 21}) is not None
     assert wrong_plan(with_order(rows, 1, (0, 2, 3, 4, 1)), 7, {12: 21}) is None
+
+
+@pytest.mark.parametrize("kind", ["epilogue", "prologue", "side", "side before"])
+def test_engine_8_wants_a_chain(kind: str) -> None:
+    y = (2, 8, 4, 4)
+    conv = CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)
+    base = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True))
+    last = CudnnCall("pointwise", (3, 4), (5,), "add")
+    if kind == "epilogue":
+        graph = CudnnGraph((*base, tensor(4, y), tensor(5, y)), (conv, last))
+    elif kind == "prologue":
+        before = CudnnCall("pointwise", (6,), (1,), "relu")
+        image = replace(base[0], virtual=True)
+        graph = CudnnGraph((image, *base[1:], tensor(4, y), tensor(5, y), tensor(6, y)), (before, conv, last))
+    else:
+        side = CudnnCall("pointwise", (6,), (4,), "relu")
+        calls = (conv, side, last) if kind == "side" else (side, conv, last)
+        graph = CudnnGraph((*base, tensor(4, y, virtual=True), tensor(5, y), tensor(6, y)), calls)
+    assert (wrong_plan(graph, 8, {}) is not None) == kind.startswith("side")
+    assert wrong_plan(graph, 7, {}) is None
+
+
+def test_pow_is_left_out_of_epilogues() -> None:
+    base = convolution((2, 8, 4, 4))
+    graph = replace(base, calls=(base.calls[0], replace(base.calls[1], mode="pow")))
+    assert "pow beside a product" in str(misread(graph))
+    assert misread(pointwise((2, 3), (2, 3), (2, 3), mode="pow")) is None
