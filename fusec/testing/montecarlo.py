@@ -19,6 +19,7 @@ from fusec.reference import evaluate_node
 from fusec.testing.edges import (
     POLES,
     PRODUCTS,
+    approximation,
     is_exact,
     is_move,
     is_single,
@@ -169,9 +170,22 @@ class _Sampler:
             made = self._disturb(node, operands, results, exact or summed)
         if floating and not is_move(op):
             made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
+        if self.rounding.device:
+            made = [self._approximated(op, plain, s) for s in made]
         if flipped is not None:
             made = [self._flip(s, flipped) for s in made]
         return made
+
+    def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
+        """The result of a function as a GPU approximates it; a NaN may be lost in a maximum further on."""
+        lost = np.isnan(made.plain) if made.plain.dtype.kind == "f" else None
+        if lost is not None and lost.any():
+            made = Samples(made.plain, [np.where(lost, 0.0, s) for s in made.disturbed])
+        error = approximation(op, operands, made.plain)
+        if error is None:
+            return made
+        signed = [s + error * self._signs(s.shape, 77 + k) for k, s in enumerate(made.disturbed)]
+        return Samples(made.plain, signed)
 
     def _unit(self, node: Node) -> float:
         """Unit roundoff of the arithmetic inside a node: passes compute constants as a kernel would."""

@@ -313,3 +313,15 @@ def test_scalars_have_bounds_too() -> None:
     x = graph.add_input("x", TensorType((), DType.F32))
     graph.set_outputs([x], ["y"])
     assert not differs({"y": np.array(1.5)}, allowed(graph, {"x": np.array(1.5, np.float32)}, execution()))
+
+
+def test_a_gpu_approximates_functions_and_loses_nans(rng: np.random.Generator) -> None:
+    graph = parse(
+        'graph "g" (%x: f32[64]) {\n %t = tanh(%x)\n %r = reciprocal(%t)\n %y = mul(%r, %t)\n return %t, %y\n}'
+    )
+    x = rng.standard_normal(64).astype(np.float32)
+    host, gpu = (allowed(graph, {"x": x}, execution(device=d))["t"].bound for d in (False, True))
+    assert host.max() < 2e-6 < 1.2e-5 < gpu.max() < 1e-4
+    nan = np.where(np.arange(64) % 2 == 0, np.nan, x).astype(np.float32)
+    right = allowed(graph, {"x": nan}, execution(device=True))["y"]
+    assert np.array_equal(np.isinf(right.bound), np.isnan(nan))
