@@ -28,6 +28,8 @@ def misread(graph: CudnnGraph) -> str | None:
     if matrix and not graph.tensor_cores:
         return "a matmul in true fp32: the one engine that is offered rounds its operands to tf32"
     for call in graph.calls:
+        if call.op == "matmul" and call.inputs[0] == call.inputs[1]:
+            return "a matmul of one tensor with itself"
         if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
             return "filters stored neither row-major nor channels last"
     uses = Counter(uid for call in graph.calls for uid in call.inputs)
@@ -76,8 +78,8 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
         grouped, rows = image.dims[1] != weight.dims[1], not _channels_last(image)
         if engine == 7 and rows and (len(image.dims) == 5 if grouped else knobs.get(_TILE) == 29):
             return "engine 7 reads an image that is not stored channels last as if it were"
-        if engine == 7 and knobs.get(_TILE) == 29 and weight.dims[0] % 8 and image.dtype in (DType.F16, DType.BF16):
-            return "engine 7 with a number of filters that is no multiple of 8"
+        if engine == 7 and knobs.get(_TILE) == 29 and not _channels_last(weight):
+            return "engine 7's first plan reads filters that are not stored channels last as if they were"
         if engine == 52 and (rows or len(graph.outputs) > 1):
             return "engine 52 with an image that is not stored channels last, or two outputs"
         if engine == 8 and _has_side_chain(graph):

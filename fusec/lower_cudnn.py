@@ -374,8 +374,10 @@ def _convolution(b: _Builder, node: Node) -> None:
 def _matmul(b: _Builder, node: Node) -> None:
     _require_float(node)
     _, frames = b._anchor_frames(node)  # pyright: ignore[reportPrivateUsage]  # the table's functions are its methods
-    operands = tuple(b.operand(value, frame) for value, frame in frames)
-    b.call("matmul", operands, b.result(node.result, b.frames[node]))
+    left, right = (b.operand(value, frame) for value, frame in frames)
+    if left == right and left not in b.uids.values():
+        right = b.twin(left)
+    b.call("matmul", (left, right), b.result(node.result, b.frames[node]))
 
 
 def _row_norm(b: _Builder, node: Node) -> None:

@@ -258,9 +258,9 @@ def test_strides_of_dims_of_one_do_not_matter() -> None:
 # plans ------------------------------------------------------------------------------------------------
 
 
-def conv_graph(order: tuple[int, ...], filters: int = 8, groups: int = 1, dtype: DType = DType.F16) -> CudnnGraph:
-    """A convolution of 8 channels stored in this order."""
-    x, w, y = (2, 8, 4, 4), (filters, 8 // groups, 1, 1), (2, filters, 4, 4)
+def conv_graph(order: tuple[int, ...], groups: int = 1, window: int = 1, dtype: DType = DType.F16) -> CudnnGraph:
+    """A convolution of 8 channels stored in this order, by row-major filters."""
+    x, w, y = (2, 8, 4, 4), (8, 8 // groups, window, window), (2, 8, 4, 4)
     tensors = (replace(tensor(1, x, dtype), strides=TensorType(x, dtype, order).strides), tensor(2, w), tensor(3, y))
     return CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW),))
 
@@ -276,9 +276,9 @@ NHWC, NCHW = (0, 2, 3, 1), ()
         (conv_graph(NCHW), 7, 21, False),
         (conv_graph(NCHW), 4, 29, False),
         (conv_graph(NCHW, groups=2), 7, 29, False),
-        (conv_graph(NHWC, filters=3), 7, 29, True),
-        (conv_graph(NHWC, filters=16), 7, 29, False),
-        (conv_graph(NHWC, filters=3, dtype=DType.F32), 7, 29, False),
+        (conv_graph(NHWC, window=3), 7, 29, True),
+        (conv_graph(NHWC, window=3, dtype=DType.F32), 7, 29, True),
+        (conv_graph(NHWC, window=3), 7, 21, False),
         (product((2, 3, 5)), 2, 0, True),
         (product((2, 3, 5)), 7, 0, False),
         (pointwise((2, 3), (2, 3), (2, 3)), 2, 0, False),
@@ -404,3 +404,12 @@ def test_pow_is_left_out_of_epilogues() -> None:
     graph = replace(base, calls=(base.calls[0], replace(base.calls[1], mode="pow")))
     assert "pow beside a product" in str(misread(graph))
     assert misread(pointwise((2, 3), (2, 3), (2, 3), mode="pow")) is None
+
+
+def test_a_matmul_of_a_tensor_with_itself() -> None:
+    base = product((2, 3, 5))
+    square = tensor(1, (2, 3, 3))
+    calls = (CudnnCall("matmul", (1, 1), (3,)), base.calls[1])
+    tensors = (square, tensor(3, (2, 3, 3), virtual=True), tensor(4, (2, 3, 3)), tensor(5, (2, 3, 3)))
+    assert "with itself" in str(misread(CudnnGraph(tensors, calls)))
+    assert misread(base) is None
