@@ -211,7 +211,7 @@ class _Sampler:
         inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
         if self.rounding.meaning and node.op.name == "batch_norm":
             # folded, it is a factor and a shift rounded each for itself, however alike the parameters are
-            inner = max(inner, _F32, self.narrowest.epsilon / 2)
+            inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]

@@ -18,6 +18,7 @@ from fusec.testing.bounds import Allowances, allowed, compare, meaning
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.compiling import PROPERTIES_COMPILING
 from fusec.testing.on_device import device_agrees
+from fusec.testing.onnx_properties import PROPERTIES_ONNX
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
 from fusec.testing.running import PROPERTIES_RUNNING
 from fusec.text import parse
@@ -132,6 +133,7 @@ _ALL: tuple[Property, ...] = (
     Property("rules_keep_meaning", rules_keep_meaning),
     *PROPERTIES_COMPILING,
     *PROPERTIES_RUNNING,
+    *PROPERTIES_ONNX,
     Property("device_agrees", device_agrees, "gpu"),
 )
 

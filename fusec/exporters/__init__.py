@@ -1,0 +1,1 @@
+"""A graph as other tools read it."""
