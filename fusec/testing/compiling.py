@@ -233,12 +233,15 @@ def _explained(shared: Prepared, check: Check) -> bool:
     rng = np.random.default_rng(shared.case.seed)
     feeds = {v.name: random_array(rng, v.type) for v in shared.graph.inputs}
     if check.level == "passes":
-        right = allowed(shared.graph, feeds, meaning(shared.case.options.storage))[check.what]
+        bounds = allowed(shared.graph, feeds, meaning(shared.case.options.storage))
+        bounds.refine()
+        right = bounds[check.what]
         return _relative(right.want, right.bound) >= check.error or not np.isfinite(right.want).all()
     step = shared.compiled.program.steps[int(check.what.split()[0])]
     values = stored_values(shared.compiled.graph, feeds)
     feeds = {v.name: values[v] for v in step.inputs}
     bounds = allowed(step.body, feeds, execution(shared.case.options.tensor_cores))
+    bounds.refine()
     rights = [bounds[name] for name in step.body.output_names]
     return any(not np.isfinite(r.want).all() or 4 * _relative(r.want, r.bound) >= check.error for r in rights)
 

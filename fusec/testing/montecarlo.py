@@ -289,7 +289,8 @@ class _Sampler:
         """Every other sample overflows as storage or fp32 does, the rest neither over- nor underflows: what depends
         on it differs."""
         most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
-        limit = _MAX[dtype] * 0.999 if dtype is not None else math.inf
+        own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
+        limit = 0.999 * min(_MAX[dtype], _MAX[own]) if dtype is not None and own.is_float else math.inf
         if most >= limit:
             samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
         if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):

@@ -11,6 +11,7 @@ import select
 import subprocess
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,8 @@ class Twin:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what was not written yet is of no use now
+                    pipe.close()
 
 
 TWIN = Twin()

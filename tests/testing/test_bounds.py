@@ -256,6 +256,12 @@ def test_overflow_of_the_storage_is_left_out() -> None:
         assert not differs(evaluate(graph, {"x": np.array([255, 256, 300], np.float16)}), right)
 
 
+def test_a_constant_overflows_its_own_type_before_it_is_narrowed() -> None:
+    graph = graph_of("%c = constant [300.0, 2.0] : f16[2]\n%y = mul(%c, %c) : f16[2]\nreturn %y", "%x: f32[1]")
+    right = allowed(graph, {"x": np.zeros(1, np.float32)}, meaning(DType.BF16))
+    assert np.isinf(right["y"].bound).tolist() == [True, False]
+
+
 def test_an_overflow_in_float64_is_left_out_and_a_pole_is_not() -> None:
     graph = graph_of("%y = exp(%x) : f32[2]\n%z = reciprocal(%x) : f32[2]\nreturn %y, %z", "%x: f32[2]")
     right = allowed(graph, {"x": np.array([1000.0, 0.0], np.float32)}, meaning())
