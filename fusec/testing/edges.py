@@ -236,3 +236,12 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
     info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
     bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
     return bad if bad.any() else None
+
+
+def at_zero(op: Op, operands: list[Array]) -> Array | None:
+    """Where the sign of a zero decides between two infinities: fused kernels do not keep it."""
+    if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":
+        return None
+    first, last = np.broadcast_arrays(operands[0], operands[-1])
+    bad = (first == 0) & (last < 0) if op.name == "pow" else last == 0
+    return bad if bad.any() else None

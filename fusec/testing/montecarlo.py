@@ -20,6 +20,7 @@ from fusec.testing.edges import (
     POLES,
     PRODUCTS,
     approximation,
+    at_zero,
     is_exact,
     is_move,
     is_single,
@@ -315,7 +316,7 @@ class _Sampler:
         op = node.op
         label = label_of(op)
         plain = [s.plain for s in operands]
-        nowhere = undefined(op, plain)
+        nowhere = undefined(op, plain) if self.rounding.meaning or isinstance(op, Cast) else at_zero(op, plain)
         if label is None or not any(v.type.dtype.is_float for v in node.operands):
             return nowhere
         if op.name == "floor_mod" and not self.rounding.meaning:

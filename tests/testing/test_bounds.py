@@ -283,6 +283,14 @@ def test_the_edge_of_a_domain_is_a_jump() -> None:
     assert np.isinf(right["y"].bound).tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("body", ["%y = reciprocal(%x) : f32[3]", "%o = cosh(%x) : f32[3]\n%y = div(%o, %x) : f32[3]"])
+def test_passes_keep_the_sign_of_zero_and_kernels_need_not(body: str) -> None:
+    graph = graph_of(f"{body}\nreturn %y", "%x: f32[3]")
+    feeds = {"x": np.array([0.0, -0.0, 2.0], np.float32)}
+    assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
+    assert np.isinf(allowed(graph, feeds, execution())["y"].bound).tolist() == [True, True, False]
+
+
 def test_nan_and_infinities_stay_where_they_are() -> None:
     graph = graph_of("%y = log(%x) : f32[4]\nreturn %y", "%x: f32[4]")
     right = allowed(graph, {"x": np.array([-1.0, 0.0, np.inf, 2.0], np.float32)}, execution())
