@@ -19,7 +19,7 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.ops import Conv, ConvTranspose, MatMul
+from fusec.ops import Conv, ConvTranspose, Gather, MatMul
 from fusec.program import Partition, body_of
 from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
@@ -76,7 +76,7 @@ def verify(
     """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, or a GPU;
     `progress` is told how many of the steps are done."""
     rng = np.random.default_rng(seed)
-    feeds = {v.name: random_array(rng, v.type) for v in compiled.source.inputs}
+    feeds = random_feeds(rng, compiled.source)
     checks = _passes(compiled, feeds)
     values: dict[Value, Array] = {v: _wide(feeds[v.name]) for v in compiled.graph.inputs}
     uses = _uses(compiled)
@@ -95,6 +95,16 @@ def verify(
         if progress is not None:
             progress(index + 1, len(compiled.program.steps))
     return Report(tuple(checks))
+
+
+def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
+    """An array for each input by name; one that indexes a gather stays inside what it indexes."""
+    feeds = {v.name: random_array(rng, v.type) for v in graph.inputs}
+    for value in graph.inputs:
+        indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i == 1 and isinstance(n.op, Gather)]
+        if indexed:
+            feeds[value.name] = np.minimum(feeds[value.name], min(indexed) - 1).astype(value.type.dtype.numpy)
+    return feeds
 
 
 def random_array(rng: np.random.Generator, type: TensorType) -> Array:

@@ -264,6 +264,8 @@ def _pool(kind: str) -> Export:
 
 def _rms_norm(e: _Exporter, node: Node, x: str, scale: str) -> str:
     rank, axis = node.operands[0].type.rank, node.op.attributes["axis"]
+    if node.operands[0].type.size == 0:  # the mean of nothing is refused
+        return e.op("Identity", x)
     axes = e.ints(range(axis % rank, rank))
     mean = e.op("ReduceMean", e.op("Mul", x, x), axes, keepdims=1)
     root = e.op("Sqrt", e.op("Add", mean, e.number(node.op.attributes["epsilon"], node)))

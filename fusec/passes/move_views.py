@@ -44,6 +44,8 @@ def _shared_perm(node: Node) -> tuple[int, ...]:
             continue
         if v.node is None or not isinstance(v.node.op, Transpose):
             raise NoMatch("not transposed", v)
+        if v.node.operands[0].literal is not None:
+            raise NoMatch("a transposed constant: folded, not moved", v)
         if any(user is not node for user in v.users):
             raise NoMatch("used elsewhere too", v)
         perms.add(v.node.op.perm)

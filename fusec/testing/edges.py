@@ -50,8 +50,10 @@ def is_move(op: Op) -> bool:
 
 
 def is_single(op: Op) -> bool:
-    """Whether the op rounds at most once, and nothing that can be represented."""
-    return op.name in _SINGLE
+    """Whether the op rounds at most once, and nothing that can be represented; an attribute that is no fp32
+    number is rounded, too."""
+    numbers = [v for v in op.attributes.values() if isinstance(v, float)]
+    return op.name in _SINGLE and all(float(np.float32(v)) == v for v in numbers)
 
 
 def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int) -> bool:
@@ -214,6 +216,8 @@ LABELS: Mapping[str, Label] = {
     "thresholded_relu": lambda op, v: v[0] > op.alpha,
     "acosh": lambda op, v: np.sign(v[0] - 1),
     "tan": lambda op, v: np.floor(v[0] / math.pi + 0.5),
+    # an error of half a radian says nothing of the result; the shift keeps whole numbers off the edges
+    **dict.fromkeys(("sin", "cos"), lambda op, v: np.floor(2 * v[0] + 0.37)),
     "mod": lambda op, v: np.trunc(v[0] / v[1]),
     "floor_mod": lambda op, v: np.floor(v[0] / v[1]),
     "pow": _power,

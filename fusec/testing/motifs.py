@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import DType, Op, TensorType, Value
 from fusec.ops import BatchNorm, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
 from fusec.passes import rules
 from fusec.passes.pattern import Rule, instantiate
@@ -239,14 +239,33 @@ def branches(b: Builder) -> None:
 
 
 def twins(b: Builder) -> None:
-    """An op again on the same operands: equal, or with one attribute changed."""
+    """An op again: on the same operands, on the same in another order, or with one attribute changed."""
     nodes = [n for n in b.graph.nodes if n.operands and n.op.name != "constant"]
     if not nodes:
         raise Unfit("no node yet")
-    node = b.pick(nodes[-4:])
-    first = b.insert(node.op, *node.operands).results[0]
-    if b.chance(60):
-        b.pointwise("add", *(v for v in (node.results[0], first))) if first.type.dtype is not DType.BOOL else None
+    node, kind = b.pick(nodes[-4:]), b.below(3)
+    operands = node.operands[::-1] if kind == 1 else node.operands
+    again = b.insert(_changed(b, node.op) if kind == 2 else node.op, *operands).results[0]
+    if again.type.same_value_type(node.results[0].type) and again.type.dtype is not DType.BOOL and b.chance(60):
+        b.pointwise("add", node.results[0], again)
+
+
+def _changed(b: Builder, op: Op) -> Op:
+    """The op with one attribute changed; Unfit if it has none that can be."""
+    options: dict[str, Any] = {}
+    for name, value in op.attributes.items():
+        if isinstance(value, bool):
+            options[name] = not value
+        elif isinstance(value, float):
+            options[name] = 0.5 if value != 0.5 else 0.25
+        elif isinstance(value, int):
+            options[name] = value - 1 if value > 0 else value + 1
+        elif isinstance(value, tuple) and len(set(value)) > 1:
+            options[name] = value[::-1]
+    if not options:
+        raise Unfit("no attribute to change")
+    name = b.pick(sorted(options))
+    return type(op)(**{**op.attributes, name: options[name]})
 
 
 def of_constants(b: Builder) -> None:
@@ -283,6 +302,6 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     diamond: 4,
     shuffle: 5,
     branches: 3,
-    twins: 2,
+    twins: 4,
     of_constants: 2,
 }
