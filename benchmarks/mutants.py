@@ -63,20 +63,30 @@ def main() -> None:
     )
     chosen = [m for m in MUTANTS if not options.names or m.name in options.names]
 
+    rows: list[dict[str, Any]] = []
+
+    def write() -> None:
+        results = {
+            "commit": commit,
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "python": platform.python_version(),
+            "budget": BUDGET,
+            "mutants": sorted(rows, key=_place),
+        }
+        options.output.write_text(json.dumps(results, indent=1) + "\n")
+
     def tell(row: dict[str, Any]) -> None:
+        rows.append(row)
+        write()  # a run that is cut short keeps what it has
         verdict = f"{row.get('property')} after {row.get('examples')}" if row["caught"] else "NOT CAUGHT"
         print(f"{row['name']:28} {verdict} {row.get('error', '')}", file=sys.stderr, flush=True)
 
-    rows = hunt_all(chosen, options.workers, BUDGET, tell)
-    results = {
-        "commit": commit,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "budget": BUDGET,
-        "mutants": rows,
-    }
-    options.output.write_text(json.dumps(results, indent=1) + "\n")
+    hunt_all(chosen, options.workers, BUDGET, tell)
     print(f"{sum(r['caught'] for r in rows)} of {len(rows)} caught")
+
+
+def _place(row: dict[str, Any]) -> int:
+    return [m.name for m in MUTANTS].index(row["name"])
 
 
 if __name__ == "__main__":

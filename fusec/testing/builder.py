@@ -71,6 +71,7 @@ class Builder(Choices):
         self._seed = self.below(1 << 16)
         self._constants: list[Value] = []
         self.values: list[Value] = []  # inputs and results, in the order they were made
+        self.focus: Value | None = None  # what the next op is about, if it fits
 
     # nodes ---------------------------------------------------------------------------------------
 
@@ -132,7 +133,9 @@ class Builder(Choices):
         return value
 
     def some(self, fits: Callable[[TensorType], bool] = lambda t: True) -> Value:
-        """A value that fits, most likely a recent one; Unfit if there is none."""
+        """A value that fits: the one in focus, else most likely a recent one; Unfit if there is none."""
+        if self.focus is not None and fits(self.focus.type):
+            return self.focus
         found = [v for v in reversed(self.values) if fits(v.type)]
         if not found:
             raise Unfit("no such value")

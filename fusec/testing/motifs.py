@@ -9,11 +9,11 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType, Value
-from fusec.ops import BatchNorm, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
+from fusec.ops import BatchNorm, Cast, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
 from fusec.passes import rules
 from fusec.passes.pattern import Rule, instantiate
 from fusec.testing.builder import MAX_ELEMENTS, Builder, Unfit
-from fusec.testing.operations import DRAWS, convolve, draw_pointwise, multiply, reshaped, turned
+from fusec.testing.operations import DRAWS, convolve, draw_pointwise, multiply, reshaped, scatter, turned
 
 ACTIVATIONS = (
     *("relu", "relu", "clip", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "gelu_tanh", "swish", "hard_swish"),
@@ -60,7 +60,7 @@ def convolution_block(b: Builder) -> None:
         x = b.add(Pad((0, 0, *pads[:spatial], 0, 0, *pads[spatial:]), "constant", b.pick([0.0, 0.0, 1.0])), x)
     if b.chance(20):
         x = _tail(b, x, 3)
-    _tail(b, convolve(b, x))
+    _tail(b, convolve(b, x) if b.chance(85) else scatter(b, x))
 
 
 def residual_block(b: Builder) -> None:
@@ -218,6 +218,49 @@ def shuffle(b: Builder) -> None:
         b.add(Reshape(shape), x)
 
 
+_IN_A_ROW = ("slice", "pad", "cast", "concat", "expand", "reduce", "transpose", "reshape", "max_pool", "avg_pool")
+
+
+def row(b: Builder) -> None:
+    """Ops that move elements, one on the result of the other: most often the same twice, as rules join them."""
+    b.focus = b.float_value(1, 5) if b.chance(70) else b.some()
+    try:
+        name = b.pick(_IN_A_ROW)
+        for _ in range(2 + b.below(2)):
+            DRAWS[name](b)
+            b.focus = b.values[-1]
+            name = name if b.chance(60) else b.pick(_IN_A_ROW)
+    finally:
+        b.focus = None
+
+
+def there_and_back(b: Builder) -> None:
+    """A value cast to another dtype and back: what was rounded away stays away."""
+    x = b.some(lambda t: t.dtype.is_float)
+    narrow = b.add(Cast(b.pick([DType.F16, DType.BF16, DType.F32, DType.F64])), x)
+    b.add(Cast(x.type.dtype), narrow)
+
+
+def turned_together(b: Builder) -> None:
+    """An op on values that were all transposed alike: the transpose may follow it."""
+    x = b.float_value(2, 4)
+    rank = x.type.rank
+    perm = b.permutation(rank)
+    y = b.add(Transpose(perm), x)
+    kind = b.below(5)
+    if kind == 0:
+        b.add(Concat(b.below(rank)), y, b.add(Transpose(perm), b.like(x)))
+    elif kind == 1:
+        b.add(Pad(tuple(b.below(3) for _ in range(2 * rank)), "constant", b.pick([0.0, 1.0])), y)
+    elif kind == 2:
+        sizes = tuple(1 + b.below(d) if d else 0 for d in y.type.shape)
+        b.add(Slice((0,) * rank, sizes, (1,) * rank), y)
+    elif kind == 3:
+        b.add(Reduce(b.pick(["sum", "max"]), (b.below(rank),)), y)
+    else:
+        draw_pointwise(b, b.pick(("add", "mul", *ACTIVATIONS)), y)
+
+
 def branches(b: Builder) -> None:
     """A value cut in parts that go their own ways and are joined."""
     x = b.float_value(1, 4)
@@ -225,7 +268,7 @@ def branches(b: Builder) -> None:
     size = x.type.shape[axis]
     if size < 2:
         raise Unfit("nothing to cut")
-    first = 1 + b.below(size - 1)
+    first = 1 + b.below(size - 1) if size % 2 or b.chance(50) else size // 2
     if b.chance(50):
         parts = list(b.insert(Split(axis, (first, size - first)), x).results)
     else:
@@ -234,6 +277,9 @@ def branches(b: Builder) -> None:
             starts = tuple(start if d == axis else 0 for d in range(x.type.rank))
             sizes = tuple(length if d == axis else s for d, s in enumerate(x.type.shape))
             parts.append(b.add(Slice(starts, sizes, (1,) * x.type.rank), x))
+    if b.chance(40) and parts[0].type.shape == parts[1].type.shape:  # halves, joined along any axis
+        b.insert(Concat(b.below(x.type.rank)), *parts)
+        return
     parts = [draw_pointwise(b, b.pick(ACTIVATIONS), p) if b.chance(60) else p for p in parts]
     b.insert(Concat(axis), *(parts[::-1] if b.chance(30) else parts))
 
@@ -300,8 +346,11 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     escape: 4,
     cycle: 4,
     diamond: 4,
-    shuffle: 5,
-    branches: 3,
+    shuffle: 6,
+    row: 7,
+    there_and_back: 2,
+    turned_together: 4,
+    branches: 4,
     twins: 4,
     of_constants: 2,
 }

@@ -154,7 +154,7 @@ def _cast(b: Builder) -> None:
 def window(b: Builder, sizes: Sequence[int], pads_below_window: bool = False) -> tuple[tuple[int, ...], ...]:
     """Window, strides, pads and dilations that fit an image of these spatial sizes."""
     n = len(sizes)
-    kernel = [b.pick([3, 1, 2, 5]) for _ in range(n)]
+    kernel = [b.pick([3, 1, 2, 5]) for _ in range(n)] if b.chance(85) else [1] * n
     dilations = [b.pick([1, 1, 1, 2]) for _ in range(n)]
     starts, ends = list[int](), list[int]()
     same = b.chance(40)
@@ -201,7 +201,11 @@ def _conv(b: Builder) -> None:
 
 
 def _conv_transpose(b: Builder) -> None:
-    x = b.image()
+    scatter(b, b.image())
+
+
+def scatter(b: Builder, x: Value) -> Value:
+    """A transposed convolution of an image."""
     channels, spatial = x.type.shape[1], x.type.shape[2:]
     n = len(spatial)
     groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
@@ -211,7 +215,7 @@ def _conv_transpose(b: Builder) -> None:
     pads = tuple(b.below(2) for _ in range(2 * n)) if b.chance(50) else (0,) * 2 * n
     extra = tuple(b.below(s) for s in strides) if b.chance(40) else (0,) * n
     weight = b.constant((channels, b.pick([1, 2, 3]), *kernel), x.type.dtype)
-    b.add(ConvTranspose(strides, pads, dilations, extra, groups), x, weight)
+    return b.add(ConvTranspose(strides, pads, dilations, extra, groups), x, weight)
 
 
 def _pool(kind: type[MaxPool] | type[AvgPool]) -> Draw:
@@ -313,6 +317,8 @@ def _reduce(b: Builder) -> None:
     )
     if x.type.rank >= 3 and b.chance(30):
         axes = tuple(range(2, x.type.rank))
+    elif 1 in x.type.shape and b.chance(25):  # nothing to add up, but |x| and x*x are not x
+        axes = tuple(i for i, d in enumerate(x.type.shape) if d == 1)
     if kind == "log_sum":
         x = b.away_from_zero(x)
         axes = tuple(a for a in axes if a < x.type.rank)

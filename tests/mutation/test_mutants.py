@@ -1,0 +1,60 @@
+"""The planted faults still fit the code; a few are hunted here, all of them with `-m slow`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutation.mutants import MUTANTS, Mutant
+from mutation.suite import PACKAGE, hunt
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "mutants.json"
+DOC = Path(__file__).parents[2] / "docs" / "mutants.md"
+BEGIN, END = "<!-- begin: python benchmarks/mutants.py -->\n", "\n<!-- end -->"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_mutant_fits_and_compiles(mutant: Mutant) -> None:
+    text = (PACKAGE / mutant.file).read_text()
+    assert text.count(mutant.old) == 1
+    assert mutant.old != mutant.new
+    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+
+
+def test_mutants_are_many_and_everywhere() -> None:
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS) >= 40
+    assert len({m.area for m in MUTANTS}) >= 15
+
+
+@pytest.mark.parametrize("name", ["transposes_composed", "pad_one_sided", "runtime_freed_early"])
+def test_some_are_found_at_once(name: str) -> None:
+    found = hunt(next(m for m in MUTANTS if m.name == name))
+    assert found["caught"], found
+    assert found["ops"] <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_every_one_is_found(mutant: Mutant) -> None:
+    found = hunt(mutant)
+    assert found["caught"], found
+
+
+def test_the_committed_report_is_about_these_and_all_were_found() -> None:
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text())["mutants"]
+    assert [r["name"] for r in rows] == [m.name for m in MUTANTS]
+    assert all(r["caught"] for r in rows), [r["name"] for r in rows if not r["caught"]]
+
+
+def test_the_table_in_the_docs_is_that_of_the_results(request: pytest.FixtureRequest) -> None:
+    from benchmarks.mutants import table
+
+    text, made = DOC.read_text(), table(json.loads(RESULTS.read_text()))
+    before, _, rest = text.partition(BEGIN)
+    listed, _, after = rest.partition(END)
+    if request.config.getoption("--accept"):
+        DOC.write_text(before + BEGIN + made + END + after)
+    else:
+        assert listed == made, "run pytest --accept to write it anew"
