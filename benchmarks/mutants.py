@@ -1,6 +1,6 @@
-"""Run the mutation suite and write its results: `python benchmarks/mutants.py [--workers N] [--commit HASH]`.
+"""Run the mutation suite and write its results: `python benchmarks/mutants.py [--workers N] [--fresh] [NAME...]`.
 
-Which planted faults the fuzzer finds, by which property, after how many graphs.
+Which planted faults the fuzzer finds, by which property, after how many graphs. What was caught is not hunted again.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from mutation.mutants import MUTANTS  # noqa: E402 - found through the line above
-from mutation.suite import BUDGET, hunt_all  # noqa: E402
+from mutation.mutants import MUTANTS, Mutant  # noqa: E402 - found through the line above
+from mutation.suite import BUDGET, digest, hunt_all  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
+VERSIONS = ("numpy", "hypothesis", "onnx", "onnxruntime")
 
 
 def table(results: dict[str, Any]) -> str:
@@ -53,40 +55,50 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--commit", default="")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--fresh", action="store_true", help="hunt again those already caught")
     parser.add_argument("names", nargs="*", help="only these")
     options = parser.parse_args()
-    commit = (
-        options.commit
-        or subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-        ).stdout.strip()
-    )
-    chosen = [m for m in MUTANTS if not options.names or m.name in options.names]
+    commit = options.commit or subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.strip()  # fmt: skip
 
-    rows: list[dict[str, Any]] = []
+    rows: dict[str, dict[str, Any]] = {}
+    control: dict[str, Any] = {}
+    if options.output.exists():
+        known = json.loads(options.output.read_text())
+        control = known["control"]
+        digests = {m.name: digest(m) for m in MUTANTS}
+        rows = {r["name"]: r for r in known["mutants"] if r["digest"] == digests.get(r["name"])}
+    held = set[str]() if options.fresh else {name for name, row in rows.items() if row["caught"]}
+    chosen: list[Mutant | None] = [
+        m for m in MUTANTS if (m.name in options.names if options.names else m.name not in held)
+    ]
+    if not options.names and (options.fresh or control.get("commit") != commit):
+        chosen.insert(0, None)
 
-    def write() -> None:
+    def tell(row: dict[str, Any]) -> None:
+        row["commit"] = commit
+        if row["name"] == "none":
+            control.clear()
+            control.update(row)
+        else:
+            rows[row["name"]] = row
         results = {
             "commit": commit,
             "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "python": platform.python_version(),
+            "versions": {name: metadata.version(name) for name in VERSIONS},
             "budget": BUDGET,
-            "mutants": sorted(rows, key=_place),
-        }
+            "control": control,
+            "mutants": [rows[m.name] for m in MUTANTS if m.name in rows],
+        }  # written at once: a run that is cut short keeps what it has
         options.output.write_text(json.dumps(results, indent=1) + "\n")
-
-    def tell(row: dict[str, Any]) -> None:
-        rows.append(row)
-        write()  # a run that is cut short keeps what it has
-        verdict = f"{row.get('property')} after {row.get('examples')}" if row["caught"] else "NOT CAUGHT"
-        print(f"{row['name']:28} {verdict} {row.get('error', '')}", file=sys.stderr, flush=True)
+        verdict = f"{row.get('property')} after {row['examples']}" if row["caught"] else f"NONE in {row['examples']}"
+        verdict += "".join(f"; not of it: {of['property']}" for of in row["not_of_it"])
+        print(f"{row['name']:28} {verdict}, {row['seconds']} s {row.get('error', '')}", file=sys.stderr, flush=True)
 
     hunt_all(chosen, options.workers, BUDGET, tell)
-    print(f"{sum(r['caught'] for r in rows)} of {len(rows)} caught")
-
-
-def _place(row: dict[str, Any]) -> int:
-    return [m.name for m in MUTANTS].index(row["name"])
+    print(f"{sum(r['caught'] for r in rows.values())} of {len(MUTANTS)} caught")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,11 +20,31 @@ from mutation.mutants import MUTANTS, Mutant
 PACKAGE = Path(__file__).parents[2] / "fusec"
 BUDGET = 2000  # examples: the default of `fusec fuzz`
 
+# As `fusec fuzz` with --max-findings 1 --workers 1, but little time is spent on shrinking.
+HUNT = """
+import json, sys
+import fusec
+from fusec.testing.fuzz import fuzz
 
-def planted(mutant: Mutant, folder: Path) -> Path:
+folder, examples, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+if not fusec.__file__.startswith(folder + "/"):
+    sys.exit(f"{fusec.__file__} is not the copy in {folder}")
+report = fuzz(
+    examples=examples, seed=seed, workers=1, max_findings=1, shrink_s=1.0,
+    fresh=True, database=folder + "/database", findings=f"{folder}/findings-{seed}",
+)
+print(json.dumps(report.to_json()))
+"""
+
+
+def copied(package: Path, folder: Path) -> Path:
+    """A copy of the package in `folder`."""
+    return shutil.copytree(package, folder / "fusec", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE) -> Path:
     """A copy of the package in `folder` with the fault in it; ValueError if it does not fit any more."""
-    copy = folder / "fusec"
-    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    copy = copied(package, folder)
     file = copy / mutant.file
     text = file.read_text()
     if text.count(mutant.old) != 1:
@@ -32,41 +53,70 @@ def planted(mutant: Mutant, folder: Path) -> Path:
     return copy
 
 
-def hunt(mutant: Mutant, examples: int = BUDGET, seed: int = 0) -> dict[str, Any]:
-    """Fuzz the planted package until the first finding: what was found, by what, after how many graphs."""
+def digest(mutant: Mutant) -> str:
+    """What tells whether a result is of this very fault."""
+    return hashlib.sha256(repr((mutant.file, mutant.old, mutant.new)).encode()).hexdigest()[:12]
+
+
+def hunt(mutant: Mutant | None, examples: int = BUDGET, seed: int = 0, package: Path = PACKAGE) -> dict[str, Any]:
+    """Fuzz the planted package until the first finding: what was found, by what, after how many graphs.
+
+    A finding that the package fails without the fault, too, does not count: the hunt goes on with another seed
+    for what is left of the budget. Without a mutant: what is found in the package as it is.
+    """
     start = time.perf_counter()
+    row: dict[str, Any] = {"name": "none", "area": "", "why": "nothing is planted"}
+    if mutant is not None:
+        row = {"name": mutant.name, "area": mutant.area, "why": mutant.why, "digest": digest(mutant)}
+    row |= {"caught": False, "examples": 0, "not_of_it": []}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        planted(mutant, folder)
-        command = [sys.executable, "-W", "ignore", "-m", "fusec", "fuzz", "--examples", str(examples)]
-        command += ["--seed", str(seed), "--max-findings", "1", "--workers", "1", "--fresh", "--json"]
-        command += ["--database", str(folder / "database"), "--findings", str(folder / "findings")]
-        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
-    row = {"name": mutant.name, "area": mutant.area, "why": mutant.why, "seconds": time.perf_counter() - start}
-    if done.returncode not in (0, 1):
-        return {**row, "caught": False, "error": done.stderr.strip()[-400:]}
-    report = json.loads(done.stdout)
-    found = next(iter(report["findings"]), None)
-    row |= {"examples": report["examples"], "caught": found is not None}
-    if found is not None:
-        row |= {"property": found["property"], "ops": sum(found["ops"].values()), "message": found["message"][:200]}
-    return row
+        folder = Path(scratch).resolve()
+        if mutant is None:
+            copied(package, folder)
+        else:
+            planted(mutant, folder, package)
+        while row["examples"] < examples:
+            done = _python(folder, "-c", HUNT, str(folder), str(examples - row["examples"]), str(seed))
+            if done.returncode:
+                row["error"] = done.stderr.strip()[-400:]
+                break
+            report = json.loads(done.stdout)
+            row["examples"] += report["examples"]
+            found = next(iter(report["findings"]), None)
+            if found is None:
+                break
+            of = {"property": found["property"], "ops": sum(found["ops"].values()), "message": found["message"][:200]}
+            if mutant is not None and not _fails(Path(found["folder"]), package):
+                row |= {"caught": True, **of}
+                break
+            row["not_of_it"].append(of)
+            seed += 1
+    return {**row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _fails(finding: Path, package: Path) -> bool:
+    """Whether a finding is one of the package without the fault."""
+    done = _python(package.parent, "-m", "fusec", "fuzz", "replay", str(finding), "--json")
+    return bool(json.loads(done.stdout)["failing"])
+
+
+def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where `fusec` is the package in `place`."""
+    path = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=place)
 
 
 def hunt_all(
-    mutants: Sequence[Mutant] = MUTANTS,
+    mutants: Sequence[Mutant | None] = MUTANTS,
     workers: int = 2,
     examples: int = BUDGET,
     tell: Callable[[dict[str, Any]], None] = lambda row: None,
-) -> list[dict[str, Any]]:
-    """A row for each mutant, in their order; `tell` hears of each when it is known."""
-    rows: dict[str, dict[str, Any]] = {}
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(hunt, mutant, examples) for mutant in mutants]
+) -> None:
+    """Hunt each, all in the package as it is now; `tell` hears of each when it is known."""
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(workers) as pool:
+        package = copied(PACKAGE, Path(scratch).resolve())  # edits during the run do not count
+        futures = [pool.submit(hunt, mutant, examples, 0, package) for mutant in mutants]
         for future in as_completed(futures):
-            row = future.result()
-            rows[row["name"]] = row
-            tell(row)
-    return [rows[m.name] for m in mutants]
+            tell(future.result())
