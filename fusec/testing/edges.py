@@ -243,7 +243,7 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
 
 
 def at_zero(op: Op, operands: list[Array]) -> Array | None:
-    """Where the sign of a zero decides between two infinities: fused kernels do not keep it."""
+    """Where the sign of a zero decides between two infinities: neither rules nor fused kernels keep it."""
     if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":
         return None
     first, last = np.broadcast_arrays(operands[0], operands[-1])

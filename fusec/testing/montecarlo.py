@@ -297,9 +297,9 @@ class _Sampler:
         if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
             endless = np.isinf(plain)
             samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
-        if never_zero(node.op) and not plain.all():
-            vanished = (plain == 0) & ~np.isneginf(operands[0])
-            samples[1::2] = [np.where(vanished, 1e-300, s) for s in samples[1::2]]
+        if never_zero(node.op) and (np.abs(plain) < 1e-290).any():
+            vanished = (np.abs(plain) < 1e-290) & ~np.isneginf(operands[0])  # subnormal in float64, or less
+            samples[1::2] = [np.where(vanished, 1e-290, s) for s in samples[1::2]]
         if (
             not exact
             and not self.rounding.meaning
@@ -316,7 +316,11 @@ class _Sampler:
         op = node.op
         label = label_of(op)
         plain = [s.plain for s in operands]
-        nowhere = undefined(op, plain) if self.rounding.meaning or isinstance(op, Cast) else at_zero(op, plain)
+        nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+        unsure = not self.rounding.meaning and not all(s.exact for s in operands)
+        if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
+            # an infinity times what may have been rounded to zero
+            nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
         if label is None or not any(v.type.dtype.is_float for v in node.operands):
             return nowhere
         if op.name == "floor_mod" and not self.rounding.meaning:

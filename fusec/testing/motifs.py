@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -218,7 +219,10 @@ def shuffle(b: Builder) -> None:
         b.add(Reshape(shape), x)
 
 
-_IN_A_ROW = ("slice", "pad", "cast", "concat", "expand", "reduce", "transpose", "reshape", "max_pool", "avg_pool")
+_IN_A_ROW = (
+    *("slice", "pad", "cast", "concat", "expand", "reduce", "transpose", "reshape", "max_pool", "avg_pool"),
+    *("gather", "split", "resize"),
+)
 
 
 def row(b: Builder) -> None:
@@ -230,6 +234,20 @@ def row(b: Builder) -> None:
             DRAWS[name](b)
             b.focus = b.values[-1]
             name = name if b.chance(60) else b.pick(_IN_A_ROW)
+    finally:
+        b.focus = None
+
+
+def padded_pool(b: Builder) -> None:
+    """An explicit pad in front of a pool or convolution, of zeros or of what a pool ignores."""
+    x = b.image(3, 4)
+    spatial = x.type.rank - 2
+    pads = tuple(b.below(2) for _ in range(2 * spatial))
+    value = b.pick([0.0, 0.0, -math.inf, 1.0])
+    padded = b.add(Pad((0, 0, *pads[:spatial], 0, 0, *pads[spatial:]), "constant", value), x)
+    b.focus = padded
+    try:
+        DRAWS[b.pick(["avg_pool", "max_pool", "conv"])](b)
     finally:
         b.focus = None
 
@@ -291,6 +309,10 @@ def twins(b: Builder) -> None:
         raise Unfit("no node yet")
     node, kind = b.pick(nodes[-4:]), b.below(3)
     operands = node.operands[::-1] if kind == 1 else node.operands
+    if kind == 0 and b.chance(50):  # beside another number, on another value
+        operands = tuple(
+            b.constant(v.type.shape, v.type.dtype, "number") if v.scalar() is not None else b.like(v) for v in operands
+        )
     again = b.insert(_changed(b, node.op) if kind == 2 else node.op, *operands).results[0]
     if again.type.same_value_type(node.results[0].type) and again.type.dtype is not DType.BOOL and b.chance(60):
         b.pointwise("add", node.results[0], again)
@@ -348,6 +370,7 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     diamond: 4,
     shuffle: 6,
     row: 7,
+    padded_pool: 4,
     there_and_back: 2,
     turned_together: 4,
     branches: 4,

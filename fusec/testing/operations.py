@@ -173,7 +173,8 @@ def window(b: Builder, sizes: Sequence[int], pads_below_window: bool = False) ->
                 pads = [min(p, dilations[i] * (kernel[i] - 1)) for p in pads]
         starts.append(pads[0])
         ends.append(pads[1])
-    strides = tuple(b.pick([1, 1, 2, 3]) for _ in range(n)) if b.chance(35) else (1,) * n
+    strided = b.chance(35 if max(kernel, default=1) > 1 else 70)
+    strides = tuple(b.pick([2, 1, 3, 1]) for _ in range(n)) if strided else (1,) * n
     return tuple(kernel), strides, (*starts, *ends), tuple(dilations)
 
 
@@ -431,7 +432,7 @@ def _pad(b: Builder) -> None:
 def _gather(b: Builder) -> None:
     x = b.some(lambda t: t.rank >= 1 and t.size > 0)
     axis = b.below(x.type.rank)
-    shape = b.pick([(3,), (), (2, 2), (1,)])
+    shape = b.pick([(3,), (), (2, 2), (1,), ()])
     dtype = b.pick([DType.I64, DType.I32])
     if b.chance(40):
         indices = b.input(TensorType(shape, dtype)) if len(b.graph.inputs) < 6 else None

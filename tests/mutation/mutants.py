@@ -689,10 +689,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "hash_order_names",
         "determinism",
         "passes/canonicalise.py",
-        "    operands = [\n        v.node.operands[0] if v.node is not None and isinstance(v.node.op, Expand) else v for v"
-        " in node.operands\n    ]\n",
-        "    operands = [\n        v.node.operands[0] if v.node is not None and isinstance(v.node.op, Expand) else v for v"
-        " in node.operands\n    ]\n    if hash(node.op.name) % 2:\n        return None\n",
+        "    if len(operands) < 2 or operands == list(node.operands):\n",
+        "    if len(operands) < 2 or operands == list(node.operands) or hash(node.op.name) % 2:\n",
         "whether an expand is skipped depends on string hashes",
     ),
 )

@@ -263,7 +263,7 @@ def test_a_constant_overflows_its_own_type_before_it_is_narrowed() -> None:
 
 
 def test_an_overflow_in_float64_is_left_out_and_a_pole_is_not() -> None:
-    graph = graph_of("%y = exp(%x) : f32[2]\n%z = reciprocal(%x) : f32[2]\nreturn %y, %z", "%x: f32[2]")
+    graph = graph_of("%y = exp(%x) : f32[2]\n%z = log(%x) : f32[2]\nreturn %y, %z", "%x: f32[2]")
     right = allowed(graph, {"x": np.array([1000.0, 0.0], np.float32)}, meaning())
     assert np.isinf(right["y"].bound).tolist() == [True, False]
     assert np.isinf(right["z"].bound).tolist() == [False, False]
@@ -284,11 +284,12 @@ def test_the_edge_of_a_domain_is_a_jump() -> None:
 
 
 @pytest.mark.parametrize("body", ["%y = reciprocal(%x) : f32[3]", "%o = cosh(%x) : f32[3]\n%y = div(%o, %x) : f32[3]"])
-def test_passes_keep_the_sign_of_zero_and_kernels_need_not(body: str) -> None:
+def test_the_sign_of_zero_may_change(body: str) -> None:
+    """x + 0 and a factor of zero in the filters lose it, and so does a fused kernel."""
     graph = graph_of(f"{body}\nreturn %y", "%x: f32[3]")
     feeds = {"x": np.array([0.0, -0.0, 2.0], np.float32)}
-    assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
-    assert np.isinf(allowed(graph, feeds, execution())["y"].bound).tolist() == [True, True, False]
+    for rounding in (meaning(), execution()):
+        assert np.isinf(allowed(graph, feeds, rounding)["y"].bound).tolist() == [True, True, False]
 
 
 def test_nan_and_infinities_stay_where_they_are() -> None:
