@@ -229,6 +229,8 @@ class Executable:
         xp, (node,) = self.backend.xp, step.nodes
         operands = [unpack(self._buffer(v, buffers), v.type) for v in node.operands]
         for value, array in zip(node.results, evaluate_node(node, operands, xp), strict=True):
+            if array.dtype != value.type.dtype.numpy:
+                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
             buffers[value] = pack(xp, array, value.type)
 
 

@@ -73,7 +73,9 @@ class Pointwise(Op):
 
         if row.rule in ("compare", "test", "bool", "select"):
             with np.errstate(all="ignore"):
-                return (compute(*operands),)
+                result = compute(*operands)
+            # CuPy chooses among bf16 numbers as f32
+            return (result.astype(operands[1].dtype, copy=False) if row.rule == "select" else result,)
         return (widened(compute, *operands).astype(operands[0].dtype, copy=False),)
 
 

@@ -178,8 +178,8 @@ class _Sampler:
         return made
 
     def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
-        """The result of a function as a GPU approximates it; a NaN may be lost in a maximum further on."""
-        lost = np.isnan(made.plain) if made.plain.dtype.kind == "f" else None
+        """The result of a function as a GPU approximates it; NaN and infinities may be lost further on."""
+        lost = ~np.isfinite(made.plain) if made.plain.dtype.kind == "f" else None
         if lost is not None and lost.any():
             made = Samples(made.plain, [np.where(lost, 0.0, s) for s in made.disturbed])
         error = approximation(op, operands, made.plain)

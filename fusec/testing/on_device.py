@@ -28,9 +28,9 @@ FAULTED = 70  # exit status of a process whose CUDA context is lost
 def device_agrees(graph: Graph, case: Case = CASE) -> None:
     """Compiled for the GPU at hand and run on it, a graph gives the outputs of the model, and so does each step.
 
-    What is legal is cuDNN's word. Inputs hold no NaN: the maximum of NaN and a number is the number to a GPU
-    (IEEE 754's maxNum), so relu, clip, max and min lose NaNs that the reference keeps. A memory fault ends the
-    process, since nothing runs on the GPU after it.
+    What is legal is cuDNN's word. Nothing is said of elements that NaN or infinities lead to: the maximum of NaN
+    and a number is the number to a GPU (IEEE 754's maxNum), so relu, clip, max and min lose NaNs that the reference
+    keeps, and some engines lose infinities. A memory fault ends the process, since nothing runs after it.
     """
     if not device.is_present(load(case.target)):
         raise TargetError(f"this machine has no GPU that is a {case.target}")
