@@ -30,22 +30,28 @@ VERSIONS = ("numpy", "hypothesis", "onnx", "onnxruntime")
 
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    rows = results["mutants"]
+    rows, control = results["mutants"], results["control"]
     caught = [r for r in rows if r["caught"]]
     counts = sorted(r["examples"] for r in caught)
     by = Counter(r["property"] for r in caught)
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines = [
         f"{len(caught)} of {len(rows)} planted faults found within {results['budget']} graphs; median "
-        f"{statistics.median(counts):g} graphs, at most {counts[-1]}. Commit {results['commit']}, {results['date']}.",
+        f"{statistics.median(counts):g} graphs, at most {counts[-1]}. Without a fault, the same budget gave "
+        f"{len(control['not_of_it'])} findings.",
+        "",
+        f"Commits {', '.join(dict.fromkeys(r['commit'] for r in (control, *rows)))}; {results['date']}; "
+        f"Python {results['python']}, {versions}.",
         "",
         "Caught by: " + ", ".join(f"`{name}` {count}" for name, count in by.most_common()) + ".",
         "",
-        "| area | fault | what it breaks | caught by | graphs | ops left |",
-        "|---|---|---|---|---:|---:|",
+        "| area | fault | what it breaks | caught by | graphs | ops left | seconds |",
+        "|---|---|---|---|---:|---:|---:|",
     ]
     for row in rows:
         found = [f"`{row['property']}`", row["examples"], row["ops"]] if row["caught"] else ["not caught", "", ""]
-        lines.append("| " + " | ".join(map(str, [row["area"], f"`{row['name']}`", row["why"], *found])) + " |")
+        cells = [row["area"], f"`{row['name']}`", row["why"], *found, round(row["seconds"])]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 

@@ -185,6 +185,7 @@ class _Sampler:
         error = approximation(op, operands, made.plain)
         if error is None:
             return made
+        error = np.where(np.isfinite(error), error, 0.0)
         signed = [s + error * self._signs(s.shape, 77 + k) for k, s in enumerate(made.disturbed)]
         return Samples(made.plain, signed)
 
