@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fusec.ir import Graph
 from fusec.ops import pw
-from fusec.testing import fuzz, keeps_meaning
+from fusec.testing import keeps_meaning
+from fusec.testing.fuzz import fuzz
 
 
 def common_factor(graph: Graph) -> None:

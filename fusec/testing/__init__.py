@@ -6,7 +6,6 @@ Needs Hypothesis: pip install 'fusec[fuzz]'. docs/fuzzing.md is the way in.
 from __future__ import annotations
 
 from fusec.testing.case import Case, MismatchError, Property, Trust
-from fusec.testing.fuzz import fuzz
 from fusec.testing.properties import PROPERTIES, keeps_meaning
 from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
 from fusec.testing.uniform import register
@@ -19,7 +18,6 @@ __all__ = [
     "Trust",
     "cases",
     "dtypes",
-    "fuzz",
     "graphs",
     "keeps_meaning",
     "ops",
