@@ -239,12 +239,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "concats along two axes become one",
     ),
     _m(
-        "concat_of_split_axis",
+        "concat_of_split_order",
         "simplify",
         "passes/simplify.py",
-        "if first.op.axis % rank != cast(Concat, node.op).axis % rank:",
-        "if False:",
-        "a split along one axis, joined along another, becomes nothing",
+        "isinstance(first.op, Split) or node.operands != first.results:",
+        "isinstance(first.op, Split) or set(node.operands) != set(first.results):",
+        "parts of a split, joined in another order, become nothing",
     ),
     _m(
         "cast_through_narrow",
