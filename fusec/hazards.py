@@ -30,6 +30,8 @@ def misread(graph: CudnnGraph) -> str | None:
     for call in graph.calls:
         if call.op == "matmul" and call.inputs[0] == call.inputs[1]:
             return "a matmul of one tensor with itself"
+        if call.op in _PRODUCTS and call.inputs[0] == call.inputs[1]:
+            return "a convolution of one tensor with itself"
         if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
             return "filters stored neither row-major nor channels last"
     uses = Counter(uid for call in graph.calls for uid in call.inputs)

@@ -309,7 +309,7 @@ def twins(b: Builder) -> None:
         raise Unfit("no node yet")
     node, kind = b.pick(nodes[-4:]), b.below(3)
     operands = node.operands[::-1] if kind == 1 else node.operands
-    if kind == 0 and b.chance(50):  # beside another number, on another value
+    if kind == 0 and all(v.type.dtype.is_float for v in operands) and b.chance(50):  # other numbers, other values
         operands = tuple(
             b.constant(v.type.shape, v.type.dtype, "number") if v.scalar() is not None else b.like(v) for v in operands
         )

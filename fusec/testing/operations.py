@@ -145,6 +145,8 @@ def _cast(b: Builder) -> None:
     to = b.pick(CASTS)
     if x.type.dtype.is_float and to.is_int:  # out of range is no number in C
         x = b.pointwise("clip", x, min=0.0 if to.value.startswith("u") else -100.0, max=100.0)
+    elif x.type.dtype.is_int and to.value.startswith("u"):  # a negative number wraps around to a huge one
+        x = b.pointwise("relu", x)
     b.add(Cast(to), x)
 
 

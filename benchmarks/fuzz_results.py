@@ -1,0 +1,52 @@
+"""Summaries of long fuzzing runs: `python benchmarks/fuzz_results.py` prints docs/fuzzing-results.md from the JSON.
+
+With `--add NAME REPORT.json COMMIT STILL_OPEN` a report of `fusec fuzz --json` is added to the JSON first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results" / "fuzz.json"
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """The page."""
+    lines = [
+        "# Fuzzing: long runs",
+        "",
+        "Written by `python benchmarks/fuzz_results.py` from `benchmarks/results/fuzz.json`. Findings are those of the",
+        "run; `open` says how many of them still failed when the run was added.",
+        "",
+        "| run | commit | graphs | nodes | seconds | findings | doubts | open |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for r in runs:
+        cells = [r["name"], r["commit"], r["examples"], r["nodes"], round(r["seconds"]), r["findings"], r["doubts"]]
+        lines.append("| " + " | ".join(map(str, [*cells, r["open"]])) + " |")
+    for r in runs:
+        lines += ["", f"## {r['name']}", "", "| property | graphs | failures | ms a graph |", "|---|---:|---:|---:|"]
+        lines += [f"| `{n}` | {p['runs']} | {p['failures']} | {p['ms']:.1f} |" for n, p in r["properties"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """The command."""
+    runs: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    if sys.argv[1:2] == ["--add"]:
+        name, report, commit, still = sys.argv[2:6]
+        data = json.loads(Path(report).read_text())
+        kept = {k: data[k] for k in ("seed", "target", "workers", "seconds", "examples", "nodes", "properties")}
+        counts = {"findings": len(data["findings"]), "doubts": len(data["doubts"])}
+        runs = [r for r in runs if r["name"] != name] + [
+            {"name": name, "commit": commit, **kept, **counts, "open": still}
+        ]
+        RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
+    print(markdown(runs), end="")
+
+
+if __name__ == "__main__":
+    main()
