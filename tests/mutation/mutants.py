@@ -263,12 +263,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "|x| and x*x become x",
     ),
     _m(
-        "pool_stride_ignored",
+        "pool_window_ignored",
         "simplify",
         "passes/simplify.py",
         "if any(k != 1 for k in (*op.window, *op.strides)) or any(op.pads):",
-        "if any(k != 1 for k in op.window):",
-        "a pool of window 1 with pads or strides becomes nothing",
+        "if any(k != 1 for k in op.strides):",
+        "a pool padded to the shape of its input becomes nothing",
     ),
     _m(
         "cse_attributes",
