@@ -35,11 +35,15 @@ def table(results: dict[str, Any]) -> str:
     counts = sorted(r["examples"] for r in caught)
     by = Counter(r["property"] for r in caught)
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    planted, open_ = results["planted"], [f"`{r['name']}`" for r in rows if not r["caught"]]
+    unhunted = [f"`{name}`" for name in planted if name not in {r["name"] for r in rows}]
     lines = [
-        f"{len(caught)} of {len(rows)} planted faults found within {results['budget']} graphs; median "
-        f"{statistics.median(counts):g} graphs, at most {counts[-1]}. Without a fault, the same budget gave "
-        f"{len(control['not_of_it'])} findings.",
+        f"{len(planted)} faults are planted, {len(rows)} were hunted, {len(caught)} found within {results['budget']} "
+        f"graphs: median {statistics.median(counts):g} graphs, at most {counts[-1]}. Without a fault, the same budget "
+        f"gave {len(control['not_of_it'])} findings.",
         "",
+        *([f"Not found: {', '.join(open_)}.", ""] if open_ else []),
+        *([f"Not hunted yet: {', '.join(unhunted)}.", ""] if unhunted else []),
         f"Commits {', '.join(dict.fromkeys(r['commit'] for r in (control, *rows)))}; {results['date']}; "
         f"Python {results['python']}, {versions}.",
         "",
@@ -50,9 +54,18 @@ def table(results: dict[str, Any]) -> str:
     ]
     for row in rows:
         found = [f"`{row['property']}`", row["examples"], row["ops"]] if row["caught"] else ["not caught", "", ""]
-        cells = [row["area"], f"`{row['name']}`", row["why"], *found, round(row["seconds"])]
+        cells = [row["area"], f"`{row['name']}`", row["why"].replace("|", r"\|"), *found, round(row["seconds"])]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
+
+
+def _commit() -> str:
+    """The commit of the package, with a plus sign if it was edited since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "fusec") else "")
 
 
 def main() -> None:
@@ -64,9 +77,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="hunt again those already caught")
     parser.add_argument("names", nargs="*", help="only these")
     options = parser.parse_args()
-    commit = options.commit or subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
-    ).stdout.strip()  # fmt: skip
+    commit = options.commit or _commit()
 
     rows: dict[str, dict[str, Any]] = {}
     control: dict[str, Any] = {}
@@ -95,6 +106,7 @@ def main() -> None:
             "python": platform.python_version(),
             "versions": {name: metadata.version(name) for name in VERSIONS},
             "budget": BUDGET,
+            "planted": [m.name for m in MUTANTS],
             "control": control,
             "mutants": [rows[m.name] for m in MUTANTS if m.name in rows],
         }  # written at once: a run that is cut short keeps what it has

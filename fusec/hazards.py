@@ -45,6 +45,8 @@ def misread(graph: CudnnGraph) -> str | None:
         if convolution or matrix:
             if call.mode == "pow":
                 return "pow beside a product: computed by logarithms, NaN for 0 to the power 0"
+            if convolution and call.mode in ("tanh", "tanh_backward"):
+                return f"{call.mode} beside a convolution: a quotient of exponentials, NaN where they overflow"
             (first, *_) = operands
             if call.mode == "identity" and not result.virtual and first.virtual and uses[first.uid] > 1:
                 return "a value stored by a copy and used by other ops too: the copy is not written"

@@ -569,9 +569,12 @@ def _hard_swish(b: _Builder, node: Node) -> None:
 
 
 def _mish(b: _Builder, node: Node) -> None:
+    """x * tanh(softplus(x)) = x / (1 + 2/n), n = e^x (e^x + 2), which overflows to x: fused tanh would be NaN there."""
     steps = _Steps(b, node)
     (x,) = steps.operands
-    steps.last("mul", x, steps.step("tanh", steps.step("softplus", x)))
+    two, exponential = steps.number(2.0), steps.step("exp", x)
+    n = steps.step("mul", exponential, steps.step("add", exponential, two))
+    steps.last("div", x, steps.step("add", steps.step("div", two, n), steps.number(1.0)))
 
 
 def _selu(b: _Builder, node: Node) -> None:

@@ -406,6 +406,14 @@ def test_pow_is_left_out_of_epilogues() -> None:
     assert misread(pointwise((2, 3), (2, 3), (2, 3), mode="pow")) is None
 
 
+@pytest.mark.parametrize("mode", ["tanh", "tanh_backward"])
+def test_tanh_is_left_out_of_the_epilogues_of_convolutions(mode: str) -> None:
+    for base in (convolution((2, 8, 4, 4)), product((2, 3, 5))):
+        graph = replace(base, calls=(base.calls[0], replace(base.calls[1], mode=mode)))
+        reason = misread(graph)
+        assert (reason is not None and "NaN where they overflow" in reason) == (base.calls[0].op == "conv_fprop")
+
+
 def test_a_matmul_of_a_tensor_with_itself() -> None:
     base = product((2, 3, 5))
     square = tensor(1, (2, 3, 3))

@@ -20,7 +20,7 @@ from fusec.program import Kind, Program
 from fusec.simulate import simulate
 from fusec.target import load
 from fusec.text import parse
-from fusec.verify import Report, verify
+from fusec.verify import Report, relative_l2, verify
 
 TEXT = """
 graph "net" (%x: f32[2,8,9,9], %i: i64[3]) {
@@ -128,3 +128,11 @@ def test_an_off_by_one_element_is_seen() -> None:
             buffers[tensor.uid][...] = np.roll(buffers[tensor.uid], 1)
 
     assert failed(verify(compiled(), run=shifted)) == {"lowered"}
+
+
+def test_infinities_and_huge_numbers_have_a_distance() -> None:
+    assert relative_l2(np.array([np.inf, 1.0]), np.array([np.inf, 1.0])) == 0.0
+    assert relative_l2(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0])) != 0.0
+    assert relative_l2(np.array([np.inf, 1.0]), np.array([2.0, 1.0])) == np.inf
+    assert np.isnan(relative_l2(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])))
+    assert relative_l2(np.array([1e300, 0.0]), np.array([1e300, 1e297])) == pytest.approx(1e-3)  # squares overflow

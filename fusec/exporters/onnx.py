@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from fusec.ir import Constant, DType, Graph, Node
+from fusec.errors import LoweringError
+from fusec.ir import Constant, DType, Graph, Node, print_node
+from fusec.ops import Resize
 
 Array = np.ndarray[Any, Any]
 OPSET = 21  # GroupNormalization with a scale per channel, Gelu, AveragePool with dilations
@@ -38,7 +40,8 @@ TYPES: Mapping[DType, int] = {
 def to_onnx(graph: Graph) -> ModelProto:
     """The graph as a model of opset 21, with the same inputs and outputs; `frontends.load` reads it back.
 
-    Constants become initializers, values keep their names where no output has them.
+    Constants become initializers, values keep their names where no output has them. LoweringError where ONNX has
+    nothing of the meaning: a linear resize whose sizes do not follow from its scales.
     """
     return _Exporter(graph).model()
 
@@ -323,18 +326,24 @@ def _pad(e: _Exporter, node: Node, x: str) -> str:
 
 
 def _resize(e: _Exporter, node: Node, x: str) -> str:
-    a, shape = node.op.attributes, node.operands[0].type.shape
-    scales = np.array(a["scales"], np.float32)
-    counted = [math.floor(d * float(s)) for d, s in zip(shape, scales, strict=True)]
-    from_sizes = all(math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(scales, a["sizes"], shape, strict=True))
-    modes = {
-        "mode": a["mode"],
-        "coordinate_transformation_mode": a["coordinates"],
-        "nearest_mode": a["rounding"],
-    }
-    if from_sizes or counted != list(a["sizes"]):
-        return e.op("Resize", x, "", "", e.ints(a["sizes"]), **modes)
-    return e.op("Resize", x, "", e.initializer(scales, e.fresh("scales")), **modes)
+    """A Resize for the dims whose scale is that of their sizes, and another for those that a scale in 32 bits gives."""
+    op, shape = cast(Resize, node.op), node.operands[0].type.shape
+    modes = {"mode": op.mode, "coordinate_transformation_mode": op.coordinates, "nearest_mode": op.rounding}
+    ratio = [math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(op.scales, op.sizes, shape, strict=True)]
+    scales = np.where(ratio, 1.0, op.scales).astype(np.float32)
+    sizes = [n if same else d for same, n, d in zip(ratio, op.sizes, shape, strict=True)]
+    if sizes != list(shape) or all(ratio):
+        x = e.op("Resize", x, "", "", e.ints(sizes), **modes)
+    if all(ratio):
+        return x
+    counted = [math.floor(d * float(s)) for d, s in zip(sizes, scales, strict=True)]
+    if counted == list(op.sizes) and all(ratio | (scales == op.scales)):
+        return e.op("Resize", x, "", e.initializer(scales, e.fresh("scales")), **modes)
+    if op.mode == "linear":
+        raise LoweringError(f"{print_node(node)}: ONNX has no Resize whose sizes and scales are these")
+    for dim in (d for d, same in enumerate(ratio) if not same):
+        x = e.op("Gather", x, e.ints(op.nearest(np, dim, shape[dim])), axis=dim)
+    return x
 
 
 def _split(e: _Exporter, node: Node, x: list[str]) -> list[str]:

@@ -249,8 +249,11 @@ def _explained(shared: Prepared, check: Check) -> bool:
 
 def _relative(want: Array, bound: Array) -> float:
     """The largest relative L2 error that a bound by element lets pass."""
-    scale = float(np.linalg.norm(want.astype(np.float64)))
-    return float(np.linalg.norm(bound)) / scale if scale else float(np.linalg.norm(bound))
+    want = want.astype(np.float64)
+    most = float(np.abs(want).max(initial=0.0))
+    if most == 0.0:
+        return float(np.linalg.norm(bound))
+    return float(np.linalg.norm(bound / most) / np.linalg.norm(want / most))  # squares may overflow
 
 
 PROPERTIES_COMPILING: tuple[Property, ...] = (

@@ -36,6 +36,7 @@ Array = np.ndarray[Any, Any]
 SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
 _POOL = 1 << 14
+_HALVES = (DType.F16, DType.BF16)
 _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 # The least error of a stored value: half precision has subnormals, the others are flushed to zero by GPUs.
 _LEAST = {
@@ -62,10 +63,15 @@ class Rounding:
 
 @dataclass
 class Samples:
-    """A value undisturbed, and disturbed some times over. A sample that is the very array has met no error."""
+    """A value undisturbed, and disturbed some times over. A sample that is the very array has met no error.
+
+    unstored: the disturbed samples before they were rounded to 16 bits for storage, where they were: an op fused
+    behind may read these.
+    """
 
     plain: Array
     disturbed: list[Array] = field(repr=False)
+    unstored: list[Array] | None = field(default=None, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -109,7 +115,7 @@ class _Sampler:
         self.salt = 0
         floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
         self.narrowest = rounding.storage if rounding.meaning else min(floats, key=_digits, default=DType.F64)
-        self.half = any(d in (DType.BF16, DType.F16) for d in (*floats, self.narrowest))
+        self.half = any(d in _HALVES for d in (*floats, self.narrowest))
         self.constants_exact = self._constants_exact()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
@@ -161,6 +167,7 @@ class _Sampler:
         if all(v in self.constant for v in node.operands) and node.operands:
             self.constant.update(node.results)
         op, plain = node.op, [s.plain for s in operands]
+        operands = [self._as_read(s, i) for i, s in enumerate(operands)]
         results = self._evaluate(node, plain)
         floating = any(v.type.dtype.is_float for v in node.results)
         exact = is_move(op) or (not floating) or is_single(op)
@@ -176,6 +183,14 @@ class _Sampler:
         if flipped is not None:
             made = [self._flip(s, flipped) for s in made]
         return made
+
+    def _as_read(self, value: Samples, place: int) -> Samples:
+        """A value of 16 bits as one op reads it: in every third sample as it was before it was rounded."""
+        if value.unstored is None:
+            return value
+        chosen = (self.salt + place) % 3
+        pairs = enumerate(zip(value.disturbed, value.unstored, strict=True))
+        return Samples(value.plain, [wide if k % 3 == chosen else stored for k, (stored, wide) in pairs])
 
     def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
         """The result of a function as a GPU approximates it; NaN and infinities may be lost further on."""
@@ -211,8 +226,8 @@ class _Sampler:
         """The op on disturbed operands; those of a sum or function carry the errors made inside it."""
         rows: list[list[Array]] = []
         inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
-        if self.rounding.meaning and node.op.name == "batch_norm":
-            # folded, it is a factor and a shift rounded each for itself, however alike the parameters are
+        if self.rounding.meaning and node.op.name.endswith("_norm"):
+            # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
@@ -255,6 +270,8 @@ class _Sampler:
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
+            if not is_move(node.op):  # of disturbed operands it is another number that is rounded
+                mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
         ones = near_ones(node.op, not self.rounding.meaning)
@@ -262,7 +279,8 @@ class _Sampler:
             absolute = self._unit(node) * ones(made.plain)
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
         self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
-        return Samples(made.plain, samples)
+        unstored = made.disturbed if not wide and stored in _HALVES else None
+        return Samples(made.plain, samples, unstored)
 
     def _stored(
         self, plain: Array, samples: list[Array], dtype: DType | None, relative: float, mask: Array | None

@@ -10,7 +10,22 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType, Value
-from fusec.ops import BatchNorm, Cast, Concat, MatMul, MaxPool, Pad, Reduce, Reshape, Slice, Softmax, Split, Transpose
+from fusec.ops import (
+    BatchNorm,
+    Cast,
+    Concat,
+    Expand,
+    MatMul,
+    MaxPool,
+    Pad,
+    Reduce,
+    Reshape,
+    Slice,
+    Softmax,
+    Split,
+    Transpose,
+    pw,
+)
 from fusec.passes import rules
 from fusec.passes.pattern import Rule, instantiate
 from fusec.testing.builder import MAX_ELEMENTS, Builder, Unfit
@@ -298,8 +313,69 @@ def branches(b: Builder) -> None:
     if b.chance(40) and parts[0].type.shape == parts[1].type.shape:  # halves, joined along any axis
         b.insert(Concat(b.below(x.type.rank)), *parts)
         return
-    parts = [draw_pointwise(b, b.pick(ACTIVATIONS), p) if b.chance(60) else p for p in parts]
-    b.insert(Concat(axis), *(parts[::-1] if b.chance(30) else parts))
+    if b.chance(70):
+        parts = [draw_pointwise(b, b.pick(ACTIVATIONS), p) if b.chance(60) else p for p in parts]
+    b.insert(Concat(axis), *(parts[::-1] if b.chance(40) else parts))
+
+
+def sliced_twice(b: Builder) -> None:
+    """Every second element from some place on, and of those a part."""
+    x = b.some(lambda t: t.rank > 0 and max(t.shape) >= 4)
+    dim = x.type.shape.index(max(x.type.shape))
+    for step in (2, 1) if b.chance(70) else (1, 2):
+        size = x.type.shape[dim]
+        start = b.below(min(size, 3))
+        sizes = tuple(1 + (size - start - 1) // step if d == dim else n for d, n in enumerate(x.type.shape))
+        x = b.add(
+            Slice(
+                tuple(start if d == dim else 0 for d in range(x.type.rank)),
+                sizes,
+                tuple(step if d == dim else 1 for d in range(x.type.rank)),
+            ),
+            x,
+        )
+
+
+def alike(b: Builder) -> None:
+    """A few ops twice, apart: with another number or attribute, or a value more that is kept, it is other work."""
+    x = b.float_value(1, 4)
+    kind = b.pick([0, 1, 2, 2])
+    op = pw(b.pick(("mul", "add", "max", "min")))
+    first, second = b.pick([(0.5, 2.0), (-1.0, 3.0)])
+    for number in (first, second):
+        if kind == 0:
+            x = b.add(op, x, b.graph.constant(np.asarray(number, x.type.dtype.numpy)))
+        elif kind == 1:
+            x = b.add(pw("elu", alpha=abs(number)), x)
+        else:
+            inner = b.add(pw("abs"), x)
+            if number == second:
+                b.add(Softmax(-1), inner)  # which reads it from memory
+            x = b.add(pw("sigmoid"), inner)
+        x = b.add(Softmax(-1), x)
+
+
+def expanded(b: Builder) -> None:
+    """An explicit broadcast in front of an op that broadcasts by itself."""
+    x = b.float_value(1, 4)
+    small = b.fresh(TensorType(b.part(x.type.shape), x.type.dtype))
+    wide = b.add(Expand(x.type.shape), draw_pointwise(b, b.pick(ACTIVATIONS), small) if b.chance(30) else small)
+    b.pointwise(b.pick(["add", "mul", "sub", "max", "min"]), *((x, wide) if b.chance(50) else (wide, x)))
+
+
+def square(b: Builder) -> None:
+    """A square matrix, joined by its transpose or a constant row or column; or made of a row and itself as column."""
+    size = b.between(2, 4)
+    x = b.fresh(TensorType((1, size, size), b.dtype))
+    y = b.add(Reshape((size, size)), b.pointwise("abs", x))
+    if b.chance(50):  # one value, read in two ways
+        row = b.fresh(TensorType((size,), b.dtype))
+        y, other = (b.add(Reshape(shape), row) for shape in ((size, 1), (1, size)))
+    elif b.chance(30):
+        other = b.add(Transpose((1, 0)), y)
+    else:
+        other = b.constant(b.pick([(size, 1), (size, 1), (1, size), (size,)]), b.dtype)
+    b.pointwise(b.pick(["add", "mul"]), y, other)
 
 
 def twins(b: Builder) -> None:
@@ -373,7 +449,11 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     padded_pool: 4,
     there_and_back: 2,
     turned_together: 4,
-    branches: 4,
+    branches: 5,
+    sliced_twice: 2,
+    alike: 5,
+    square: 3,
+    expanded: 2,
     twins: 4,
     of_constants: 2,
 }

@@ -24,7 +24,10 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
     executable = Executable(shared.compiled, SimulatorBackend())
     feeds = {name: np.array(array) for name, array in shared.feeds.items()}
     with np.errstate(all="ignore"):
-        got = executable.run(None, feeds)
+        first = executable.run(None, feeds)
+        got = [array.copy() for array in first]
+        for array in first:  # what is handed out is the caller's to overwrite
+            array[...] = 1
         again = executable.run(None, feeds)
         turned = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
     names = [spec.name for spec in executable.outputs]

@@ -8,6 +8,7 @@ import pytest
 from ops.cases import CASES, Case
 
 from fusec import frontends
+from fusec.errors import LoweringError
 from fusec.exporters.onnx import EXPORT, to_onnx
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import BY_NAME
@@ -50,3 +51,35 @@ def test_names_that_meet_are_kept_apart() -> None:
     assert {k: v.tolist() for k, v in evaluate(back, feeds).items()} == {
         k: v.tolist() for k, v in evaluate(graph, feeds).items()
     }
+
+
+def _resized(mode: str, sizes: tuple[int, ...], scales: tuple[float, ...]) -> Graph:
+    graph = Graph("resized")
+    x = graph.add_input("x", TensorType((1, 2, 3, 3), DType.F32))
+    op = BY_NAME["resize"](sizes=sizes, scales=scales, mode=mode, coordinates="half_pixel")
+    graph.set_outputs([graph.add(op, x)], ["y"])
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scales", "nodes"),
+    [
+        ((1, 2, 4, 2), (1.0, 1.0, 4 / 3, 2 / 3), ["Resize"]),
+        ((1, 2, 4, 4), (1.0, 1.0, 1.5, 1.5), ["Resize"]),
+        ((1, 2, 4, 4), (1.0, 1.0, 1.5, 4 / 3), ["Resize", "Resize"]),  # 4/3 is no number of 32 bits: ties would differ
+        ((1, 2, 5, 4), (1.0, 1.0, 1.5, 4 / 3), ["Resize", "Gather"]),  # rounded up
+        ((1, 2, 4, 6), (1.0, 1.0, 1.4, 2.0), ["Resize", "Gather"]),
+    ],
+)
+def test_resize_keeps_its_scales(sizes: tuple[int, ...], scales: tuple[float, ...], nodes: list[str]) -> None:
+    graph = _resized("nearest", sizes, scales)
+    model = to_onnx(graph)
+    assert [n.op_type for n in model.graph.node] == nodes
+    feeds = {"x": np.random.default_rng(0).standard_normal((1, 2, 3, 3)).astype(np.float32)}
+    back = evaluate(frontends.load(model.SerializeToString()), feeds)
+    assert np.array_equal(back["y"], evaluate(graph, feeds)["y"])
+
+
+def test_a_linear_resize_without_an_onnx_form_is_refused() -> None:
+    with pytest.raises(LoweringError, match=r"ONNX has no Resize"):
+        to_onnx(_resized("linear", (1, 2, 5, 3), (1.0, 1.0, 1.5, 1.0)))

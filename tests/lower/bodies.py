@@ -111,7 +111,7 @@ graph "b" (%x: f32[2,32,5,4]{NHWC}, %g: f32[2,32,1,1]) {{
 graph "b" (%x: f16[2,32,5,4]) {
   %s = constant weight("s") : f16[1,32,1,1]
   %c = mul(%x, %s)
-  %d = tanh(%c)
+  %d = sigmoid(%c)
   return %d
 }""",
     "compare and select": """

@@ -294,14 +294,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "return (types,)",
         "constants of one type are merged",
     ),
-    _m(
-        "cse_zero_signs",
-        "cse",
-        "passes/cse.py",
-        "signs = tuple(str(v) for v in op.attributes.values() if isinstance(v, float) and v == 0.0)",
-        "signs = ()",
-        "limits of 0.0 and -0.0 are merged",
-    ),
     # canonical forms, recognition, views
     _m(
         "subtract_not_negated",
@@ -529,14 +521,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return next(reversed(copies.values()))\n",
         "the last copy made is used for any value",
     ),
-    _m(
-        "layout_broadcast_order",
-        "layout",
-        "passes/layout.py",
-        "return settled(type, tuple(d - lead for d in order if d >= lead)) if order else ()",
-        "return settled(type, tuple(d for d in order if d < type.rank)) if order else ()",
-        "an operand of lower rank is stored in the wrong order",
-    ),
     # partitioner
     _m(
         "convex_backwards",
@@ -707,14 +691,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "key = (abs(value), 1.0, rank)",
         "a number and its negative are one",
     ),
-    _m(
-        "lower_one_placement",
-        "lowering",
-        "lower_cudnn.py",
-        "key = (root, *placed)\n",
-        "key = (root, (), ())\n",
-        "an operand read in two ways is bound to the first",
-    ),
     # simulator, runtime
     _m(
         "simulate_groups",
@@ -828,14 +804,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "return tuple(dict.fromkeys(v for n in nodes for v in n.operands if v not in made))",
         "return tuple({v for n in nodes for v in n.operands if v not in made})",
         "the operands of a step come in the order of their addresses",
-    ),
-    _m(
-        "address_order_lowering",
-        "determinism",
-        "lower_cudnn.py",
-        "values = dict.fromkeys(v for n in compute for v in (*n.results, *n.operands))",
-        "values = {v for n in compute for v in (*n.results, *n.operands)}",
-        "the iteration order follows the addresses of values",
     ),
     _m(
         "hash_order_names",

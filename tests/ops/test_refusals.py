@@ -202,6 +202,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (Gather(1), "f32[2] i64[1]", "axis 1 is out of range for rank 1"),
     (resize((1,)), "f32[2] f32[2]", "resize takes 1 operands, not 2"),
     (resize((1,)), "f32[1,2]", "sizes and scales need 2 entries each"),
+    (resize((1, 6)), "f32[1,2]", "2 scaled by 2.0 is not 6"),
     (resize((1, 0)), "f32[1,2]", "resize [1, 2] to [1, 0]"),
     (resize(), "f32[1,0]", "resize [1, 0] to [1, 4]"),
     (resize(scales=(1.0, 0.0)), "f32[1,2]", "scales [1.0, 0.0]"),

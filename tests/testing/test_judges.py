@@ -20,7 +20,7 @@ CHAIN = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}) {
   %w = constant weight("w") : f32[4,4,1,1]
   %v = conv(%x, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=1} : f32[2,4,5,5]{0,2,3,1}
   %r = relu(%v) : f32[2,4,5,5]{0,2,3,1}
-  %t = tanh(%r) : f32[2,4,5,5]{0,2,3,1}
+  %t = sigmoid(%r) : f32[2,4,5,5]{0,2,3,1}
   %y = sign(%t) : f32[2,4,5,5]{0,2,3,1}
   return %y
 }"""
