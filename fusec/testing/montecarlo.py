@@ -36,6 +36,7 @@ Array = np.ndarray[Any, Any]
 SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
 _POOL = 1 << 14
+_ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
 _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
 # The least error of a stored value: half precision has subnormals, the others are flushed to zero by GPUs.
@@ -185,12 +186,12 @@ class _Sampler:
         return made
 
     def _as_read(self, value: Samples, place: int) -> Samples:
-        """A value of 16 bits as one op reads it: in every third sample as it was before it was rounded."""
+        """A value of 16 bits as one op reads it: in one sample of three as it was before it was rounded."""
         if value.unstored is None:
             return value
-        chosen = (self.salt + place) % 3
-        pairs = enumerate(zip(value.disturbed, value.unstored, strict=True))
-        return Samples(value.plain, [wide if k % 3 == chosen else stored for k, (stored, wide) in pairs])
+        draws = np.random.default_rng((self.salt, place)).integers(0, 3, self.count)
+        pairs = zip(value.disturbed, value.unstored, draws, strict=True)
+        return Samples(value.plain, [wide if draw == 0 else stored for stored, wide, draw in pairs])
 
     def _approximated(self, op: Op, operands: list[Array], made: Samples) -> Samples:
         """The result of a function as a GPU approximates it; NaN and infinities may be lost further on."""
@@ -270,7 +271,7 @@ class _Sampler:
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
-            if not is_move(node.op):  # of disturbed operands it is another number that is rounded
+            if node.op.name in _ROUNDS:  # of disturbed operands it is another number that is rounded
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
@@ -294,7 +295,7 @@ class _Sampler:
             tiny = None
         result: list[Array] = []
         for k, sample in enumerate(samples):
-            sign = np.where(_mixed(mixed + self._key(k)) >> np.uint64(63), 1.0, -1.0)
+            sign = np.where(_mixed(_mixed(mixed ^ self._key(k))) >> np.uint64(63), 1.0, -1.0)
             error = sign * relative if mask is None else sign * relative * mask
             disturbed = sample * (1.0 + error)
             result.append(disturbed if tiny is None else disturbed + np.where(tiny, sign * least, 0.0))
@@ -370,7 +371,10 @@ class _Sampler:
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                samples.append(np.where(where, np.where(np.isnan(made.plain), 0.0, np.nan), s))
+                other = np.where(np.isnan(made.plain), 0.0, np.nan)
+                if k % 2:  # a NaN would hide behind another one that an infinity turns into
+                    other = np.where(np.isinf(made.plain), np.copysign(1e30, made.plain), other)
+                samples.append(np.where(where, other, s))
                 continue
             some = where if k == 0 else where & (self._signs(where.shape, k) > 0)
             other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
