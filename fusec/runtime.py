@@ -7,7 +7,8 @@ what runs a cuDNN graph.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,16 +18,15 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, TensorType, Value, quote
+from fusec.ir import Array, Node, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
+from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
 from fusec.program import Kind, Partition
 from fusec.reference import evaluate_node
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
-
-ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,20 @@ class Backend(Protocol):
         """Make the graph ready to execute."""
         ...
 
-    def execute(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> None:
-        """Run a prepared graph over flat buffers by uid."""
+    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
+        """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
+        ...
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
+        ...
+
+    def calling(self) -> AbstractContextManager[None]:
+        """Entered around each call; memory that calls share is read and written in their order."""
+        ...
+
+    def scratch(self) -> AbstractContextManager[None]:
+        """Entered around steps that allocate: they do it where nothing else does, so that addresses can be recorded."""
         ...
 
     def finish(self) -> None:
@@ -77,8 +89,17 @@ class SimulatorBackend:
     def prepare(self, graph: CudnnGraph) -> None:
         """Nothing to do: the graph is its own program."""
 
-    def execute(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> None:
-        simulate(graph, buffers)
+    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
+        return lambda: simulate(graph, buffers)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        return run
+
+    def calling(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def scratch(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def finish(self) -> None:
         """NumPy has finished when it returns."""
@@ -87,7 +108,8 @@ class SimulatorBackend:
 class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
-    `inputs` and `outputs` describe the interface; `compiled` holds graphs and program.
+    `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
+    stored value lies in the one arena that all calls share. The first call runs step by step, later ones at once.
     """
 
     def __init__(self, compiled: Compiled, backend: Backend):
@@ -99,9 +121,13 @@ class Executable:
             TensorSpec(name, v.type.shape, v.type.dtype.numpy)
             for name, v in zip(graph.output_names, graph.outputs, strict=True)
         )
+        self.memory = plan_memory(compiled.program)
         self._lock = threading.Lock()
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
-        self._last_use = _last_uses(compiled)
+        self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
+        self._places: dict[Value, Array] = {}
+        self._launches: tuple[Callable[[], None], ...] = ()
+        self._replay: Callable[[], None] | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
                 backend.prepare(lowered.graph)
@@ -141,12 +167,13 @@ class Executable:
                 raise ExecutionError(f"no output {quote(name)}; outputs are {', '.join(map(quote, known))}")
         on_host = all(_on_host(array) for array in feeds.values())
         bound = self._bind(feeds)
-        with self._lock:
+        with self._lock, self.backend.calling():
             results = self._execute(bound)
-            self.backend.finish()
             picked = [results[known.index(name)] for name in wanted]
-            if on_host and self.backend.xp is not np:
-                picked = [array.get() for array in picked]
+            if on_host:
+                self.backend.finish()
+                if self.backend.xp is not np:
+                    picked = [array.get() for array in picked]
         return picked
 
     def explain(self) -> Explanation:
@@ -188,67 +215,90 @@ class Executable:
         return self._constants[key]
 
     def _execute(self, arrays: Sequence[Array]) -> list[Array]:
-        xp, graph = self.backend.xp, self.compiled.graph
-        buffers: dict[Value, Array] = {
-            value: pack(xp, array, value.type) for value, array in zip(graph.inputs, arrays, strict=True)
-        }
-        for index, (step, lowered) in enumerate(zip(self.compiled.program.steps, self.compiled.lowered, strict=True)):
-            if lowered is not None:
-                self._run_cudnn(step, lowered, buffers)
-            elif step.kind is Kind.VIEW:
-                node = step.nodes[0]
-                source = self._buffer(node.operands[0], buffers)
-                for place, value in enumerate(node.results):
-                    start = view_offset(node, place)
-                    part = source[start : start + value.type.size]
-                    aligned = start * value.type.dtype.itemsize % ALIGNMENT_BYTES == 0
-                    buffers[value] = part if aligned else part.copy()
-            else:
-                self._run_kernel(step, buffers)
-            for value in self._last_use[index]:
-                buffers.pop(value, None)
-        return [unpack(self._buffer(v, buffers), v.type).copy() for v in graph.outputs]
+        graph = self.compiled.graph
+        first = not self._launches
+        if first:
+            self._allocate()
+        for value, array in zip(graph.inputs, arrays, strict=True):
+            unpack(self._buffer(value), value.type)[...] = array
+        if first:
+            for index in range(len(self._launches)):
+                self._launch(index)
+        else:
+            if self._replay is None:
+                self._replay = self.backend.record(self._run_steps)
+            self._replay()
+        return [unpack(self._buffer(v), v.type).copy() for v in graph.outputs]
 
-    def _buffer(self, value: Value, buffers: Mapping[Value, Array]) -> Array:
+    def _allocate(self) -> None:
+        """The arena, and what runs each step over its part of it."""
+        self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
+        for value, start in self.memory.offsets.items():
+            self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
+        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+        self._launches = tuple(self._bound(step, lowered) for step, lowered in steps)
+
+    def _run_steps(self) -> None:
+        for launch in self._launches:
+            launch()
+
+    def _launch(self, index: int) -> None:
+        """One step, and whatever goes wrong in it under its name."""
+        step = self.compiled.program.steps[index]
+        try:
+            with self.backend.scratch():
+                self._launches[index]()
+            self.backend.finish()
+        except ExecutionError as error:
+            raise ExecutionError(f"step {index} {step.signature}: {error}") from error
+
+    def _bound(self, step: Partition, lowered: Lowered | None) -> Callable[[], None]:
+        """What runs a step."""
+        if lowered is not None:
+            by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
+            buffers = {b.uid: self._constant(b.literal, b.type) for b in lowered.constants}
+            buffers |= {uid: self._buffer(by_name[name]) for uid, name in (*lowered.inputs, *lowered.outputs)}
+            return self.backend.bind(lowered.graph, buffers)
+        if step.kind is Kind.VIEW:
+            return self._bound_view(step)
+        (node,) = step.nodes
+        return lambda: self._run_kernel(node)
+
+    def _bound_view(self, step: Partition) -> Callable[[], None]:
+        """Nothing to do for a result that lies inside its operand; what does not is copied."""
+        (node,) = step.nodes
+        copies: list[tuple[Array, Array]] = []
+        for place, value in enumerate(node.results):
+            if not value.uses:
+                continue
+            source, start = self._buffer(node.operands[0]), view_offset(node, place)
+            part = source[start : start + value.type.size]
+            if alias(value, place) is None:
+                copies.append((self._places[value], part))
+            elif value not in self._places:  # a view of a constant
+                self._places[value] = part
+
+        def copy() -> None:
+            for target, part in copies:
+                target[...] = part
+
+        return copy
+
+    def _buffer(self, value: Value) -> Array:
+        """The flat memory of a value."""
         literal = value.literal
-        return self._constant(literal, value.type) if literal is not None else buffers[value]
+        return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_cudnn(self, step: Partition, lowered: Lowered, buffers: dict[Value, Array]) -> None:
-        by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
-        bound: dict[int, Array] = {}
-        for uid, name in lowered.inputs:
-            bound[uid] = buffers[by_name[name]]
-        for binding in lowered.constants:
-            bound[binding.uid] = self._constant(binding.literal, binding.type)
-        for uid, name in lowered.outputs:
-            value = by_name[name]
-            bound[uid] = buffers[value] = self.backend.xp.empty(value.type.size, value.type.dtype.numpy)
-        self.backend.execute(lowered.graph, bound)
-
-    def _run_kernel(self, step: Partition, buffers: dict[Value, Array]) -> None:
-        xp, (node,) = self.backend.xp, step.nodes
-        operands = [unpack(self._buffer(v, buffers), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, xp), strict=True):
+    def _run_kernel(self, node: Node) -> None:
+        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
+        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
             if array.dtype != value.type.dtype.numpy:
                 raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            buffers[value] = pack(xp, array, value.type)
+            if value.uses:
+                unpack(self._places[value], value.type)[...] = array
 
 
 def _on_host(array: Any) -> bool:
     """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned)."""
     device = getattr(array, "__dlpack_device__", None)
     return device is None or device()[0] in (1, 3)
-
-
-def _last_uses(compiled: Compiled) -> list[list[Value]]:
-    """For each step the values nothing reads after it."""
-    last: dict[Value, int] = {}
-    for index, step in enumerate(compiled.program.steps):
-        for value in (*step.inputs, *step.outputs):
-            last[value] = index
-    kept = set(compiled.graph.outputs)
-    free: list[list[Value]] = [[] for _ in compiled.program.steps]
-    for value, index in last.items():
-        if value not in kept:
-            free[index].append(value)
-    return free

@@ -1,8 +1,11 @@
-"""The runtime's backend on an NVIDIA GPU: CuPy memory, cuDNN plans, one stream."""
+"""The runtime's backend on an NVIDIA GPU: CuPy memory, cuDNN plans, CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import cudnn
@@ -15,11 +18,15 @@ from fusec.gpu.device import device_name
 from fusec.gpu.plans import BuiltPlan, choose
 from fusec.ir import Array
 
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
+
 
 class CudnnBackend:
-    """Executes cuDNN graphs through the frontend on the current device's current stream.
+    """Executes cuDNN graphs through the frontend on the current device.
 
-    tune: see `gpu.plans.choose`. progress: told the number of plans made ready.
+    Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
+    holds, and the caller's stream for the call. tune: see `gpu.plans.choose`. progress: told the number of plans
+    made ready.
     """
 
     xp: Any = cupy
@@ -29,6 +36,11 @@ class CudnnBackend:
         self.tune = tune
         self.progress = progress
         self._handle = cudnn.create_handle()
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
+        # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
+        self._pool = cupy.cuda.MemoryPool()
+        self._lock = threading.Lock()
         self._plans: dict[str, BuiltPlan] = {}
         self._workspace: Array | None = None
 
@@ -45,31 +57,79 @@ class CudnnBackend:
     def prepare(self, graph: CudnnGraph) -> None:
         if graph.key in self._plans:
             return
-        plan = self._plans[graph.key] = choose(graph, self._handle, self.tune)
-        if self._workspace is None or self._workspace.size < plan.workspace_bytes:
-            self._workspace = cupy.empty(plan.workspace_bytes, cupy.uint8)
+        with _out_of_memory(f"timing plans of\n{graph}"), self._stream:
+            plan = self._plans[graph.key] = choose(graph, self._handle, self.tune)
+            if self._workspace is None or self._workspace.size < plan.workspace_bytes:
+                self._workspace = cupy.empty(plan.workspace_bytes, cupy.uint8)
         if self.progress is not None:
             self.progress("plans", len(self._plans), 0)
 
-    def execute(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> None:
-        addresses = {uid: array.data.ptr for uid, array in buffers.items()}
-        cudnn.set_stream(handle=self._handle, stream=cupy.cuda.get_current_stream().ptr)
+    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
+        plan, handle, workspace = self._plans[graph.key], self._handle, self._workspace
+        scratch = 0 if workspace is None else workspace.data.ptr
+        addresses = plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
+        kept = [workspace, *buffers.values()]  # alive as long as what runs over them
+
+        def run() -> None:
+            try:
+                plan.execute(addresses, scratch, handle)
+            except RuntimeError as error:
+                raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
+
+        return run
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        """One CUDA graph of all that `run` launches; `run` itself, with a warning, if that cannot be captured."""
+        self._stream.synchronize()
         try:
-            self._plans[graph.key].execute(addresses, self._workspace, self._handle)
-        except RuntimeError as error:
-            raise ExecutionError(f"cuDNN failed to run\n{graph}\n{error}") from error
+            self._stream.begin_capture(mode=RELAXED)
+            try:
+                with self.scratch():
+                    run()
+            finally:
+                graph = self._stream.end_capture()
+        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+            warnings.warn(f"the steps run one by one, since they cannot be captured: {error}", stacklevel=2)
+            return run
+        graph.upload(self._stream)
+        return lambda: graph.launch(self._stream)
+
+    @contextmanager
+    def calling(self) -> Generator[None]:
+        with self._lock, _out_of_memory("running the model"):
+            caller = cupy.cuda.get_current_stream()
+            self._stream.wait_event(caller.record())
+            with self._stream:
+                yield
+            caller.wait_event(self._stream.record())
+
+    def scratch(self) -> AbstractContextManager[None]:
+        return cupy.cuda.using_allocator(self._pool.malloc)
 
     def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
         self.prepare(graph)
-        device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
-        self.execute(graph, device)
-        self.finish()
-        for tensor in graph.outputs:
-            buffers[tensor.uid][...] = device[tensor.uid].get()
+        with self.calling():
+            device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
+            self.bind(graph, device)()
+            self.finish()
+            for tensor in graph.outputs:
+                buffers[tensor.uid][...] = device[tensor.uid].get()
 
     def finish(self) -> None:
         try:
-            cupy.cuda.get_current_stream().synchronize()
+            self._stream.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+@contextmanager
+def _out_of_memory(what: str) -> Generator[None]:
+    try:
+        yield
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        cupy.get_default_memory_pool().free_all_blocks()
+        free, total = cupy.cuda.runtime.memGetInfo()
+        raise ExecutionError(
+            f"out of memory while {what}: {error}; {free >> 20} MB of {total >> 20} MB are free"
+        ) from error

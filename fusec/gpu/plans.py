@@ -14,7 +14,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu.emit import emit
 from fusec.gpu.worker import knobs_of
 from fusec.hazards import wrong_plan
-from fusec.ir import Array, DType
+from fusec.ir import DType
 from fusec.simulate import extent
 
 # cuDNN's lists run to some forty plans and end in ones a hundred times slower than the best; the best was
@@ -33,11 +33,13 @@ class BuiltPlan:
     scalars: Mapping[int, np.ndarray[Any, Any]]  # passed by value, from host memory
     time_us: float | None  # median of a few runs, None if it was not timed
 
-    def execute(self, buffers: Mapping[int, int], workspace: Array | None, handle: Any) -> None:
-        """Queue the plan on the handle's stream. `buffers` maps uids to device addresses."""
-        addresses = {**buffers, **{uid: scalar.ctypes.data for uid, scalar in self.scalars.items()}}
-        scratch = 0 if workspace is None else workspace.data.ptr
-        self.pygraph.execute_plan_at_index(addresses, scratch, self.index, handle)
+    def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
+        """What `execute` takes: device addresses by uid, and host addresses of numbers passed by value."""
+        return {**buffers, **{uid: scalar.ctypes.data for uid, scalar in self.scalars.items()}}
+
+    def execute(self, addresses: dict[int, int], workspace: int, handle: Any) -> None:
+        """Queue the plan on the handle's stream, with scratch memory at the address `workspace`."""
+        self.pygraph.execute_plan_at_index(addresses, workspace, self.index, handle)
 
 
 def choose(graph: CudnnGraph, handle: Any, tune: str) -> BuiltPlan:
@@ -84,15 +86,16 @@ def _fastest(graph: CudnnGraph, plans: list[BuiltPlan], handle: Any) -> BuiltPla
         )
         for t in stored
     }
-    addresses = {uid: array.data.ptr for uid, array in memory.items()}
+    pointers = {uid: array.data.ptr for uid, array in memory.items()}
     timed: list[BuiltPlan] = []
     for plan in plans:
+        addresses = plan.addresses(pointers)
         workspace = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
         times: list[float] = []
         for _ in range(REPEATS + 1):
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
             start.record()
-            plan.execute(addresses, workspace, handle)
+            plan.execute(addresses, 0 if workspace is None else workspace.data.ptr, handle)
             stop.record()
             stop.synchronize()
             times.append(1000.0 * cupy.cuda.get_elapsed_time(start, stop))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import Graph, Value, quote
-from fusec.lower_cudnn import Lowered
-from fusec.program import Partition
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.testing.bounds import compare
 from fusec.testing.case import Case, MismatchError, Property
@@ -58,22 +57,19 @@ def _same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array]
 
 
 def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
-    """No step writes to a value that is still needed, and none reads one that was let go."""
+    """No step writes to a value that is still needed, and none reads memory that holds nothing any more."""
     shared = prepared(graph, case)
     with np.errstate(all="ignore"):
         want = Executable(shared.compiled, SimulatorBackend()).run(None, shared.feeds)
         watched = _Watched(shared.compiled, SimulatorBackend())
         got = watched.run(None, {name: np.array(array) for name, array in shared.feeds.items()})
-    _same_bits([spec.name for spec in watched.outputs], got, want, "with freed buffers overwritten")
+    _same_bits([spec.name for spec in watched.outputs], got, want, "with memory that nothing needs overwritten")
 
 
 class _Watched(Executable):
-    """Overwrites each buffer when it is let go, and looks whether any other one changes."""
-
-    _held: dict[Value, tuple[Array, bytes]]
+    """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
 
     def _execute(self, arrays: Sequence[Array]) -> list[Array]:
-        self._held = {}
         constants = {key: array.tobytes() for key, array in self._constants.items()}
         results = super()._execute(arrays)
         for key, bits in constants.items():
@@ -81,37 +77,39 @@ class _Watched(Executable):
                 raise MismatchError("a constant was written while the program ran")
         return results
 
-    def _buffer(self, value: Value, buffers: Any) -> Array:
-        self._look(buffers)
-        return super()._buffer(value, buffers)
+    def _launch(self, index: int) -> None:
+        step = self.compiled.program.steps[index]
+        if not index:
+            self._overwrite(self._needed[0])
+        held = {value: self._buffer(value).tobytes() for value in self._needed[index]}
+        super()._launch(index)
+        for value, bits in held.items():
+            if self._buffer(value).tobytes() != bits:
+                message = f"step {index} {step.signature} wrote to {quote(value.name)}, which is still needed"
+                raise MismatchError(message)
+        self._overwrite(self._needed[index + 1])
 
-    def _run_cudnn(self, step: Partition, lowered: Lowered, buffers: dict[Value, Array]) -> None:
-        self._look(buffers)
-        live = list(buffers.values())
-        super()._run_cudnn(step, lowered, buffers)
-        for value in step.outputs:
-            if any(np.may_share_memory(buffers[value], array) for array in (*live, *self._constants.values())):
-                raise MismatchError(f"step {step.signature} writes {quote(value.name)} over memory in use")
-        self._look(buffers)
+    @cached_property
+    def _needed(self) -> list[list[Value]]:
+        """Of what is stored before each step, and after the last, that which it or a later one reads, or the caller."""
+        steps, placed = self.compiled.program.steps, self.memory.offsets
+        last = {v: index for index, step in enumerate(steps) for v in step.inputs}
+        last |= dict.fromkeys(self.compiled.graph.outputs, len(steps))
+        made = [v for v in self.compiled.graph.inputs if v in last and v in placed]
+        result: list[list[Value]] = []
+        for index in range(len(steps) + 1):
+            made = [v for v in made if last[v] >= index]
+            result.append(made)
+            if index < len(steps):
+                made = [*made, *(v for v in steps[index].outputs if v in last and v in placed)]
+        return result
 
-    def _run_kernel(self, step: Partition, buffers: dict[Value, Array]) -> None:
-        self._look(buffers)
-        super()._run_kernel(step, buffers)
-        self._look(buffers)
-
-    def _look(self, buffers: dict[Value, Array]) -> None:
-        gone = [value for value in self._held if value not in buffers]
-        for value, (array, bits) in self._held.items():
-            if value in buffers and array.tobytes() != bits:
-                raise MismatchError(f"{quote(value.name)} was written while it was still needed")
-        for value in gone:
-            array, _ = self._held.pop(value)
-            kept = (*buffers.values(), *self._constants.values())
-            if array.flags.writeable and not any(np.may_share_memory(array, other) for other in kept):
-                array[...] = np.full((), np.nan if value.type.dtype.is_float else 0x5A).astype(array.dtype)
-        for value, array in buffers.items():
-            if value not in self._held:
-                self._held[value] = (array, array.tobytes())
+    def _overwrite(self, kept: Collection[Value]) -> None:
+        free = np.ones(self._arena.size, np.bool_)
+        for value in kept:
+            start = self.memory.offsets[value]
+            free[start : start + value.type.nbytes] = False
+        self._arena[free] = 0xFF  # NaN to floats of every width
 
 
 PROPERTIES_RUNNING: tuple[Property, ...] = (

@@ -71,19 +71,16 @@ def test_rounding_each_result_to_its_dtype_is_within_bounds(graph: Graph, case: 
 
 
 def test_random_graphs_are_hardly_ever_without_an_opinion() -> None:
-    silent = total = 0
+    silent: list[float] = []  # shares, so that no large output outweighs the rest
 
-    @RANDOM
+    @settings(RANDOM, max_examples=150)
     @given(graphs(), cases())
     def look(graph: Graph, case: Case) -> None:
-        nonlocal silent, total
         right = allowed(graph, case.inputs(graph), execution())
-        for name, want in right.want.items():
-            total += want.size
-            silent += int(np.isinf(right[name].bound).sum())
+        silent.extend(float(np.isinf(right[name].bound).mean()) for name, want in right.want.items() if want.size)
 
     look()
-    assert total > 5000 and silent < 0.08 * total
+    assert len(silent) > 200 and np.mean(silent) < 0.08
 
 
 # ill-conditioned, healthy ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
 from fusec.runtime import SimulatorBackend
+from fusec.simulate import simulate
 from fusec.testing import on_device
 from fusec.testing.case import Case, MismatchError
 from fusec.testing.judges import lowers
@@ -35,14 +36,20 @@ class Stand(SimulatorBackend):
     def __init__(self, fault: str = ""):
         self.fault = fault
 
-    def execute(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> None:
+    def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> None:
         if self.fault == "illegal":
             raise ExecutionError("an illegal memory access was encountered")
-        super().execute(graph, buffers)
+        simulate(graph, buffers)
         if self.fault == "wrong":
             buffers[graph.outputs[0].uid][0] += 1
 
-    run_on_host = execute
+    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:
+        return lambda: self.run_on_host(graph, buffers)
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        if self.fault == "stale":
+            return lambda: None  # whatever was left in memory
+        return run
 
 
 @pytest.fixture
@@ -64,6 +71,12 @@ def test_it_holds_of_a_gpu_that_is_right(gpu: Any) -> None:
 def test_a_wrong_answer_is_found(gpu: Any) -> None:
     gpu(Stand("wrong"))
     with pytest.raises(MismatchError, match="on the GPU"):
+        device_agrees(GRAPH)
+
+
+def test_a_recording_that_does_nothing_is_found(gpu: Any) -> None:
+    gpu(Stand("stale"))
+    with pytest.raises(MismatchError, match="the GPU: "):
         device_agrees(GRAPH)
 
 

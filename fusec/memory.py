@@ -1,0 +1,142 @@
+"""Where each stored value lies: one arena whose slots are used again once nothing reads what is in them.
+
+Liveness counts steps; placement is greedy with best fit, the largest value first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fusec.ir import Value
+from fusec.program import Kind, Program
+from fusec.views import view_offset
+
+ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
+VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
+
+
+@dataclass(frozen=True)
+class Life:
+    """A value that needs memory of its own: from the step that makes it (-1: an input) to the last that reads it."""
+
+    value: Value
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryPlan:
+    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of.
+
+    Constants, and views of them, have no place here. `live_bytes` is the most that is alive during any one
+    step, below which no plan can get. `lives` are the values placed, views left out.
+    """
+
+    offsets: Mapping[Value, int]
+    nbytes: int
+    live_bytes: int
+    lives: tuple[Life, ...]
+
+
+def plan_memory(program: Program) -> MemoryPlan:
+    """Place all that a program's steps store, its inputs and outputs included."""
+    inside = _views(program)
+    lives = _lives(program, inside)
+    best = np.zeros(0, np.int64)
+    height, bound = -1, _live_bytes(lives, len(program.steps))
+    for order in _ORDERS:
+        offsets, top = _place(lives, sorted(range(len(lives)), key=lambda i: order(lives[i])))
+        if height < 0 or top < height:
+            best, height = offsets, top
+        if height == bound:
+            break
+    at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
+    for value, (source, start) in inside.items():  # in the order of steps: a source comes before its views
+        if source in at:
+            at[value] = at[source] + start
+    return MemoryPlan(at, max(height, 0), bound, tuple(lives))
+
+
+_ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
+    lambda life: (-life.nbytes, life.first),
+    lambda life: (-life.nbytes * (life.last - life.first + 1), life.first),
+    lambda life: (life.first, -life.nbytes),
+)
+
+
+def alias(value: Value, place: int) -> int | None:
+    """Where result `place` of a view lies in its operand's memory, in bytes; None if it is too oddly placed for
+    cuDNN, and has to be copied."""
+    assert value.node is not None
+    start = view_offset(value.node, place) * value.type.dtype.itemsize
+    return start if start % VIEW_ALIGNMENT_BYTES == 0 else None
+
+
+def _views(program: Program) -> dict[Value, tuple[Value, int]]:
+    """For each result that shares memory: the operand it is a part of, and where it begins there, in bytes."""
+    inside: dict[Value, tuple[Value, int]] = {}
+    for step in program.steps:
+        if step.kind is Kind.VIEW:
+            (node,) = step.nodes
+            for place, value in enumerate(node.results):
+                start = alias(value, place)
+                if start is not None:
+                    inside[value] = (node.operands[0], start)
+    return inside
+
+
+def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
+    def root(value: Value) -> Value:
+        while value in inside:
+            value = inside[value][0]
+        return value
+
+    first: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
+    last: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
+    for index, step in enumerate(program.steps):
+        for value in step.inputs:
+            last[root(value)] = index
+        for value in step.outputs:
+            if value not in inside:
+                first[value] = last[value] = index
+    for value in program.graph.outputs:
+        last[root(value)] = len(program.steps)
+    return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+
+
+def _live_bytes(lives: Sequence[Life], steps: int) -> int:
+    change = np.zeros(steps + 3, np.int64)
+    for life in lives:
+        change[life.first + 1] += _aligned(life.nbytes)
+        change[life.last + 2] -= _aligned(life.nbytes)
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], int]:
+    """An offset for each value, placed in the order given: in the smallest gap that is large enough, among those
+    that are alive at the same time."""
+    count = len(lives)
+    first, last, begin, end = (np.zeros(count, np.int64) for _ in range(4))
+    offsets, top = np.zeros(count, np.int64), 0
+    for placed, i in enumerate(order):
+        life, size = lives[i], _aligned(lives[i].nbytes)
+        beside = np.flatnonzero((first[:placed] <= life.last) & (last[:placed] >= life.first))
+        beside = beside[np.argsort(begin[beside], kind="stable")]
+        spot, gap, free = 0, -1, 0
+        for low, high in zip(begin[beside].tolist(), end[beside].tolist(), strict=True):
+            if low - free >= size and (gap < 0 or low - free < gap):
+                spot, gap = free, low - free
+            free = max(free, high)
+        spot = free if gap < 0 else spot
+        offsets[i], first[placed], last[placed] = spot, life.first, life.last
+        begin[placed], end[placed] = spot, spot + size
+        top = max(top, spot + size)
+    return offsets, top
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
