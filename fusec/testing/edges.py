@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Node, Op
+from fusec.ir import DType, Node, Op
 from fusec.ops import Cast, Conv, ConvTranspose, GroupNorm, LayerNorm, LocalResponseNorm, Reduce, RmsNorm
 from fusec.ops.pooling import AvgPool
 
