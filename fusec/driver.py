@@ -15,6 +15,7 @@ from fusec.errors import FusecError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
+from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph
 from fusec.passes.base import PRECISIONS, Options, run
 from fusec.passes.partition import partition
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Model = "str | os.PathLike[str] | bytes | ModelProto | Graph"
 Progress = Callable[[str, int, int], None]  # stage, done, total
-TUNE_LEVELS = ("none", "quick")
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
@@ -37,6 +37,7 @@ def compile(
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     tune: str = "quick",
+    budget: float = float("inf"),
     disable: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Executable:
@@ -47,18 +48,19 @@ def compile(
         It runs on the GPU if there is one of that kind, else through the simulator.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
     shapes: concrete shapes, by input name, for inputs with symbolic dims.
-    tune: `quick` times cuDNN's plans on the GPU and keeps the fastest, `none` takes its first; no
-        effect in simulation.
+    tune: `quick` times the likely ones of cuDNN's plans on the GPU and keeps the fastest, `full` times all, `none`
+        takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
+    budget: seconds for timing plans; what it does not reach is left for the next time.
     disable: names of passes and rewrite rules to leave out.
     Raises ModelError, TargetError.
     """
-    if tune not in TUNE_LEVELS:
-        raise FusecError(f"tune is one of {', '.join(TUNE_LEVELS)}, not {tune!r}")
+    if tune not in LEVELS:
+        raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
     if device.is_present(compiled.target):
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
-        return Executable(compiled, CudnnBackend(tune, progress))
+        return Executable(compiled, CudnnBackend(tune, progress, budget))
     return Executable(compiled, SimulatorBackend())
 
 

@@ -48,8 +48,12 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graph: CudnnGraph) -> None:
-        """Make the graph ready to execute."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+        ...
+
+    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
+        """Turn to another way to execute a graph, since this one failed; False if there is none."""
         ...
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
@@ -86,8 +90,11 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graph: CudnnGraph) -> None:
-        """Nothing to do: the graph is its own program."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+        """Nothing to do: a graph is its own program."""
+
+    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
+        return False
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
@@ -126,17 +133,18 @@ class Executable:
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
-        self._launches: tuple[Callable[[], None], ...] = ()
+        self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
-                backend.prepare(lowered.graph)
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
                 for value in step.nodes[0].operands:
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
+        graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
 
     @property
     def device(self) -> str:
@@ -236,21 +244,24 @@ class Executable:
         for value, start in self.memory.offsets.items():
             self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
-        self._launches = tuple(self._bound(step, lowered) for step, lowered in steps)
+        self._launches = [self._bound(step, lowered) for step, lowered in steps]
 
     def _run_steps(self) -> None:
         for launch in self._launches:
             launch()
 
     def _launch(self, index: int) -> None:
-        """One step, and whatever goes wrong in it under its name."""
-        step = self.compiled.program.steps[index]
+        """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
+        step, lowered = self.compiled.program.steps[index], self.compiled.lowered[index]
         try:
             with self.backend.scratch():
                 self._launches[index]()
             self.backend.finish()
         except ExecutionError as error:
-            raise ExecutionError(f"step {index} {step.signature}: {error}") from error
+            if lowered is None or not self.backend.give_up(lowered.graph, str(error)):
+                raise ExecutionError(f"step {index} {step.signature}: {error}") from error
+            self._launches[index] = self._bound(step, lowered)
+            self._launch(index)
 
     def _bound(self, step: Partition, lowered: Lowered | None) -> Callable[[], None]:
         """What runs a step."""

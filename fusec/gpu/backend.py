@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import cudnn
@@ -15,8 +16,11 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu.device import device_name
-from fusec.gpu.plans import BuiltPlan, choose
+from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
+from fusec.plan_store import PlanStore
+from fusec.plans import Choice, Entry, Place, PlanKey
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
@@ -25,23 +29,33 @@ class CudnnBackend:
     """Executes cuDNN graphs through the frontend on the current device.
 
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
-    holds, and the caller's stream for the call. tune: see `gpu.plans.choose`. progress: told the number of plans
-    made ready.
+    holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
+    whose plan is chosen. Choices are kept in `store`.
     """
 
     xp: Any = cupy
 
-    def __init__(self, tune: str, progress: Callable[[str, int, int], None] | None = None):
+    def __init__(
+        self,
+        tune: str,
+        progress: Callable[[str, int, int], None] | None = None,
+        budget_s: float = float("inf"),
+        store: PlanStore | None = None,
+    ):
         self.name = device_name() or "GPU"
         self.tune = tune
         self.progress = progress
+        self.budget_s = budget_s
+        self._store = store or PlanStore()
+        driver = str(cupy.cuda.runtime.driverGetVersion())
+        self._place = Place(self.name, driver, str(cudnn.backend_version()), cudnn.__version__)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
         self._lock = threading.Lock()
-        self._plans: dict[str, BuiltPlan] = {}
+        self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
 
     def from_any(self, array: Any) -> Array:
@@ -54,18 +68,63 @@ class CudnnBackend:
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
 
-    def prepare(self, graph: CudnnGraph) -> None:
-        if graph.key in self._plans:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+        """Choose and build a plan of each graph; ExecutionError if one has none."""
+        missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
+        if not missing:
             return
-        with _out_of_memory(f"timing plans of\n{graph}"), self._stream:
-            plan = self._plans[graph.key] = choose(graph, self._handle, self.tune)
-            if self._workspace is None or self._workspace.size < plan.workspace_bytes:
-                self._workspace = cupy.empty(plan.workspace_bytes, cupy.uint8)
-        if self.progress is not None:
-            self.progress("plans", len(self._plans), 0)
+        keys = {key: self._key(key) for key in missing} if self.tune != "none" else {}  # which measures nothing
+        known = {key: entry.choice for key, at in keys.items() if (entry := self._store.get(at)) is not None}
+
+        def report(done: int, total: int) -> None:
+            if self.progress is not None:
+                self.progress("plans", done, total)
+
+        with _out_of_memory("choosing plans"), self._stream:
+            lab = GpuLaboratory(
+                self._handle, self._stream, footprint_bytes, self._store.quarantined(self._place), self._note
+            )
+            tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
+        for key, result in tuned.items():
+            if not result.plans:
+                raise ExecutionError(
+                    f"cuDNN built no plan on this GPU for\n{result.graph}\n" + "\n".join(result.rejected)
+                )
+            choice = result.plans[0][0]
+            if key in keys and known.get(key) != choice:
+                self._store.put(keys[key], Entry(choice))
+        self._tuned.update(tuned)
+        self._reserve()
+
+    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
+        """Turn to the next plan of a graph, whose first one failed; False if there is none."""
+        result = self._tuned[graph.key]
+        choice, _ = result.plans.pop(0)
+        self._note(graph.key, choice, reason)
+        if result.plans:
+            warnings.warn(f"engine {choice.engine} failed and gave way to the next plan: {reason}", stacklevel=2)
+            self._reserve()
+        return bool(result.plans)
+
+    def choices(self) -> dict[str, Choice]:
+        """What was chosen, by `CudnnGraph.key`."""
+        return {key: result.plans[0][0] for key, result in self._tuned.items()}
+
+    def _reserve(self) -> None:
+        """Scratch memory for the plan that needs the most."""
+        need = max((result.plans[0][1].workspace_bytes for result in self._tuned.values()), default=0)
+        if self._workspace is None or self._workspace.size < need:
+            with self._stream:
+                self._workspace = cupy.empty(need, cupy.uint8)
+
+    def _key(self, graph: str) -> PlanKey:
+        return PlanKey(graph=graph, tune=self.tune, **asdict(self._place))
+
+    def _note(self, graph: str, choice: Choice, reason: str) -> None:
+        self._store.quarantine(self._place, graph, choice, reason)
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        plan, handle, workspace = self._plans[graph.key], self._handle, self._workspace
+        (_, plan), handle, workspace = self._tuned[graph.key].plans[0], self._handle, self._workspace
         scratch = 0 if workspace is None else workspace.data.ptr
         addresses = plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
         kept = [workspace, *buffers.values()]  # alive as long as what runs over them
@@ -108,7 +167,7 @@ class CudnnBackend:
 
     def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
-        self.prepare(graph)
+        self.prepare({graph.key: graph}, 0)
         with self.calling():
             device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
             self.bind(graph, device)()

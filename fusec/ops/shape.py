@@ -279,7 +279,7 @@ class Resize(Op):
             return i * 0.0
         shift = 0.0
         if self.coordinates == "half_pixel_symmetric":
-            shift = size / 2 * (1 - count / (scale * size))
+            shift = (size - count / scale) / 2  # size/2 * (1 - count/(scale*size)), with fewer roundings
         return shift + (i + 0.5) / scale - 0.5
 
     def nearest(self, xp: Any, dim: int, size: int) -> Array:

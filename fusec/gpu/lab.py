@@ -1,0 +1,223 @@
+"""A GPU to measure plans on: cuDNN's offers for a graph, built, timed and compared on random data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cudnn
+import cupy
+import numpy as np
+
+from fusec.cudnn_graph import CudnnGraph, CudnnTensor
+from fusec.errors import ExecutionError
+from fusec.gpu.emit import emit
+from fusec.gpu.plans import BuiltPlan
+from fusec.gpu.tune import Offer
+from fusec.gpu.worker import PYTHON_ENGINES, knobs_of
+from fusec.hazards import wrong_plan
+from fusec.ir import Array, DType
+from fusec.plans import Choice
+from fusec.simulate import extent, simulate
+
+SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
+SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
+
+
+class GpuLaboratory:
+    """Measures on the device and stream of a cuDNN handle.
+
+    footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
+    come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
+    key, engine, knobs), consulted and added to by `note`.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        stream: Any,
+        footprint_bytes: int,
+        quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
+        note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
+    ):
+        self._handle, self._stream = handle, stream
+        self._quarantined, self._note = quarantined, note
+        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+        cache_bytes = int(properties["l2CacheSize"])
+        self._cold = footprint_bytes > cache_bytes
+        # writing it takes some ten microseconds at least, in which the launch behind it is queued: no gap is timed
+        self._sweep = cupy.empty(2 * cache_bytes if self._cold else 1 << 24, cupy.uint8)
+        self._graph: CudnnGraph | None = None
+        self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
+        self._data: dict[int, Array] = {}
+        self._reference: dict[CudnnTensor, Array] | None = None
+
+    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
+        self._turn_to(graph)
+        note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._pygraphs[graph.key]
+        offers: list[Offer] = []
+        wrong = "it offers no plan"
+        for place in range(pygraph.get_execution_plan_count()):
+            engine, knobs = pygraph.get_engine_and_knobs_at_index(place)
+            choice = Choice(int(engine), tuple(sorted(knobs_of(knobs).items())))
+            reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantined(graph.key, choice)
+            if reason is not None or choice.engine >= PYTHON_ENGINES:
+                wrong = reason or wrong
+                continue
+            offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
+        if not offers:
+            raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
+        return offers
+
+    def build(self, graph: CudnnGraph, offer: Offer) -> BuiltPlan:
+        self._turn_to(graph)
+        pygraph = self._pygraphs[graph.key]
+        try:
+            pygraph.build_plan_at_index(offer.place)
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
+            raise ExecutionError(str(error)) from error
+        workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        free += cupy.get_default_memory_pool().free_bytes()
+        if workspace_bytes > max(free - SPARE_BYTES, 0):
+            raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
+        scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
+        return BuiltPlan(pygraph, offer.place, workspace_bytes, scalars)
+
+    def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
+        self._turn_to(graph)
+        addresses, scratch = self._bound(plan, self._data)
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        with self._stream:
+            self._sweep.fill(0)
+            start.record(self._stream)
+            self._run(plan, addresses, scratch)
+            stop.record(self._stream)
+        try:
+            stop.synchronize()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ExecutionError(f"the GPU reported an error: {error}") from error
+        return 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+    def error(self, graph: CudnnGraph, plan: BuiltPlan, other: BuiltPlan | None) -> float | None:
+        self._turn_to(graph)
+        want = self._simulated() if other is None else self._results(other)
+        return None if want is None else distance(self._results(plan), want)
+
+    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
+        self._note(graph.key, choice, reason)
+
+    def _turn_to(self, graph: CudnnGraph) -> None:
+        """Ask cuDNN about a graph and lay out data for it; what was there for the last one is let go."""
+        if self._graph is not None and self._graph.key == graph.key:
+            return
+        self._graph, self._reference, self._data = None, None, {}
+        if graph.key not in self._pygraphs:
+            self._pygraphs[graph.key] = self._planned(graph)
+        with self._stream:
+            self._data = {t.uid: random_data(t) for t in (*graph.inputs, *graph.outputs)}
+        self._graph = graph
+
+    def _planned(self, graph: CudnnGraph) -> Any:
+        pygraph = emit(graph, handle=self._handle)
+        try:
+            pygraph.validate()
+            pygraph.build_operation_graph()
+            pygraph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
+            raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
+        if not graph.tensor_cores:
+            pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+        return pygraph
+
+    def _bound(self, plan: BuiltPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
+        with self._stream:
+            scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
+        return plan.addresses({uid: array.data.ptr for uid, array in data.items()}), scratch
+
+    def _run(self, plan: BuiltPlan, addresses: dict[int, int], scratch: Array | None) -> None:
+        try:
+            plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
+        except RuntimeError as error:
+            raise ExecutionError(f"cuDNN failed to run it: {error}") from error
+
+    def _results(self, plan: BuiltPlan) -> dict[CudnnTensor, Array]:
+        """The outputs, in memory that was poisoned before."""
+        assert self._graph is not None
+        data = dict(self._data)
+        with self._stream:
+            for tensor in self._graph.outputs:
+                data[tensor.uid] = cupy.full(data[tensor.uid].size, 0xFF, cupy.uint8)
+            addresses, scratch = self._bound(plan, data)
+            self._run(plan, addresses, scratch)
+            self._stream.synchronize()
+        return {t: data[t.uid] for t in self._graph.outputs}
+
+    def _simulated(self) -> dict[CudnnTensor, Array] | None:
+        assert self._graph is not None
+        if self._reference is None:
+            if work(self._graph) > SIMULATED_WORK:
+                return None
+            host = {t.uid: _typed(self._data[t.uid].get(), t) for t in self._graph.inputs}
+            host |= {t.uid: np.zeros(extent(t), t.dtype.numpy) for t in self._graph.outputs}
+            simulate(self._graph, host)
+            self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
+        return self._reference
+
+
+def random_data(tensor: CudnnTensor) -> Array:
+    """Bytes of normal numbers, filters scaled to unit gain; small integers and coin flips for other types."""
+    size = max(extent(tensor), 1)
+    if tensor.dtype is DType.BOOL:
+        return (cupy.random.random_sample(size) < 0.5).view(cupy.uint8)
+    if tensor.dtype.is_int:
+        return cupy.random.randint(0, 9, size).astype(tensor.dtype.numpy).view(cupy.uint8)
+    array = cupy.random.standard_normal(size).astype(cupy.float32)
+    if len(tensor.dims) >= 4 and tensor.dims[0] > 1:
+        array *= 1.0 / np.sqrt(max(1, np.prod(tensor.dims[1:])))
+    if tensor.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
+        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2]).view(cupy.uint8)
+    return array.astype(tensor.dtype.numpy).view(cupy.uint8)
+
+
+def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
+    """The largest relative L2 distance of results, given as bytes; NaN if one has a NaN or infinity that the other
+    has not."""
+    worst = 0.0
+    for tensor, raw in got.items():
+        a, b = as_float64(raw, tensor.dtype), as_float64(want[tensor], tensor.dtype)
+        alike = (a == b) | (cupy.isnan(a) & cupy.isnan(b))
+        a, b = cupy.where(alike, 0.0, a), cupy.where(alike, 0.0, b)
+        scale = float(cupy.linalg.norm(as_finite(as_float64(want[tensor], tensor.dtype))))
+        error = float(cupy.linalg.norm(a - b)) / (scale or 1.0)
+        worst = error if not error <= worst else worst  # NaN stays
+    return worst
+
+
+def as_float64(raw: Array, dtype: DType) -> Array:
+    """Bytes of a dtype as numbers."""
+    if dtype is DType.BF16:
+        return (raw.view(cupy.uint16).astype(cupy.uint32) << 16).view(cupy.float32).astype(cupy.float64)
+    return raw.view(dtype.numpy).astype(cupy.float64)
+
+
+def as_finite(array: Array) -> Array:
+    """Zero in place of NaN and infinities."""
+    return cupy.where(cupy.isfinite(array), array, 0.0)
+
+
+def work(graph: CudnnGraph) -> float:
+    """Multiplications of a graph, about."""
+    total = float(sum(np.prod(t.dims) for t in graph.tensors))
+    for call in graph.calls:
+        if call.op in ("conv_fprop", "conv_dgrad"):
+            total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * float(
+                np.prod(graph.tensor(call.inputs[1]).dims[1:])
+            )
+        if call.op == "matmul":
+            total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * graph.tensor(call.inputs[0]).dims[-1]
+    return total
+
+
+def _typed(raw: np.ndarray[Any, Any], tensor: CudnnTensor) -> np.ndarray[Any, Any]:
+    return raw.view(tensor.dtype.numpy)

@@ -1,0 +1,225 @@
+"""Which plan of each graph, and which form of each step, is fastest: measured, within a budget.
+
+What is measured on is a `Laboratory`: a GPU (lab.py), or in tests a table of times.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import ExecutionError
+from fusec.plans import Choice
+
+LEVELS = ("none", "quick", "full")
+# The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
+# time costs up to a second.
+QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
+ROUNDS = 7
+HOPELESS = 3.0  # how many times the best a first run may take
+CLOSE = 1.15  # who is timed to the end
+# Relative L2 between engines: sums of normal numbers in fp32 of operands in 16 bits or tf32.
+TOLERANCE = 2.0**-7
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A plan that cuDNN offers for a graph, not built yet."""
+
+    place: int
+    choice: Choice
+    precompiled: bool
+
+
+class Laboratory(Protocol):
+    """What the tuner needs of a device."""
+
+    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
+        """cuDNN's plans, in its order, without those known to be wrong. ExecutionError if it takes the graph for
+        none."""
+        ...
+
+    def build(self, graph: CudnnGraph, offer: Offer) -> Any:
+        """The plan, ready to run. ExecutionError if it does not build, or needs more memory than is free."""
+        ...
+
+    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
+        """One run, as it would go within the model. ExecutionError if it fails."""
+        ...
+
+    def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
+        """How far the results lie from the reference's (`other` is None; None if it would take too long), or from
+        those of another plan: relative L2, NaN if any is."""
+        ...
+
+    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
+        """Remember never to use this plan again."""
+        ...
+
+
+@dataclass
+class Tuned:
+    """The plans of one graph that were built, the best first, and what was turned down, with reasons."""
+
+    graph: CudnnGraph
+    plans: list[tuple[Choice, Any]] = field(default_factory=list[tuple[Choice, Any]])
+    rejected: list[str] = field(default_factory=list[str])
+
+    @property
+    def time_us(self) -> float:
+        """Of the best plan; infinite if there is none."""
+        if not self.plans:
+            return float("inf")
+        time_us = self.plans[0][0].time_us
+        return 0.0 if time_us is None else time_us
+
+
+def tune(
+    graphs: Mapping[str, CudnnGraph],
+    lab: Laboratory,
+    level: str,
+    budget_s: float = float("inf"),
+    known: Mapping[str, Choice] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Tuned]:
+    """The plans of each graph, by key, fastest first.
+
+    known: choices of earlier runs, by key; complete ones are built and not timed again. Every graph gets a plan,
+    whatever the budget; what is left of it goes to the graphs whose first plan takes longest. A graph without any
+    plan comes back with none.
+    """
+    end = clock() + budget_s
+    known = known or {}
+    tuned: dict[str, Tuned] = {}
+    waiting: list[tuple[float, str, list[Offer]]] = []
+    for count, (key, graph) in enumerate(graphs.items()):
+        result = tuned[key] = Tuned(graph)
+        rest = _first(lab, result, level, known.get(key))
+        if rest is not None:
+            waiting.append((-result.time_us, key, rest))
+        if progress is not None:
+            progress(count + 1, 2 * len(graphs))
+    rng = random.Random(0)
+    for count, (_, key, rest) in enumerate(sorted(waiting, key=lambda item: item[:2])):
+        finished = not rest or (clock() < end and _rest(lab, tuned[key], rest, rng, lambda: clock() < end))
+        tuned[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in tuned[key].plans]
+        _check(lab, tuned[key])
+        if progress is not None:
+            progress(len(graphs) + count + 1, len(graphs) + len(waiting))
+    return tuned
+
+
+def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> list[Offer] | None:
+    """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
+    there is nothing to measure."""
+    try:
+        offers = list(lab.offers(result.graph))
+    except ExecutionError as error:
+        result.rejected.append(str(error))
+        return None
+    same = [o for o in offers if known and (o.choice.engine, o.choice.knobs) == (known.engine, known.knobs)]
+    if same and known is not None and known.complete and _built(lab, result, same[0]):
+        result.plans = [(known, result.plans[0][1])]
+        return None
+    rest = [*same, *(o for o in offers if o not in same)]
+    while rest and not result.plans:
+        _built(lab, result, rest.pop(0))
+    if level == "none" or not result.plans:
+        return None
+    _timed(lab, result)
+    if level == "full":
+        return rest
+    compiled = [o for o in rest if not o.precompiled][:QUICK_COMPILED]
+    return [*[o for o in rest if o.precompiled][:QUICK_PRECOMPILED], *compiled]
+
+
+def _built(lab: Laboratory, result: Tuned, offer: Offer) -> bool:
+    try:
+        result.plans.append((offer.choice, lab.build(result.graph, offer)))
+    except ExecutionError as error:
+        result.rejected.append(_said(offer.choice, error))
+        return False
+    return True
+
+
+def _timed(lab: Laboratory, result: Tuned) -> bool:
+    """Time the plan built last: once to warm it up, then the better of two, since a run may be disturbed; it goes if
+    it fails."""
+    choice, plan = result.plans.pop()
+    try:
+        lab.time_us(result.graph, plan)
+        time_us = min(lab.time_us(result.graph, plan) for _ in range(2))
+    except ExecutionError as error:
+        result.rejected.append(_said(choice, error))
+        lab.quarantine(result.graph, choice, str(error))
+        return False
+    result.plans.append((replace(choice, time_us=time_us), plan))
+    return True
+
+
+def _rest(
+    lab: Laboratory, result: Tuned, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
+) -> bool:
+    """Build and time the offers, then those that come close in turns, in random order; False if time ran out."""
+    finished = True
+    for offer in offers:
+        if not goes_on() and result.plans:
+            finished = False
+            break
+        if _built(lab, result, offer):
+            _timed(lab, result)
+    best = result.time_us if not result.plans else min(_us(c) for c, _ in result.plans)
+    hopeful = [p for p in result.plans if _us(p[0]) <= HOPELESS * best]
+    times: dict[int, list[float]] = {id(plan): [_us(choice)] for choice, plan in hopeful}
+    for turn in range(ROUNDS):
+        rng.shuffle(hopeful)
+        for choice, plan in hopeful:
+            try:
+                times[id(plan)].append(lab.time_us(result.graph, plan))
+            except ExecutionError as error:
+                result.rejected.append(_said(choice, error))
+                lab.quarantine(result.graph, choice, str(error))
+                result.plans = [p for p in result.plans if p[1] is not plan]
+        hopeful = [p for p in hopeful if any(p[1] is q for _, q in result.plans)]
+        if turn >= 2 and hopeful:
+            least = min(statistics.median(times[id(plan)]) for _, plan in hopeful)
+            hopeful = [p for p in hopeful if statistics.median(times[id(p[1])]) <= CLOSE * least]
+    result.plans = [
+        (replace(choice, time_us=statistics.median(times.get(id(plan), [_us(choice)]))), plan)
+        for choice, plan in result.plans
+    ]
+    result.plans.sort(key=lambda item: _us(item[0]))
+    return finished
+
+
+def _check(lab: Laboratory, result: Tuned) -> None:
+    """Turn down what computes something else: by the reference, or by a vote of three plans; the best comes first."""
+    while result.plans:
+        choice, plan = result.plans[0]
+        error = lab.error(result.graph, plan, None)
+        others = [other for _, other in result.plans[1:3]]
+        if error is None and others:
+            errors = [lab.error(result.graph, plan, other) for other in others]
+            agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
+            error = min(agreeing) if agreeing else errors[0]
+        if error is None or error <= TOLERANCE:
+            result.plans[0] = (replace(choice, error=error), plan)
+            return
+        reason = f"its results are off by {error:.2g}"
+        result.rejected.append(_said(choice, reason))
+        lab.quarantine(result.graph, choice, reason)
+        del result.plans[0]
+
+
+def _us(choice: Choice) -> float:
+    return float("inf") if choice.time_us is None else choice.time_us
+
+
+def _said(choice: Choice, reason: object) -> str:
+    return f"engine {choice.engine} {dict(choice.knobs)}: {reason}"
