@@ -77,6 +77,22 @@ class Store:
 
         self._do(write)
 
+    def items(self) -> dict[str, str]:
+        """All entries that are whole."""
+        rows = self._do(lambda connection: connection.execute("SELECT key, text, checksum FROM answers").fetchall())
+        return {key: text for key, text, checksum in rows if checksum == _checksum(key, text)}
+
+    def clear(self) -> None:
+        """Drop every entry, and give the room back."""
+        self._do(lambda connection: connection.execute("DELETE FROM answers"))
+        self._do(lambda connection: connection.executescript("VACUUM; PRAGMA wal_checkpoint(TRUNCATE)"))
+
+    @property
+    def nbytes(self) -> int:
+        """What the file takes on disk."""
+        files = (self.path, Path(f"{self.path}-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
     def __len__(self) -> int:
         return self._do(lambda connection: int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0]))
 

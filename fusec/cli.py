@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusec import __version__, cli_fuzz, cli_io, cli_machine, cli_repro
+from fusec import __version__, cli_bench, cli_cache, cli_fuzz, cli_io, cli_machine, cli_repro
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ def run(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative L2 distance that --compare lets pass.")
     ] = TOLERANCE,
-    tune: Annotated[str, typer.Option(help="quick: time cuDNN's plans on the GPU; none: take its first.")] = "quick",
+    tune: cli_io.Tune = "quick",
+    budget: cli_io.Budget = None,
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
@@ -169,10 +170,10 @@ def run(
     cli_io.check_writable(output)
     if compare is not None:
         running.need_onnxruntime(compare)
-    arrays = cli_io.arrays_of(input or ())
+    arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
     request = _Request(model, precision, shape, disable)
     with cli_io.progress() as report:
-        executable = driver.compile(model, target=target, tune=tune, progress=report, **request.options)
+        executable = driver.compile(model, target=target, tune=tune, budget=limit, progress=report, **request.options)
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)
         start = time.perf_counter()
@@ -278,9 +279,11 @@ def verify(
 
 
 app.command()(cli_repro.repro)
+app.command()(cli_bench.bench)
 app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")
+app.add_typer(cli_cache.app, name="cache")
 
 
 @dataclass(frozen=True)

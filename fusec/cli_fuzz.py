@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 # What a command needs is imported inside it, as in cli.py; Hypothesis is an optional dependency.
 
 LINE_S = 30.0  # between lines of progress where there is no terminal
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
 
@@ -60,7 +58,7 @@ def fuzz(
         try:
             report = fuzzing.fuzz(
                 property,
-                time=None if time is None else seconds_of(time),
+                time=None if time is None else cli_io.seconds_of(time, "--time"),
                 examples=examples,
                 seed=seed,
                 target=target,
@@ -111,14 +109,6 @@ def replay(
         print(cli_io.json_text({"findings": rows, "failing": failing}))
     if failing:
         raise CheckError(f"{failing} of {len(rows)} findings still fail")
-
-
-def seconds_of(text: str) -> float:
-    """`90`, `60s`, `10m`, `1h30m` in seconds."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not parts or "".join(a + b for a, b in parts) != text or not any(float(a) for a, _ in parts):
-        raise FusecError(f"--time {text}: a time is written 60s, 10m or 1h30m")
-    return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
 
 
 def _print(report: Report, as_json: bool) -> None:

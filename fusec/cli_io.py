@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import stat
 import sys
 import tokenize
@@ -20,9 +21,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fusec.errors import FusecError
 
+Tune = Annotated[
+    str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Stop timing plans after this time, say 20s; the rest next time.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
 Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
 PATIENCE_S = 1.0  # a stage shorter than this shows no bar
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str, option: str) -> float:
+    """`90`, `60s`, `10m`, `1h30m` in seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not parts or "".join(a + b for a, b in parts) != text or not any(float(a) for a, _ in parts):
+        raise FusecError(f"{option} {text}: a time is written 60s, 10m or 1h30m")
+    return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+
+
+def budget_of(text: str | None) -> float:
+    """Seconds of --budget; without end where it is not given."""
+    return math.inf if text is None else seconds_of(text, "--budget")
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
@@ -60,7 +61,9 @@ def compile(
     if device.is_present(compiled.target):
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
-        return Executable(compiled, CudnnBackend(tune, progress, budget))
+        backend = CudnnBackend(tune, progress, budget)
+        program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
+        return Executable(replace(compiled, program=program), backend)
     return Executable(compiled, SimulatorBackend())
 
 

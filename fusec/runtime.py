@@ -7,6 +7,7 @@ what runs a cuDNN graph.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class Backend(Protocol):
         """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
         ...
 
+    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
+        """How long `run` takes, so many times."""
+        ...
+
     def calling(self) -> AbstractContextManager[None]:
         """Entered around each call; memory that calls share is read and written in their order."""
         ...
@@ -101,6 +106,14 @@ class SimulatorBackend:
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
+
+    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
+        times: list[float] = []
+        for _ in range(count):
+            start = time.perf_counter()
+            run()
+            times.append(1e6 * (time.perf_counter() - start))
+        return times
 
     def calling(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -183,6 +196,15 @@ class Executable:
                 if self.backend.xp is not np:
                     picked = [array.get() for array in picked]
         return picked
+
+    def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
+        """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
+        alone, over what the last call left in memory. ExecutionError before the first call."""
+        if not self._launches:
+            raise ExecutionError("nothing to time before the first call")
+        with self._lock, self.backend.calling(), self.backend.scratch():
+            whole = self.backend.time_us(self._replay or self._run_steps, count)
+            return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

@@ -16,11 +16,14 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu.device import device_name
+from fusec.gpu.forms import rewrite
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
+from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, Place, PlanKey
+from fusec.program import Program
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
@@ -70,6 +73,27 @@ class CudnnBackend:
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
         """Choose and build a plan of each graph; ExecutionError if one has none."""
+        self._choose(graphs, footprint_bytes)
+        for key, graph in graphs.items():
+            if not self._tuned[key].plans:
+                reasons = "\n".join(self._tuned[key].rejected)
+                raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
+        need = max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0)
+        self._reserve(need)
+
+    def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
+        """How long graphs take; those without a plan are left out. What is known from before is not built."""
+        known: dict[str, float] = {}
+        for key in graphs:
+            entry = self._store.get(self._key(key))
+            if entry is not None and entry.choice.complete and entry.choice.time_us is not None:
+                known[key] = entry.choice.time_us
+        self._choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
+        found = {key: self._tuned[key].time_us for key in graphs if key in self._tuned and self._tuned[key].plans}
+        return {**known, **found}
+
+    def _choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+        """Build and time plans of those graphs that have none yet."""
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
@@ -86,15 +110,21 @@ class CudnnBackend:
             )
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
-            if not result.plans:
-                raise ExecutionError(
-                    f"cuDNN built no plan on this GPU for\n{result.graph}\n" + "\n".join(result.rejected)
-                )
-            choice = result.plans[0][0]
-            if key in keys and known.get(key) != choice:
-                self._store.put(keys[key], Entry(choice))
+            if key in keys and result.plans and known.get(key) != result.plans[0][0]:
+                self._store.put(keys[key], Entry(result.plans[0][0]))
         self._tuned.update(tuned)
-        self._reserve()
+
+    def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
+        """The program with each step in the form that is fastest on this GPU."""
+        if self.tune == "none":
+            return program
+        constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
+        footprint_bytes = plan_memory(program).nbytes + constants
+
+        def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
+            return self.times_us(graphs, footprint_bytes)
+
+        return rewrite(program, tensor_cores, launch_us, self.tune, time_us)
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
@@ -103,19 +133,18 @@ class CudnnBackend:
         self._note(graph.key, choice, reason)
         if result.plans:
             warnings.warn(f"engine {choice.engine} failed and gave way to the next plan: {reason}", stacklevel=2)
-            self._reserve()
+            self._reserve(result.plans[0][1].workspace_bytes)
         return bool(result.plans)
 
     def choices(self) -> dict[str, Choice]:
         """What was chosen, by `CudnnGraph.key`."""
         return {key: result.plans[0][0] for key, result in self._tuned.items()}
 
-    def _reserve(self) -> None:
+    def _reserve(self, workspace_bytes: int) -> None:
         """Scratch memory for the plan that needs the most."""
-        need = max((result.plans[0][1].workspace_bytes for result in self._tuned.values()), default=0)
-        if self._workspace is None or self._workspace.size < need:
+        if self._workspace is None or self._workspace.size < workspace_bytes:
             with self._stream:
-                self._workspace = cupy.empty(need, cupy.uint8)
+                self._workspace = cupy.empty(workspace_bytes, cupy.uint8)
 
     def _key(self, graph: str) -> PlanKey:
         return PlanKey(graph=graph, tune=self.tune, **asdict(self._place))
@@ -152,6 +181,20 @@ class CudnnBackend:
             return run
         graph.upload(self._stream)
         return lambda: graph.launch(self._stream)
+
+    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
+        """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""
+        times: list[float] = []
+        ballast = cupy.empty(1 << 26, cupy.uint8)
+        for _ in range(count):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            ballast.fill(0)
+            start.record(self._stream)
+            run()
+            stop.record(self._stream)
+            stop.synchronize()
+            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
+        return times
 
     @contextmanager
     def calling(self) -> Generator[None]:

@@ -21,6 +21,7 @@ LEVELS = ("none", "quick", "full")
 # time costs up to a second.
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
+KEPT = 3  # built plans of a graph: the best, and who takes its place should it fail
 HOPELESS = 3.0  # how many times the best a first run may take
 CLOSE = 1.15  # who is timed to the end
 # Relative L2 between engines: sums of normal numbers in fp32 of operands in 16 bits or tf32.
@@ -110,6 +111,7 @@ def tune(
         finished = not rest or (clock() < end and _rest(lab, tuned[key], rest, rng, lambda: clock() < end))
         tuned[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in tuned[key].plans]
         _check(lab, tuned[key])
+        del tuned[key].plans[KEPT:]
         if progress is not None:
             progress(len(graphs) + count + 1, len(graphs) + len(waiting))
     return tuned

@@ -166,3 +166,60 @@ def test_doctor_is_content_with_a_whole_machine() -> None:
     data = json.loads(result.stdout)
     assert (result.exit_code, data["ok"]) == (0, True)
     assert {"cudnn", "nvrtc", "cudnn answers"} <= {c["name"] for c in data["checks"]}
+
+
+def test_bench_times_the_whole_and_each_step(model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    result = fusec("bench", model, *SHAPE, "--runs", 3, "--profile", "--trace", trace)
+    assert result.exit_code == 0
+    assert "on simulated:" in result.stdout and "conv+bias+relu" in result.stdout and "limit us" in result.stdout
+    assert {"sign", "add"} <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    measured = json.loads(fusec("bench", model, *SHAPE, "--runs", 3, "--json").stdout)
+    assert measured["whole"]["runs"] == measured["call"]["runs"] == 3
+    assert measured["compile_s"] > 0 and measured["memory_bytes"] >= measured["live_bytes"] > 0
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_bad_tuning_options_are_named(model: Path, command: str) -> None:
+    result = fusec(command, model, *SHAPE, "--tune", "max")
+    assert result.exit_code == 2 and "tune is one of none, quick, full, not 'max'" in result.stderr
+    result = fusec(command, model, *SHAPE, "--budget", "soon")
+    assert result.exit_code == 2 and "--budget soon: a time is written" in result.stderr
+
+
+def test_the_cache_is_shown_exported_taken_in_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.plan_store import PlanStore
+    from fusec.plans import Choice, Entry, Place, PlanKey
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "one"))
+    place, key = Place("GPU", "1", "2", "3"), PlanKey("g", "GPU", "1", "2", "3", "quick")
+    choice = Choice(7, ((2, 5),), 64, 12.5, 1e-4)
+    PlanStore().put(key, Entry(choice, b"code"))
+    PlanStore().quarantine(place, "g", Choice(3, ()), "off by 0.5")
+    assert "plans: 1 for GPU; 1 quarantined" in fusec("cache", "info").stdout
+    file = tmp_path / "plans.json"
+    assert fusec("cache", "export", file).exit_code == 0
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "two"))
+    assert json.loads(fusec("cache", "info", "--json").stdout)["plans"]["plans"] == {}
+    assert "2 entries taken in" in fusec("cache", "import", file).stdout
+    assert PlanStore().get(key) == Entry(choice, None), "code of another machine is not taken"
+    assert PlanStore().quarantined(place)("g", Choice(3, ())) == "quarantined: off by 0.5"
+    assert fusec("cache", "clear").exit_code == 0
+    assert PlanStore().get(key) is None and len(PlanStore()) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no JSON", "cannot be read"),
+        ("{}", "the format is not"),
+        ('{"format": "fusec plans 1", "entries": [{"kind": "plan"}]}', "entry 0 of the exported plans is malformed"),
+        ('{"format": "fusec plans 1", "entries": [7]}', "entry 0 of the exported plans is malformed"),
+    ],
+)
+def test_what_is_no_export_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "plans.json"
+    file.write_text(text)
+    result = fusec("cache", "import", file)
+    assert result.exit_code == 2
+    assert words in result.stderr and str(file) in result.stderr

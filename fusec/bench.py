@@ -1,0 +1,157 @@
+"""How long an executable takes: a call, the whole on the device, and each step against its limit.
+
+The limit of a step is its bytes over the target's bandwidth or its operations over the target's peak, whichever is
+more (S. Williams et al., Roofline, CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusec.passes.partition.cost import step_us
+from fusec.program import Kind
+from fusec.runtime import Executable
+
+EXCESS = 1.25  # a whole that takes so much longer than its parts together hides something
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians and deciles of some runs, in microseconds."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    runs: int
+
+    @classmethod
+    def of(cls, times_us: Sequence[float]) -> Timing:
+        """Summarise some runs."""
+        ordered = sorted(times_us)
+        tenth = len(ordered) // 10
+        return cls(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step that works: views, which do not, are left out. limit_us: what its bytes or operations take at least."""
+
+    index: int
+    signature: str
+    kind: str
+    time: Timing
+    limit_us: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """call: from arrays of the caller to results, on the host's clock. whole: the steps alone, as a call runs them.
+    first_call_s: the first, which runs step by step and records."""
+
+    device: str
+    first_call_s: float
+    call: Timing
+    whole: Timing
+    steps: tuple[StepTime, ...]
+    memory_bytes: int
+    live_bytes: int
+
+    @property
+    def sum_us(self) -> float:
+        """Of the steps, each timed alone."""
+        return sum(step.time.median_us for step in self.steps)
+
+    @property
+    def limit_us(self) -> float:
+        """Of the steps together."""
+        return sum(step.limit_us for step in self.steps)
+
+    @property
+    def excess(self) -> float | None:
+        """How many times its parts the whole takes, if that is more than it should."""
+        ratio = self.whole.median_us / self.sum_us if self.sum_us else 1.0
+        return ratio if ratio > EXCESS else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
+
+    def trace(self) -> dict[str, Any]:
+        """The steps one after the other, each as long as it took alone, in the format that Perfetto and
+        chrome://tracing open (Trace Event Format, complete events)."""
+        events: list[dict[str, Any]] = []
+        start = 0.0
+        for step in self.steps:
+            arguments = {"step": step.index, "limit_us": step.limit_us}
+            event = {"name": step.signature, "cat": step.kind, "ph": "X", "pid": 0, "tid": 0, "args": arguments}
+            events.append({**event, "ts": start, "dur": step.time.median_us})
+            start += step.time.median_us
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def table(self) -> str:
+        """The steps, slowest first, and the whole."""
+        rows = sorted(self.steps, key=lambda step: -step.time.median_us)
+        width = max([len(step.signature) for step in rows] + [4])
+        lines = [f"step {'':{width}}  {'us':>9} {'limit us':>9} {'share':>6}"]
+        for step in rows:
+            share = step.time.median_us / self.sum_us if self.sum_us else 0.0
+            lines.append(
+                f"{step.index:4} {step.signature:{width}}  {step.time.median_us:9.1f} {step.limit_us:9.1f} {share:6.1%}"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        lines = [
+            f"on {self.device}: {_shown(self.call)} a call, {_shown(self.whole)} the steps at once",
+            f"{len(self.steps)} steps, {self.sum_us:.1f} us together one by one, limit {self.limit_us:.1f} us; "
+            f"first call {self.first_call_s:.3f} s; "
+            f"memory {self.memory_bytes / 1e6:.1f} MB, at least {self.live_bytes / 1e6:.1f} MB",
+        ]
+        if self.excess is not None:
+            lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
+        return "\n".join(lines)
+
+
+def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) -> Bench:
+    """Time calls with these inputs, the steps at once, and each step alone."""
+    start = time.perf_counter()
+    executable.run(None, feeds)
+    first_call_s = time.perf_counter() - start
+    executable.run(None, feeds)  # the first at once
+    calls: list[float] = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        executable.run(None, feeds)
+        executable.backend.finish()
+        calls.append(1e6 * (time.perf_counter() - start))
+    whole, times = executable.time_us(runs)
+    compiled = executable.compiled
+    steps = [
+        StepTime(
+            index,
+            step.signature,
+            step.kind.value,
+            Timing.of(times[index]),
+            step_us(step.nodes, compiled.target) - compiled.target.launch_us,
+        )
+        for index, step in enumerate(compiled.program.steps)
+        if step.kind is not Kind.VIEW
+    ]
+    memory = executable.memory
+    return Bench(
+        executable.device,
+        first_call_s,
+        Timing.of(calls),
+        Timing.of(whole),
+        tuple(steps),
+        memory.nbytes,
+        memory.live_bytes,
+    )
+
+
+def _shown(timing: Timing) -> str:
+    return f"{timing.median_us:.1f} us ({timing.low_us:.1f} to {timing.high_us:.1f})"

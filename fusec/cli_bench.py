@@ -1,0 +1,68 @@
+"""`fusec bench`: how long a model takes, as a whole and step by step, against what the hardware allows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec import cli_io
+
+# What the command needs is imported inside it, as in cli.py.
+
+
+def bench(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")],
+    target: Annotated[
+        str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")
+    ] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")] = "fp32",
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+    ] = None,
+    disable: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
+    ] = None,
+    tune: cli_io.Tune = "quick",
+    budget: cli_io.Budget = None,
+    runs: Annotated[int, typer.Option(min=1, help="How many times everything is timed.")] = 20,
+    profile: Annotated[bool, typer.Option("--profile", help="Print each step with its time and limit.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the steps as a trace that Perfetto opens.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
+    as_json: cli_io.AsJson = False,
+) -> None:
+    """Time a model: compiling it, calling it, its steps at once and one by one. In simulation without a GPU."""
+    from fusec import bench as timing
+    from fusec import cli_run, driver
+
+    cli_io.check_writable(trace)
+    shapes, limit = cli_io.shapes_of(shape or ()), cli_io.budget_of(budget)
+    with cli_io.progress() as report:
+        start = time.perf_counter()
+        executable = driver.compile(
+            model,
+            target=target,
+            precision=precision,
+            shapes=shapes,
+            tune=tune,
+            budget=limit,
+            disable=tuple(disable or ()),
+            progress=report,
+        )
+        compile_s = time.perf_counter() - start
+        report("bench", 0, 0)
+        measured = timing.measure(executable, cli_run.feeds(executable, {}, seed), runs)
+    if trace is not None:
+        text = cli_io.json_text(measured.trace()) + "\n"
+        cli_io.write_whole(trace, lambda file: file.write(text.encode()))
+    if as_json:
+        print(cli_io.json_text({"model": model, "compile_s": compile_s, **measured.to_json()}))
+        return
+    print(f"{model} in {precision}, compiled in {compile_s:.2f} s, {measured}")
+    if profile:
+        print(measured.table())

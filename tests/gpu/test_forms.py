@@ -1,0 +1,128 @@
+"""Forms of a step mean the same, and the program takes the fastest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from test_runtime import LowersJudge
+
+from fusec.compiled import Compiled
+from fusec.cudnn_graph import CudnnGraph
+from fusec.gpu.forms import forms, lowered, rewrite
+from fusec.passes.base import Options
+from fusec.passes.partition import partition
+from fusec.program import Kind, Program
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.target import load
+from fusec.text import parse
+
+CONV = "{strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1], groups=GROUPS}"
+TEXT = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}, %z: f32[2,4,5,5]{0,2,3,1}) {
+  %w = constant weight("w") : f32[4,PER,3,3]{0,2,3,1}
+  %b = constant weight("b") : f32[1,4,1,1]
+  %c = conv(%x, %w) ATTRIBUTES : f32[2,4,5,5]{0,2,3,1}
+  %d = add(%c, %b) : f32[2,4,5,5]{0,2,3,1}
+  %e = add(%d, %z) : f32[2,4,5,5]{0,2,3,1}
+  %f = relu(%e) : f32[2,4,5,5]{0,2,3,1}
+  %s = softmax(%f) {axis=1} : f32[2,4,5,5]{0,2,3,1}
+  %c2 = conv(%s, %w) ATTRIBUTES : f32[2,4,5,5]{0,2,3,1}
+  %d2 = add(%c2, %b) : f32[2,4,5,5]{0,2,3,1}
+  %e2 = add(%d2, %x) : f32[2,4,5,5]{0,2,3,1}
+  %y = swish(%e2) : f32[2,4,5,5]{0,2,3,1}
+  return %y
+}"""
+
+
+def compiled(groups: int = 1) -> Compiled:
+    text = TEXT.replace("ATTRIBUTES", CONV.replace("GROUPS", str(groups))).replace("PER", str(4 // groups))
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((4, 4 // groups, 3, 3)).astype(np.float32),
+        "b": rng.standard_normal((1, 4, 1, 1)).astype(np.float32),
+    }
+    graph, target, judge = parse(text, weights), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def signatures(program: Program) -> list[str]:
+    return [step.signature for step in program.steps]
+
+
+def outputs(of: Compiled) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in of.graph.inputs}
+    return Executable(of, SimulatorBackend()).run(None, feeds)
+
+
+def test_forms_of_a_fused_convolution() -> None:
+    of = compiled()
+    (step, *_) = of.program.steps
+    assert [tuple(p.signature for p in form) for form in forms(of.graph, step, "none")] == [(step.signature,)]
+    quick = [tuple(p.spelling for p in form) for form in forms(of.graph, step, "quick")]
+    assert len(quick) == len(set(quick)) >= 2 and all(len(form) == 1 for form in quick)
+    full = {tuple(p.signature for p in form) for form in forms(of.graph, step, "full")}
+    assert ("conv", "bias+add+relu") in full and ("conv+bias", "add+relu") in full
+    softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
+    assert forms(of.graph, softmax, "full") == [(softmax,)]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_the_fastest_form_of_each_step_is_taken_and_means_the_same(level: str) -> None:
+    of = compiled()
+    want = outputs(of)
+    for name in range(4):
+        asked: list[str] = []
+
+        def time_us(graphs: Mapping[str, CudnnGraph], name: int = name, asked: list[str] = asked) -> dict[str, float]:
+            asked.extend(graphs)
+            return {key: 1.0 if i == name else 10.0 for i, key in enumerate(graphs)}
+
+        program = rewrite(of.program, True, 1.0, level, time_us)
+        for got, right in zip(
+            outputs(Compiled(of.source, program, of.target, of.options, of.judge)), want, strict=True
+        ):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+        assert len(asked) == len(set(asked))
+
+
+def test_a_split_wins_where_both_parts_are_fast() -> None:
+    of = compiled()
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 100.0 if "conv" in str(g) and "pointwise" in str(g) else 1.0 for key, g in graphs.items()}
+
+    program = rewrite(of.program, True, 2.0, "full", time_us)
+    assert signatures(program) == ["conv", "bias+add+relu", "softmax", "conv", "bias+add+swish"]
+    assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
+
+
+def test_launches_count() -> None:
+    of = compiled()
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 9.0 if "conv" in str(g) and "pointwise" in str(g) else 4.0 for key, g in graphs.items()}
+
+    assert len(rewrite(of.program, True, 0.5, "full", time_us).steps) == 5
+    assert len(rewrite(of.program, True, 2.0, "full", time_us).steps) == 3
+
+
+def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
+    of = compiled(groups=4)
+    step = next(s for s in of.program.steps if any(n.op.name == "conv" for n in s.nodes))
+    if len(step.nodes) > 1:
+        assert any(len(form) == 2 for form in forms(of.graph, step, "quick"))
+
+
+def test_what_cannot_run_is_not_taken() -> None:
+    of = compiled()
+    assert signatures(rewrite(of.program, True, 1.0, "full", lambda graphs: {})) == signatures(of.program)
+
+
+def test_lowered_is_none_where_a_part_does_not_lower() -> None:
+    of = compiled()
+    form = forms(of.graph, of.program.steps[0], "none")[0]
+    assert lowered(form, True) is not None
+    softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
+    assert lowered((softmax,), True) is None
