@@ -132,7 +132,7 @@ def test_bad_options_are_named() -> None:
         fusec.compile(model(), target="gtx")
     with pytest.raises(FusecError, match="precision is one of fp32, tf32, fp16, bf16, not 'int4'"):
         fusec.compile(model(), precision="int4")
-    with pytest.raises(FusecError, match="tune is one of none, quick, not 'max'"):
+    with pytest.raises(FusecError, match="tune is one of none, quick, full, not 'max'"):
         fusec.compile(model(), tune="max")
     with pytest.raises(FusecError, match="no pass or rule is named nonsense"):
         fusec.compile(model(), disable=["nonsense"])

@@ -37,6 +37,8 @@ def test_outputs(name: str) -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     for got, want in zip(executable.run(None, inputs), session.run(None, inputs), strict=True):
         assert_close(got, want, 1e-4)
+    memory = executable.memory
+    assert memory.live_bytes <= memory.nbytes <= 1.1 * memory.live_bytes
     program = executable.compiled.program
     assert not any(node.op.name == "batch_norm" for node in program.graph.nodes)
     for step in program.steps:

@@ -341,6 +341,9 @@ class _Sampler:
         if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
             # an infinity times what may have been rounded to zero
             nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
+        if op.name == "resize" and not self.rounding.meaning and np.isinf(plain[0]).any() and not is_move(op):
+            # an infinity times a weight of zero, which some leave out
+            nowhere = np.ones(result.shape, np.bool_)
         if label is None or not any(v.type.dtype.is_float for v in node.operands):
             return nowhere
         if op.name == "floor_mod" and not self.rounding.meaning:
