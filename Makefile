@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test lint check examples newest format clean
+.PHONY: demo test lint check fuzz examples newest format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(MAKE) --no-print-directory lint
 	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory examples
 	$(MAKE) --no-print-directory demo
 
@@ -32,6 +33,10 @@ lint: $(VENV)/.test
 # A missing piece of cuDNN fails here; a bare `pytest` skips the tests that need it.
 check: $(VENV)/.test
 	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2
+
+# 2,000 random graphs through every property that needs no GPU; what fails stays in fusec-findings.
+fuzz: $(VENV)/.test
+	$(BIN)/python -m fusec fuzz --examples 2000 --fresh
 
 examples: $(VENV)/.test
 	@set -e; for script in $(EXAMPLES); do echo "python $$script"; $(BIN)/python $$script; done

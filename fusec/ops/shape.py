@@ -253,7 +253,7 @@ class Resize(Op):
         require(all(s >= 1 for s in self.sizes) and x.size > 0, f"resize {list(x.shape)} to {list(self.sizes)}")
         require(all(s > 0 and math.isfinite(s) for s in self.scales), f"scales {list(self.scales)}")
         for n, scale, size in zip(x.shape, self.scales, self.sizes, strict=True):  # rounded up, down or to nearest
-            require(abs(n * scale - size) < 1.0 + 1e-6 * size, f"{n} scaled by {scale} is not {size}")
+            require(abs(n * scale - size) < 1.0, f"{n} scaled by {scale} is not {size}")
         require(self.mode in ("nearest", "linear"), f"resize knows no mode {self.mode!r}")
         require(self.mode == "nearest" or x.dtype.is_float, f"linear resize of {x.dtype.value}")
         require(

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from fusec.testing.compiling import (
     spellings_keep_meaning,
     verification_agrees,
 )
+from fusec.testing.onnx_properties import onnx_round_trip, onnxruntime_agrees
 from fusec.testing.prepared import CASE, Prepared, compile_once, prepared, relabelled
 from fusec.testing.properties import (
     PROPERTIES,
@@ -484,6 +486,14 @@ def test_reading_memory_that_was_let_go_shows(monkeypatch: pytest.MonkeyPatch) -
     graph = parse(f'graph "g" (%x: f32[4096]) {{\n{lines}\nreturn %y\n}}')
     monkeypatch.setattr(runtime.Executable, "_run_kernel", hoarding)
     fails(buffers_never_alias, graph, match="with memory that nothing needs overwritten, output %y has other bits")
+
+
+def test_what_onnx_cannot_say_is_skipped() -> None:
+    resize = '{sizes=[1, 1, 5, 3], scales=[1.0, 1.0, 1.5, 1.0], mode="linear"}'
+    graph = parse(f'graph "g" (%x: f32[1,1,3,3]) {{\n%v = resize(%x) {resize}\nreturn %v\n}}')
+    for check in (onnx_round_trip, onnxruntime_agrees):
+        with pytest.raises(SkipTest, match="ONNX has no Resize"):
+            check(graph)
 
 
 # a GPU -----------------------------------------------------------------------------------------------------
