@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusec import __version__, cli_fuzz, cli_io, cli_machine, cli_repro
+from fusec import __version__, cli_cache, cli_fuzz, cli_io, cli_machine, cli_repro
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -281,6 +281,7 @@ app.command()(cli_repro.repro)
 app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")
+app.add_typer(cli_cache.app, name="cache")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""`fusec cache`: what the plan cache holds; empty it, carry it elsewhere, trust an artefact's plans."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec import cli_io
+from fusec.cli_io import AsJson
+
+# What a command needs is imported inside it, as in cli.py.
+
+app = typer.Typer(help="The plan cache: what it holds; clear, export, import.", no_args_is_help=True)
+
+
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Say what the plan cache holds, and where."""
+    from fusec.plan_store import PlanStore
+
+    found = PlanStore().info()
+    if as_json:
+        print(cli_io.json_text({**asdict(found), "folder": str(found.folder)}))
+        return
+    print(
+        f"{found.folder}: {found.entries} plans, {found.blobs} of them built; {found.bytes} of {found.max_bytes} bytes"
+    )
+    print(f"{found.quarantined} plans in quarantine; {found.trusted} serialized plans trusted")
+
+
+@app.command()
+def clear(as_json: AsJson = False) -> None:
+    """Forget all plans, the quarantine and which serialized plans are trusted."""
+    from fusec.plan_store import PlanStore
+
+    count = PlanStore().clear()
+    print(cli_io.json_text({"cleared": count}) if as_json else f"{count} plans forgotten")
+
+
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, a zip.")], as_json: AsJson = False
+) -> None:
+    """Write plans and quarantine into one file, to be imported elsewhere."""
+    from fusec.plan_store import PlanStore
+
+    cli_io.check_writable(file)
+    count = PlanStore().export(file)
+    print(cli_io.json_text({"exported": count}) if as_json else f"{count} plans written to {file}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fusec cache export` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take over exported choices and quarantine; serialized plans from elsewhere are built anew here."""
+    from fusec.plan_store import PlanStore
+
+    count = PlanStore().import_(file)
+    print(cli_io.json_text({"imported": count}) if as_json else f"{count} plans taken over from {file}")
