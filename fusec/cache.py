@@ -44,8 +44,8 @@ class Store:
         self.path = path or folder() / "answers.sqlite"
         self.max_entries = max_entries
 
-    def get(self, keys: Iterable[str], touch: bool = False) -> dict[str, str]:
-        """The texts of those keys that are there and whole. touch: they count as written now; others go first."""
+    def get(self, keys: Iterable[str]) -> dict[str, str]:
+        """The texts of those keys that are there and whole."""
         wanted = list(keys)
 
         def read(connection: sqlite3.Connection) -> dict[str, str]:
@@ -54,9 +54,6 @@ class Store:
                 row = connection.execute("SELECT text, checksum FROM answers WHERE key = ?", (key,)).fetchone()
                 if row is not None and row[1] == _checksum(key, str(row[0])):
                     found[key] = row[0]
-            if touch:
-                now = time.time()
-                connection.executemany("UPDATE answers SET written = ? WHERE key = ?", [(now, key) for key in found])
             return found
 
         return self._do(read)
@@ -76,22 +73,6 @@ class Store:
                 )
 
         self._do(write)
-
-    def items(self) -> dict[str, str]:
-        """All entries that are whole."""
-        rows = self._do(lambda connection: connection.execute("SELECT key, text, checksum FROM answers").fetchall())
-        return {key: text for key, text, checksum in rows if checksum == _checksum(key, text)}
-
-    def clear(self) -> None:
-        """Drop every entry, and give the room back."""
-        self._do(lambda connection: connection.execute("DELETE FROM answers"))
-        self._do(lambda connection: connection.executescript("VACUUM; PRAGMA wal_checkpoint(TRUNCATE)"))
-
-    @property
-    def nbytes(self) -> int:
-        """What the file takes on disk."""
-        files = (self.path, Path(f"{self.path}-wal"))
-        return sum(file.stat().st_size for file in files if file.exists())
 
     def __len__(self) -> int:
         return self._do(lambda connection: int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0]))

@@ -1,73 +1,64 @@
-"""`fusec cache`: the plans chosen on this machine, and those that must not be used again."""
+"""`fusec cache`: what the plan cache holds; empty it, carry it elsewhere, trust an artefact's plans."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fusec import cli_io
-from fusec.errors import FusecError
-
-app = typer.Typer(no_args_is_help=True, help="What fusec remembers: info, clear, export, import.")
+from fusec.cli_io import AsJson
 
 # What a command needs is imported inside it, as in cli.py.
 
+app = typer.Typer(help="The plan cache: what it holds; clear, export, import.", no_args_is_help=True)
+
 
 @app.command()
-def info(as_json: cli_io.AsJson = False) -> None:
-    """Say where the cache is and what it holds."""
-    from fusec.cache import Store
+def info(as_json: AsJson = False) -> None:
+    """Say what the plan cache holds, and where."""
     from fusec.plan_store import PlanStore
 
-    answers, plans = Store(), PlanStore().info()
-    data = {"answers": {"path": str(answers.path), "bytes": answers.nbytes, "entries": len(answers)}, "plans": plans}
+    found = PlanStore().info()
     if as_json:
-        print(cli_io.json_text(data))
+        print(cli_io.json_text({**asdict(found), "folder": str(found.folder)}))
         return
-    print(f"{answers.path}: {len(answers)} answers of cuDNN, {answers.nbytes / 1e6:.1f} MB")
-    known = ", ".join(f"{count} for {device}" for device, count in plans["plans"].items()) or "none"
-    print(f"{plans['path']}: plans: {known}; {plans['quarantined']} quarantined; {plans['bytes'] / 1e6:.1f} MB")
+    print(
+        f"{found.folder}: {found.entries} plans, {found.blobs} of them built; {found.bytes} of {found.max_bytes} bytes"
+    )
+    print(f"{found.quarantined} plans in quarantine; {found.trusted} serialized plans trusted")
 
 
 @app.command()
-def clear(as_json: cli_io.AsJson = False) -> None:
-    """Forget cuDNN's answers, the plans chosen, and the quarantine."""
-    from fusec.cache import Store
+def clear(as_json: AsJson = False) -> None:
+    """Forget all plans, the quarantine and which serialized plans are trusted."""
     from fusec.plan_store import PlanStore
 
-    answers, plans = Store(), PlanStore()
-    data = {"answers": len(answers), "plans": len(plans)}
-    answers.clear()
-    plans.clear()
-    print(cli_io.json_text(data) if as_json else f"forgot {data['answers']} answers and {data['plans']} plans")
+    count = PlanStore().clear()
+    print(cli_io.json_text({"cleared": count}) if as_json else f"{count} plans forgotten")
 
 
-@app.command("export")
-def export_plans(file: Annotated[Path, typer.Argument(metavar="FILE")], as_json: cli_io.AsJson = False) -> None:
-    """Write the plans chosen and the quarantine to a file, for another machine."""
+@app.command()
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write, a zip.")], as_json: AsJson = False
+) -> None:
+    """Write plans and quarantine into one file, to be imported elsewhere."""
     from fusec.plan_store import PlanStore
 
-    data = PlanStore().export()
-    text = cli_io.json_text(data) + "\n"
-    cli_io.write_whole(file, lambda handle: handle.write(text.encode()))
-    count = len(data["entries"])
-    print(cli_io.json_text({"file": str(file), "entries": count}) if as_json else f"{file}: {count} entries")
+    cli_io.check_writable(file)
+    count = PlanStore().export(file)
+    print(cli_io.json_text({"exported": count}) if as_json else f"{count} plans written to {file}")
 
 
 @app.command("import")
-def import_plans(file: Annotated[Path, typer.Argument(metavar="FILE")], as_json: cli_io.AsJson = False) -> None:
-    """Take in plans that another machine exported; they are used where GPU, driver and cuDNN are the same."""
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `fusec cache export` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take over exported choices and quarantine; serialized plans from elsewhere are built anew here."""
     from fusec.plan_store import PlanStore
 
-    try:
-        data = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise FusecError(f"{file}: cannot be read as exported plans: {error}") from error
-    try:
-        count = PlanStore().merge(data)
-    except FusecError as error:
-        raise FusecError(f"{file}: {error}") from error
-    print(cli_io.json_text({"file": str(file), "entries": count}) if as_json else f"{file}: {count} entries taken in")
+    count = PlanStore().import_(file)
+    print(cli_io.json_text({"imported": count}) if as_json else f"{count} plans taken over from {file}")

@@ -1,124 +1,353 @@
-"""Chosen plans on disk, shared by processes, and the plans that must not be used again.
+"""Chosen plans on disk, a file each, shared by processes; the plans found bad; the blobs this machine built.
 
-One SQLite file beside that of cuDNN's answers, with the same promises: see cache.py.
+Every file is written beside its place and moved there, so readers see it whole or not at all, also after
+kill -9. Each carries a checksum: one that fails it is dropped, with a warning, and counts as absent.
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
+import os
+import re
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from fusec.cache import Store, folder
-from fusec.errors import ModelError
-from fusec.plans import Choice, Entry, Knobs, Place, PlanKey
+from filelock import FileLock, Timeout
 
-MAX_ENTRIES = 20_000  # up to 200 KB each, with the code of an engine compiled at run time; most are 5 KB
-FILE = "plans.sqlite"
-FORMAT = "fusec plans 1"
+from fusec.cache import folder as cache_folder
+from fusec.errors import FusecError
+from fusec.plans import Choice, Entry, Knobs, PlanKey
+
+MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
+MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; the older half goes
+MAX_MEMBER_BYTES = 64 << 20  # of one file of an import
+SCAN_EVERY = 32  # puts between two looks at the size of the folder, which other processes fill too
+STALE_S = 3600.0  # a half-written file this old has lost its writer
+LOCK_S = 60.0
+_MAGIC = b"fusec plan 1\n"
+_PLAN = re.compile(r"plans/[0-9a-f]{64}")
+_BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Info:
+    """What the store holds."""
+
+    folder: Path
+    entries: int
+    blobs: int  # entries with a serialized plan that this machine trusts
+    bytes: int
+    max_bytes: int
+    quarantined: int
+    trusted: int
 
 
 class PlanStore:
-    """Entries by key, and reasons by quarantined plan. An entry that fails its checksum counts as absent."""
+    """Plans by key in `folder` (default: `plans` in the cache folder), at most `max_bytes` of them; those
+    unused for longest go first. Safe with many threads and processes.
 
-    def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
-        self._store = Store(path or folder() / FILE, max_entries)
+    FusecError if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES):
+        self.folder = folder or cache_folder() / "plans"
+        self.max_bytes = max_bytes
+        self._trusted: set[str] = set()
+        self._trust_read = 0  # bytes of the list that `_trusted` holds
+        self._until_scan = 0
+        self._room = 0
+        self._mutex = threading.Lock()
+
+    # entries -----------------------------------------------------------------------------------------
 
     def get(self, key: PlanKey) -> Entry | None:
-        """The entry; it counts as used now, so that others go first."""
-        text = self._store.get([key.digest], touch=True).get(key.digest)
-        return None if text is None else _entry(json.loads(text))
+        """The entry of that key, or None. A blob this machine did not build is left out of it."""
+        path = self._place("plans", key.digest)
+        found = self._read(path)
+        if found is None:
+            return None
+        with contextlib.suppress(OSError):  # a read-only folder serves, it only forgets what was used last
+            os.utime(path)
+        header, blob = found
+        try:
+            choice = Choice.from_json(header["choice"])
+        except (KeyError, ValueError) as error:
+            self._drop(path, str(error))
+            return None
+        return Entry(choice, blob if blob and self.trusts(blob) else None)
 
     def put(self, key: PlanKey, entry: Entry) -> None:
-        """Keep an entry, in place of what was there."""
-        self._store.put({key.digest: _plan_text(key, entry)})
+        """Write an entry built on this machine, in the place of any other of that key; its blob is trusted."""
+        if entry.blob:
+            self.trust(entry.blob)
+        header = {"key": key.to_json(), "choice": entry.choice.to_json()}
+        self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
+        self._bound()
 
-    def quarantine(self, place: Place, graph: str, choice: Choice, reason: str) -> None:
-        """Never offer this plan of the graph again, here."""
-        plan = {"engine": choice.engine, "knobs": [list(k) for k in choice.knobs]}
-        data = {"kind": "quarantine", "place": asdict(place), "graph": graph, **plan, "reason": reason}
-        self._store.put({_quarantine_key(place, graph, choice): json.dumps(data)})
+    # trust -------------------------------------------------------------------------------------------
 
-    def quarantined(self, place: Place) -> Callable[[str, Choice], str | None]:
-        """Why a plan of a graph must not be used there; None if it may."""
+    def trusts(self, blob: bytes) -> bool:
+        """Whether this machine built that serialized plan, or its user said to trust it."""
+        return hashlib.sha256(blob).hexdigest() in self._hashes()
 
-        def reason(graph: str, choice: Choice) -> str | None:
-            key = _quarantine_key(place, graph, choice)
-            text = self._store.get([key]).get(key)
-            return None if text is None else f"quarantined: {json.loads(text)['reason']}"
+    def trust(self, blob: bytes) -> None:
+        """Trust a serialized plan from now on."""
+        digest = hashlib.sha256(blob).hexdigest()
+        if digest in self._hashes():
+            return
+        with self._errors(), self._lock("trusted"):
+            path = self._trust_path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > MAX_TRUSTED_BYTES:
+                lines = path.read_text(encoding="ascii", errors="replace").split("\n")
+                _replace(path, "\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
+            with path.open("ab") as file:
+                file.write(f"\n{digest}".encode())  # the newline first: a torn line before it spoils nothing
 
-        return reason
+    @property
+    def _trust_path(self) -> Path:
+        return self.folder / "trusted"
 
-    def info(self) -> dict[str, Any]:
-        """Where it is, how much it holds, and for which devices."""
-        rows = [json.loads(text) for text in self._store.items().values()]
-        plans = Counter(row["key"]["device"] for row in rows if row["kind"] == "plan")
-        wrong = sum(row["kind"] == "quarantine" for row in rows)
-        return {
-            "path": str(self._store.path),
-            "bytes": self._store.nbytes,
-            "plans": dict(sorted(plans.items())),
-            "quarantined": wrong,
-        }
+    def _hashes(self) -> set[str]:
+        """The trusted hashes; the list is read again if it has changed its size."""
+        try:
+            size = self._trust_path.stat().st_size
+        except OSError:
+            size = 0
+        with self._mutex:
+            if size != self._trust_read:
+                text = ""
+                with contextlib.suppress(FileNotFoundError), self._errors():
+                    text = self._trust_path.read_text(encoding="ascii", errors="replace")
+                self._trusted, self._trust_read = set(text.split("\n")), len(text)
+            return self._trusted
 
-    def clear(self) -> None:
-        """Forget all plans, and which ones are quarantined."""
-        self._store.clear()
+    # quarantine --------------------------------------------------------------------------------------
 
-    def export(self) -> dict[str, Any]:
-        """Everything but serialized plans, as data for `merge`."""
-        rows = [json.loads(text) for text in self._store.items().values()]
-        return {"format": FORMAT, "entries": [{k: v for k, v in row.items() if k != "blob"} for row in rows]}
+    def quarantine(self, graph_key: str, target: str, cudnn: str, engine: int, knobs: Knobs, reason: str) -> None:
+        """Remember that a plan of a graph failed a check; it is not to be used with this cuDNN again."""
+        name = hashlib.sha256(json.dumps([engine, sorted(knobs)]).encode()).hexdigest()
+        case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
+        header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
+        place = self._place("quarantine", _case(graph_key, target, cudnn), name)
+        self._write(place, _pack(name, header, b""))
 
-    def merge(self, data: object) -> int:
-        """Take in what `export` gave; how many entries. ModelError if it is something else.
+    def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
+        """(engine, knobs, reason) of every plan of a graph that failed a check."""
+        result: list[tuple[int, Knobs, str]] = []
+        for path in _files(self._place("quarantine", _case(graph_key, target, cudnn))):
+            found = self._read(path)
+            if found is not None:
+                header = found[0]
+                result.append((header["engine"], tuple((k, v) for k, v in header["knobs"]), header["reason"]))
+        return sorted(result)
 
-        Choices are data: whatever they say, cuDNN builds what it offers itself.
-        """
-        if not isinstance(data, dict) or cast(dict[str, Any], data).get("format") != FORMAT:
-            raise ModelError(f"no plans exported by fusec: the format is not {FORMAT!r}")
-        texts: dict[str, str] = {}
-        for row in cast(dict[str, Any], data).get("entries", []):
-            try:
-                if row["kind"] == "plan":
-                    key, choice = PlanKey(**row["key"]), _choice(row["choice"])
-                    texts[key.digest] = _plan_text(key, Entry(choice))
-                else:
-                    place, choice = Place(**row["place"]), Choice(row["engine"], _knobs(row["knobs"]))
-                    texts[_quarantine_key(place, row["graph"], choice)] = json.dumps(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ModelError(f"entry {len(texts)} of the exported plans is malformed: {error!r}") from error
-        self._store.put(texts)
-        return len(texts)
+    # the whole ---------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self._store)
+    def info(self) -> Info:
+        """What is there now."""
+        sizes = [path.stat().st_size for path in self._plans()]
+        blobs = 0
+        for path in self._plans():
+            found = self._read(path)
+            blobs += found is not None and bool(found[1]) and self.trusts(found[1])
+        trusted = sum(len(line) == 64 for line in self._hashes())
+        return Info(self.folder, len(sizes), blobs, sum(sizes), self.max_bytes, len(self._bad()), trusted)
+
+    def clear(self) -> int:
+        """Forget all: entries, quarantine and trust. Returns how many entries there were."""
+        plans = self._plans()
+        with self._errors():
+            for path in (*plans, *self._bad(), self._trust_path):
+                path.unlink(missing_ok=True)
+        return len(plans)
+
+    def export(self, path: Path) -> int:
+        """Write entries and quarantine into one file, a zip; returns how many entries. Trust stays here."""
+        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        count = 0
+        try:
+            with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
+                for file in (*self._plans(), *self._bad()):
+                    if self._read(file) is not None:
+                        name = file.relative_to(self.folder).as_posix()
+                        archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
+                        count += name.startswith("plans/")
+            beside.replace(path)
+        except OSError as error:
+            raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+        finally:
+            beside.unlink(missing_ok=True)
+        return count
+
+    def import_(self, path: Path) -> int:
+        """Take over what `export` wrote, perhaps elsewhere; returns how many entries. What is here already
+        stays, and no blob is trusted for it. FusecError, with nothing taken over, if the file is damaged."""
+        taken: dict[str, bytes] = {}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for member in archive.infolist():
+                    name = member.filename
+                    if not (_PLAN.fullmatch(name) or _BAD.fullmatch(name)):
+                        raise FusecError(f"{path}: not an export of fusec's plan cache: it holds {name!r}")
+                    if member.compress_type != zipfile.ZIP_STORED or member.file_size > MAX_MEMBER_BYTES:
+                        raise FusecError(f"{path}: {name}: compressed, or larger than any plan")
+                    taken[name] = archive.read(member)
+                    header, _ = _unpack(taken[name], name.rpartition("/")[2])
+                    _check(name, header)
+        except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+            raise FusecError(f"{path}: not a readable export of the plan cache: {error}") from error
+        except ValueError as error:
+            raise FusecError(f"{path}: damaged: {error}") from error
+        for name, data in taken.items():
+            if not (self.folder / name).exists():
+                self._write(self.folder / name, data)
+        self._until_scan = 0
+        self._bound()
+        return sum(name.startswith("plans/") for name in taken)
+
+    # files -------------------------------------------------------------------------------------------
+
+    def _place(self, *parts: str) -> Path:
+        return self.folder.joinpath(*parts)
+
+    def _plans(self) -> list[Path]:
+        return _files(self._place("plans"))
+
+    def _bad(self) -> list[Path]:
+        folder = self._place("quarantine")
+        return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
+
+    def _read(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FusecError(f"cannot read {path} ({error}); set FUSEC_CACHE to another folder") from error
+        try:
+            header, blob = _unpack(data, path.name)
+            _check(
+                f"{'plans' if path.parent.name == 'plans' else 'quarantine/' + path.parent.name}/{path.name}", header
+            )
+        except ValueError as error:
+            self._drop(path, str(error))
+            return None
+        return header, blob
+
+    def _drop(self, path: Path, reason: str) -> None:
+        path.unlink(missing_ok=True)
+        warnings.warn(f"dropped the remembered plan {path} ({reason}); it will be made anew", stacklevel=4)
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with self._errors():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, data)
+        with self._mutex:
+            self._room -= len(data)
+
+    def _bound(self) -> None:
+        """Drop the entries unused for longest until the rest fits, and what dead writers left behind."""
+        with self._mutex:
+            self._until_scan -= 1
+            if self._until_scan >= 0 and self._room >= 0:
+                return
+            self._until_scan = SCAN_EVERY
+        with self._errors(), self._lock("bound"):
+            now = time.time()
+            found: list[tuple[float, int, Path]] = []
+            for file in self._place("plans").iterdir():
+                try:
+                    state = file.stat()
+                except FileNotFoundError:  # another process replaced or dropped it
+                    continue
+                if not file.name.endswith(".tmp"):
+                    found.append((state.st_mtime, state.st_size, file))
+                elif now - state.st_mtime > STALE_S:
+                    file.unlink(missing_ok=True)
+            total = sum(size for _, size, _ in found)
+            for _, size, file in sorted(found):
+                if total <= self.max_bytes:
+                    break
+                file.unlink(missing_ok=True)
+                total -= size
+        with self._mutex:
+            self._room = self.max_bytes - total
+
+    def _lock(self, name: str) -> FileLock:
+        return FileLock(self.folder / f".{name}.lock", timeout=LOCK_S)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Generator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            yield
+        except FileNotFoundError:
+            raise
+        except (OSError, Timeout) as error:
+            raise FusecError(f"cannot use the plan cache {self.folder} ({error}); set FUSEC_CACHE") from error
 
 
-def _quarantine_key(place: Place, graph: str, choice: Choice) -> str:
-    # another driver computes the same wrong numbers; another cuDNN may not
-    parts = ["quarantine", place.device, place.cudnn, graph, choice.engine, [list(k) for k in choice.knobs]]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
 
 
-def _plan_text(key: PlanKey, entry: Entry) -> str:
-    blob = None if entry.blob is None else base64.b64encode(entry.blob).decode()
-    return json.dumps({"kind": "plan", "key": asdict(key), "choice": asdict(entry.choice), "blob": blob})
+def _replace(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name[:16]}-{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
-def _entry(data: dict[str, Any]) -> Entry:
-    return Entry(_choice(data["choice"]), None if data["blob"] is None else base64.b64decode(data["blob"]))
+def _case(graph_key: str, target: str, cudnn: str) -> str:
+    return hashlib.sha256(json.dumps([graph_key, target, cudnn]).encode()).hexdigest()
 
 
-def _choice(data: dict[str, Any]) -> Choice:
-    measured = (data["workspace_bytes"], data["time_us"], data["error"], data["complete"])
-    return Choice(data["engine"], _knobs(data["knobs"]), *measured)
+def _pack(name: str, header: Mapping[str, Any], blob: bytes) -> bytes:
+    """Magic, checksum, one line of JSON, blob. The checksum covers the name: files cannot change places."""
+    body = json.dumps(header, sort_keys=True).encode() + b"\n" + blob
+    return _MAGIC + hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n" + body
 
 
-def _knobs(pairs: list[list[int]]) -> Knobs:
-    return tuple((int(kind), int(value)) for kind, value in pairs)
+def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
+    """Inverse of `_pack`; ValueError if anything is not as it was written."""
+    start = len(_MAGIC) + 65
+    body = data[start:]
+    checksum = hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n"
+    if data[:start] != _MAGIC + checksum:
+        raise ValueError(f"{name[:16]}…: its checksum does not fit")
+    head, _, blob = body.partition(b"\n")
+    header = json.loads(head)
+    if not isinstance(header, dict):
+        raise ValueError(f"{name[:16]}…: no header")
+    return header, blob
+
+
+def _check(name: str, header: Mapping[str, Any]) -> None:
+    """ValueError unless a header holds what its place says: a checksum is no proof of good faith."""
+    try:
+        if name.startswith("plans/"):
+            Choice.from_json(header["choice"])
+            fits = name == f"plans/{PlanKey(**header['key']).digest}"
+        else:
+            case = _case(header["graph"], header["target"], header["cudnn"])
+            knobs = [[int(k), int(v)] for k, v in header["knobs"]]
+            plan = hashlib.sha256(json.dumps([int(header["engine"]), knobs]).encode()).hexdigest()
+            fits = name == f"quarantine/{case}/{plan}" and isinstance(header["reason"], str)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    if not fits:
+        raise ValueError(f"{name}: holds another plan than its name says")

@@ -1,19 +1,27 @@
-"""How a cuDNN graph is run, as data: engine and knobs of a plan, never its place in a list, which drifts."""
+"""How one cuDNN graph is run, as plain data: the engine and its knobs, never a plan's place in cuDNN's list.
+
+The list drifts with the version of cuDNN and the GPU; engine and knobs name the same plan in any of them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from fusec.verdict import Plan
 
 Knobs = tuple[tuple[int, int], ...]  # (knob type, value), sorted
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan that was chosen. time_us: median on the device; error: relative L2 against the reference or, where that
-    was too large to compute, against other engines; None where not measured. complete: every plan of its tuning
-    level was timed."""
+    """One plan of a graph. `time_us` (median on the device) and `error` (relative L2 against the reference or, where
+    that would take too long, against other engines) are None where nothing was measured. complete: every plan of its
+    tuning level was timed."""
 
     engine: int
     knobs: Knobs
@@ -22,37 +30,67 @@ class Choice:
     error: float | None = None
     complete: bool = True
 
+    @classmethod
+    def of(cls, plan: Plan) -> Choice:
+        """A plan that cuDNN offers, not measured."""
+        return cls(plan.engine, plan.knobs, plan.workspace_bytes)
 
-@dataclass(frozen=True)
-class Place:
-    """Where plans run: the GPU's name, and the versions of driver, cuDNN and its frontend."""
+    @property
+    def identity(self) -> tuple[int, Knobs]:
+        """What names the plan to cuDNN."""
+        return self.engine, self.knobs
 
-    device: str
-    driver: str
-    cudnn: str
-    frontend: str
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` gives back an equal choice."""
+        return {**asdict(self), "knobs": [list(pair) for pair in self.knobs]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        """Inverse of `to_json`. ValueError for data of another form."""
+        try:
+            pairs = [(k, v) for k, v in data["knobs"]]
+            measured = (data["workspace_bytes"], data["time_us"], data["error"], data.get("complete", True))
+            choice = cls(data["engine"], tuple(sorted(pairs)), *measured)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not the choice of a plan: {error}") from None
+        whole = (choice.engine, choice.workspace_bytes, *(n for pair in pairs for n in pair))
+        if any(type(n) is not int for n in whole) or choice.engine < 0 or choice.workspace_bytes < 0:
+            raise ValueError("not the choice of a plan: engine, knobs and workspace are whole numbers")
+        if any(n is not None and type(n) not in (int, float) for n in (choice.time_us, choice.error)):
+            raise ValueError("not the choice of a plan: time and error are numbers or absent")
+        if type(choice.complete) is not bool:
+            raise ValueError("not the choice of a plan: complete is true or false")
+        return choice
 
 
 @dataclass(frozen=True)
 class PlanKey:
-    """What a choice depends on. `graph` is `CudnnGraph.key`, which knows of precision; `tune` the level."""
+    """What a choice holds for: the graph (`CudnnGraph.key`), where it runs, and the tuning level."""
 
     graph: str
+    target: str
     device: str
     driver: str
     cudnn: str
     frontend: str
     tune: str
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """SHA-256 of all of it."""
+        """SHA-256 of the fields: the same in every process."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, str]:
+        """Plain data, the fields by name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A choice with the plan serialized by cuDNN, if it is at hand."""
+    """A choice and, where there is one, the plan itself as cuDNN serializes it.
+
+    A blob holds machine code: it is handed to cuDNN only if this machine built it (`PlanStore.trusts`).
+    """
 
     choice: Choice
     blob: bytes | None = None

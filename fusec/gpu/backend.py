@@ -6,7 +6,6 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import cudnn
@@ -15,14 +14,14 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu.device import device_name
+from fusec.gpu import device
 from fusec.gpu.forms import rewrite
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
-from fusec.plans import Choice, Entry, Place, PlanKey
+from fusec.plans import Choice, Entry, PlanKey
 from fusec.program import Program
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
@@ -45,13 +44,15 @@ class CudnnBackend:
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
     ):
-        self.name = device_name() or "GPU"
+        self.name = device.device_name() or "GPU"
         self.tune = tune
         self.progress = progress
         self.budget_s = budget_s
         self._store = store or PlanStore()
-        driver = str(cupy.cuda.runtime.driverGetVersion())
-        self._place = Place(self.name, driver, str(cudnn.backend_version()), cudnn.__version__)
+        here = device.detect()
+        self._target = here.name if here is not None else ""
+        self._driver = str(cupy.cuda.runtime.driverGetVersion())
+        self._cudnn = str(cudnn.backend_version())
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
@@ -105,9 +106,7 @@ class CudnnBackend:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(
-                self._handle, self._stream, footprint_bytes, self._store.quarantined(self._place), self._note
-            )
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note)
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
             if key in keys and result.plans and known.get(key) != result.plans[0][0]:
@@ -147,10 +146,16 @@ class CudnnBackend:
                 self._workspace = cupy.empty(workspace_bytes, cupy.uint8)
 
     def _key(self, graph: str) -> PlanKey:
-        return PlanKey(graph=graph, tune=self.tune, **asdict(self._place))
+        versions = (self._driver, self._cudnn, cudnn.__version__)
+        return PlanKey(graph, self._target, self.name, *versions, self.tune)
+
+    def _wrong(self, graph: str, choice: Choice) -> str | None:
+        """Why a plan is in quarantine; None if it is not."""
+        found = self._store.quarantined(graph, self._target, self._cudnn)
+        return next((why for engine, knobs, why in found if (engine, knobs) == choice.identity), None)
 
     def _note(self, graph: str, choice: Choice, reason: str) -> None:
-        self._store.quarantine(self._place, graph, choice, reason)
+        self._store.quarantine(graph, self._target, self._cudnn, choice.engine, choice.knobs, reason)
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         (_, plan), handle, workspace = self._tuned[graph.key].plans[0], self._handle, self._workspace

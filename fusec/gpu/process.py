@@ -25,7 +25,7 @@ OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signa
 # Settings of the user's shell that change what cuDNN offers, and are no part of the question.
 _NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
 # the same import path as here, so that the very same fusec and cudnn answer
-_START = "import sys; sys.path[:] = {path!r}; from fusec.gpu.worker import main; sys.exit(main({name!r}, {device}))"
+_START = "import sys; sys.path[:] = {path!r}; from {module} import main; sys.exit(main({name!r}, {device}))"
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,11 @@ class Died:
 
 
 class WorkerProcess:
-    """One child process and its pipes. TargetError if it cannot come up, naming what is missing."""
+    """One child process and its pipes, running `main` of a module. TargetError if it cannot come up, naming
+    what is missing."""
 
-    def __init__(self, target: Target, device: bool):
-        start = _START.format(path=sys.path, name=target.name, device=device)
+    def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.worker"):
+        start = _START.format(path=sys.path, module=module, name=target.name, device=device)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
@@ -65,19 +66,25 @@ class WorkerProcess:
 
     def ask(self, graph: CudnnGraph) -> Verdict | Died:
         """The verdict. RuntimeError for a defect of fusec in the worker: it is no answer."""
+        answer = self.exchange(graph.to_json())
+        if isinstance(answer, Died):
+            return answer
+        if "defect" in answer:
+            raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
+        return decode(answer)
+
+    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | Died:
+        """One question and its answer, both JSON."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(graph.to_json()) + "\n")
+            self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
             line = self._line()
         except (BrokenPipeError, ValueError):  # ValueError: the oracle was closed meanwhile
             line = ""
         if not line.endswith("\n"):
             return self._death()
-        answer = json.loads(line)
-        if "defect" in answer:
-            raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
-        return decode(answer)
+        return json.loads(line)
 
     def _line(self) -> str:
         """One whole line within TIMEOUT_S, else the empty string."""

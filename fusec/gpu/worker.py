@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
@@ -122,9 +122,22 @@ def decode(data: dict[str, Any]) -> Verdict:
 
 
 def main(name: str, device: bool) -> int:
-    """Say hello with the versions, then answer until the input ends.
+    """Say hello with the versions, then judge graphs until the input ends: see `serve`."""
 
-    One JSON object a line: `ready` or `failed` first, then for each graph `legal`, `refused`, or `defect`
+    def begin(target: Target) -> tuple[Any, Answer]:
+        judge = Judge(target, device)
+        return judge.cudnn, lambda question: encode(judge.judge(CudnnGraph.from_json(question)))
+
+    return serve(name, device, begin)
+
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(name: str, device: bool, begin: Callable[[Target], tuple[Any, Answer]]) -> int:
+    """The life of a worker. `begin` gets cuDNN brought up: it returns the module, and what answers.
+
+    One JSON object a line: `ready` or `failed` first, then for each question an answer, or `defect`
     with a traceback: what is not cuDNN's word is no verdict.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
@@ -133,15 +146,15 @@ def main(name: str, device: bool) -> int:
     target = load(name)
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
-        judge = Judge(target, device)
-        ready = {"cudnn": judge.cudnn.backend_version(), "nvrtc": nvrtc}
+        cudnn, respond = begin(target)
+        ready = {"cudnn": cudnn.backend_version(), "nvrtc": nvrtc}
     except (FusecError, ImportError, OSError, RuntimeError) as error:
         out.write(json.dumps({"failed": str(error)}) + "\n")
         return 2
     out.write(json.dumps({"ready": ready}) + "\n")
     for line in sys.stdin:
         try:
-            answer = encode(judge.judge(CudnnGraph.from_json(json.loads(line))))
+            answer = respond(json.loads(line))
         except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
             answer = {"defect": traceback.format_exc()}
         out.write(json.dumps(answer) + "\n")

@@ -1,0 +1,204 @@
+"""Serialized plans for a described GPU, made in child processes: no GPU and no driver are needed.
+
+A plan so made was deserialized and run on an H200. cuDNN leaves some engines out of what it offers
+devicelessly, so the best plan is the device's to choose: several are made for each graph.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from queue import SimpleQueue
+from typing import Any
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import ExecutionError, TargetError
+from fusec.gpu.oracle import MAX_WORKERS
+from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.reasons import reason_of
+from fusec.gpu.worker import PYTHON_ENGINES, Answer, knobs_of, serve
+from fusec.hazards import wrong_plan
+from fusec.plans import Choice, Entry, Knobs
+from fusec.target import Target
+
+SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes up to a second
+_MODULE = "fusec.gpu.blobs"
+
+
+def serialize(
+    graphs: Sequence[CudnnGraph],
+    target: Target,
+    *,
+    choices: Mapping[str, Sequence[Choice]] | None = None,
+    skip: Mapping[str, Collection[tuple[int, Knobs]]] | None = None,
+    count: int = SEVERAL,
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, tuple[Entry, ...]]:
+    """For each graph, by its key, plans built and serialized for the target: those of `choices` (by key),
+    else the first `count` that cuDNN offers and builds, without those of `skip` (such as quarantined ones).
+
+    Raises TargetError if cuDNN does not come up, builds no plan of a graph, or not one that was named.
+    """
+    questions: dict[str, dict[str, Any]] = {}
+    by_key = {graph.key: graph for graph in graphs}
+    for key, graph in by_key.items():
+        named = [choice.to_json() for choice in (choices or {}).get(key, ())]
+        left_out = [[engine, [list(pair) for pair in knobs]] for engine, knobs in (skip or {}).get(key, ())]
+        questions[key] = {"graph": graph.to_json(), "choices": named, "skip": left_out, "count": count}
+    made: dict[str, tuple[Entry, ...]] = {}
+    idle: SimpleQueue[WorkerProcess] = SimpleQueue()
+    started: list[WorkerProcess] = []
+
+    def work(key: str) -> dict[str, Any]:
+        if idle.empty():
+            worker = WorkerProcess(target, False, _MODULE)
+            started.append(worker)
+        else:
+            worker = idle.get()
+        answer = _answer(worker, by_key[key], questions[key])
+        idle.put(worker)
+        return answer
+
+    # as many workers as threads: a thread finds an idle one, or there are fewer than threads
+    pool = ThreadPoolExecutor(min(workers or os.cpu_count() or 1, MAX_WORKERS, max(len(by_key), 1)))
+    try:
+        futures = {pool.submit(work, key): key for key in by_key}
+        for done, future in enumerate(as_completed(futures), 1):
+            made[futures[future]] = tuple(map(_entry, future.result()["entries"]))
+            if progress is not None:
+                progress(done, len(futures))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    finally:
+        for worker in started:
+            worker.close()
+        pool.shutdown()
+    return {key: made[key] for key in by_key}
+
+
+def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
+    """Let cuDNN read a serialized plan for the target, without a GPU; its workspace in bytes.
+
+    ExecutionError if cuDNN does not take it. Only for a blob that is trusted.
+    """
+    worker = WorkerProcess(target, False, _MODULE)
+    try:
+        question = {"graph": graph.to_json(), "blob": base64.b64encode(blob).decode()}
+        return int(_answer(worker, graph, question, ExecutionError)["workspace"])
+    finally:
+        worker.close()
+
+
+def _answer(
+    worker: WorkerProcess, graph: CudnnGraph, question: dict[str, Any], refusal: type[Exception] = TargetError
+) -> dict[str, Any]:
+    answer = worker.exchange(question)
+    if isinstance(answer, Died):
+        raise refusal(f"no plan was built: {answer.words}; the graph is\n{graph}")
+    if "defect" in answer:
+        raise RuntimeError(f"fusec failed to serialize plans of\n{graph}\n{answer['defect']}")
+    if "failed" in answer:
+        raise refusal(f"{answer['failed']}; the graph is\n{graph}")
+    return answer
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    return Entry(Choice.from_json(data["choice"]), base64.b64decode(data["blob"]))
+
+
+# the child's side ----------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Builds and serializes plans for a target, or reads one back."""
+
+    def __init__(self, target: Target):
+        import cudnn  # only after the driver and NVRTC are loaded
+
+        self.cudnn = cudnn
+        self.target = target
+        self.declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        from fusec.gpu.emit import emit
+
+        graph = CudnnGraph.from_json(question["graph"])
+        g = emit(graph, target=self.target)
+        if "blob" in question:
+            try:
+                g.deserialize(list(base64.b64decode(question["blob"])))
+                return {"workspace": g.get_workspace_size()}
+            except self.declined as error:
+                return {"failed": f"cuDNN does not read this serialized plan: {': '.join(reason_of(error))}"}
+        try:
+            g.validate()
+            g.build_operation_graph()
+            g.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
+        except self.declined as error:
+            return {"failed": f"cuDNN has no plan for {self.target.name}: {': '.join(reason_of(error))}"}
+        if not graph.tensor_cores:
+            g.deselect_numeric_notes([self.cudnn.numerical_note.TENSOR_CORE])
+        named = [Choice.from_json(choice) for choice in question["choices"]]
+        if named:
+            return self._named(g, named)
+        skip = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["skip"]}
+        return self._first(g, graph, skip, question["count"])
+
+    def _named(self, g: Any, named: list[Choice]) -> dict[str, Any]:
+        offered = {self._identity(g, i): i for i in range(g.get_execution_plan_count())}
+        entries: list[dict[str, Any]] = []
+        for choice in named:
+            try:
+                index = offered.get(choice.identity)
+                if index is None:  # not in its list devicelessly, but perhaps it builds
+                    g.create_execution_plan(choice.engine, {self.cudnn.knob_type(k): v for k, v in choice.knobs})
+                    index = g.get_execution_plan_count() - 1
+                entries.append(self._built(g, index, choice))
+            except self.declined as error:
+                what = f"engine {choice.engine} with knobs {dict(choice.knobs)}"
+                return {"failed": f"cuDNN builds no plan of {what} for {self.target.name}: {reason_of(error)[1]}"}
+        return {"entries": entries}
+
+    def _first(self, g: Any, graph: CudnnGraph, skip: set[tuple[int, Knobs]], count: int) -> dict[str, Any]:
+        entries: list[dict[str, Any]] = []
+        seen: set[tuple[int, Knobs]] = set(skip)
+        reason = "it offers none that may be used"
+        for index in range(g.get_execution_plan_count()):
+            engine, knobs = identity = self._identity(g, index)
+            if identity in seen or not 0 <= engine < PYTHON_ENGINES or wrong_plan(graph, engine, dict(knobs)):
+                continue
+            seen.add(identity)
+            try:
+                entries.append(self._built(g, index, Choice(engine, knobs)))
+            except self.declined as error:
+                reason = reason_of(error)[1]
+            if len(entries) == count:
+                break
+        return {"entries": entries} if entries else {"failed": f"no plan for {self.target.name} was built: {reason}"}
+
+    @staticmethod
+    def _identity(g: Any, index: int) -> tuple[int, Knobs]:
+        engine, knobs = g.get_engine_and_knobs_at_index(index)
+        return int(engine), tuple(sorted(knobs_of(knobs).items()))
+
+    @staticmethod
+    def _built(g: Any, index: int, choice: Choice) -> dict[str, Any]:
+        g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
+        workspace = int(g.get_workspace_size_plan_at_index(index))
+        measured = (choice.time_us, choice.error)
+        choice = Choice(choice.engine, choice.knobs, workspace, *measured)
+        return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
+
+
+def main(name: str, device: bool) -> int:
+    """The life of a child: see `worker.serve`."""
+
+    def begin(target: Target) -> tuple[Any, Answer]:
+        builder = _Builder(target)
+        return builder.cudnn, builder.answer
+
+    return serve(name, device, begin)
