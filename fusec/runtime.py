@@ -179,15 +179,26 @@ class Executable:
         results = self.run(None, {**feeds, **named})
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Array]:
-        """Outputs by name (None: all, in order) from inputs by name, as onnxruntime's `run`."""
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
+    ) -> list[Array]:
+        """Outputs by name (None: all, in order) from inputs by name, as onnxruntime's `run`.
+
+        out: arrays by output name that results are written into, rather than into new ones: NumPy arrays, or what
+        DLPack shares with the backend's device. Raises ExecutionError for a name, shape or dtype that does not fit.
+        """
         known = [spec.name for spec in self.outputs]
         wanted = known if output_names is None else list(output_names)
         for name in wanted:
             if name not in known:
                 raise ExecutionError(f"no output {quote(name)}; outputs are {', '.join(map(quote, known))}")
-        on_host = all(_on_host(array) for array in feeds.values())
+        given = dict(out or {})
+        for name in given:
+            if name not in wanted:
+                raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
+        on_host = all(_on_host(array) for array in (*feeds.values(), *given.values()))
         bound = self._bind(feeds)
+        into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
         with self._lock, self.backend.calling():
             results = self._execute(bound)
             picked = [results[known.index(name)] for name in wanted]
@@ -195,6 +206,11 @@ class Executable:
                 self.backend.finish()
                 if self.backend.xp is not np:
                     picked = [array.get() for array in picked]
+            for place, name in enumerate(wanted):
+                if name in into:
+                    on_device = isinstance(into[name], np.ndarray) and not isinstance(picked[place], np.ndarray)
+                    into[name][...] = picked[place].get() if on_device else picked[place]
+                    picked[place] = given[name]
         return picked
 
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
@@ -226,15 +242,25 @@ class Executable:
         for spec in self.inputs:
             if spec.name not in feeds:
                 raise ExecutionError(f"input {quote(spec.name)} is missing")
-            array = self.backend.from_any(feeds[spec.name])
-            if array.dtype != spec.dtype:
-                raise ExecutionError(f"input {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
-            if tuple(array.shape) != spec.shape:
-                raise ExecutionError(
-                    f"input {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}"
-                )
-            bound.append(array)
+            bound.append(self._checked(feeds[spec.name], spec, "input"))
         return bound
+
+    def _checked(self, given: Any, spec: TensorSpec, kind: str) -> Array:
+        """An array of the caller's; one to be written to is not copied."""
+        if kind == "out":
+            shared = not _on_host(given) and self.backend.xp is not np
+            if not shared and not isinstance(given, np.ndarray):
+                raise ExecutionError(f"out {quote(spec.name)}: results cannot be written into {type(given).__name__}")
+            array = self.backend.from_any(given) if shared else given
+        else:
+            array = self.backend.from_any(given)
+        if array.dtype != spec.dtype:
+            raise ExecutionError(f"{kind} {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
+        if tuple(array.shape) != spec.shape:
+            raise ExecutionError(
+                f"{kind} {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}"
+            )
+        return array
 
     def _constant(self, literal: Any, type: TensorType) -> Array:
         """The device's copy of a literal in one memory order; shared by all steps that read it so."""

@@ -192,6 +192,29 @@ def test_bad_calls_are_named(net: Executable, feeds: dict[str, np.ndarray]) -> N
         net.run(["nothing"], feeds)
 
 
+def test_results_go_into_arrays_that_are_given(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+    want = net.run(None, feeds)
+    names = [spec.name for spec in net.outputs]
+    spec = net.outputs[0]
+    wide = np.zeros([2 * d for d in spec.shape], spec.dtype)
+    mine = wide[tuple(slice(None, None, 2) for _ in spec.shape)]
+    got = net.run(None, feeds, out={spec.name: mine})
+    assert got[0] is mine
+    for array, right in zip(got, want, strict=True):
+        np.testing.assert_array_equal(array, right)
+    assert not np.shares_memory(got[1], mine)
+    net.run(None, {name: -array for name, array in feeds.items()})
+    np.testing.assert_array_equal(mine, want[0])
+    for bad, words in (
+        ({"nothing": mine}, "no output that was asked for"),
+        ({names[0]: np.zeros(3, spec.dtype)}, f"out %{names[0]} has shape"),
+        ({names[0]: np.zeros(spec.shape, np.float64)}, f"out %{names[0]} takes float32, not float64"),
+        ({names[0]: [1.0]}, "cannot be written into list"),
+    ):
+        with pytest.raises(ExecutionError, match=words):
+            net.run(None, feeds, out=bad)
+
+
 def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) -> None:
     """Forty maps of 4 MB in a chain of kernels: two at a time are alive."""
     import tracemalloc
