@@ -1,0 +1,247 @@
+"""CuPy and cuDNN's frontend as far as the GPU backend uses them, on the CPU: arrays are NumPy's, plans simulate.
+
+Streams do their work at once, captures record calls and replay them, so that whoever forgets to go through what was
+captured, or gives the wrong address, gets a wrong answer here, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import types
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.simulate import extent, simulate
+
+
+class Array(np.ndarray):
+    """An array `on the device`: never mixed with NumPy's own by accident."""
+
+    @property
+    def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
+        return types.SimpleNamespace(ptr=self.__array_interface__["data"][0])
+
+    def get(self) -> np.ndarray:
+        return np.array(self.view(np.ndarray))
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+def on_device(array: Any) -> Array:
+    return np.array(array).view(Array)
+
+
+class RuntimeFaultError(RuntimeError):
+    pass
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+class Machine:
+    """The state of the stand-in: what is captured, what time it is, what plans exist and how they behave."""
+
+    def __init__(self) -> None:
+        self.recording: list[Callable[[], None]] | None = None
+        self.captured = 0
+        self.replayed = 0
+        self.now_us = 0.0
+        self.times_us: dict[int, float] = {}  # by engine; 10 where not said
+        self.engines = (7, 4, 3)
+        self.wrong: set[int] = set()
+        self.failing: set[int] = set()
+        self.built: list[int] = []
+        self.allocated = 0
+        self.limit = 1 << 40
+        self.uncapturable = False
+
+    def do(self, work: Callable[[], None]) -> None:
+        if self.recording is not None:
+            self.recording.append(work)
+        else:
+            work()
+
+    # cuDNN -----------------------------------------------------------------------------------------
+
+    def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None) -> Any:
+        return Pygraph(self, graph)
+
+    def cudnn(self) -> Any:
+        return types.SimpleNamespace(
+            create_handle=lambda: "handle",
+            set_stream=lambda handle, stream: None,
+            backend_version=lambda: 91900,
+            __version__="1.28.0",
+            heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),
+            behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
+            numerical_note=types.SimpleNamespace(TENSOR_CORE=1),
+            cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
+        )
+
+    # CuPy ------------------------------------------------------------------------------------------
+
+    def cupy(self) -> Any:
+        machine = self
+
+        class Event:
+            def __init__(self) -> None:
+                self.at = 0.0
+
+            def record(self, stream: Any = None) -> None:
+                self.at = machine.now_us
+
+            def synchronize(self) -> None:
+                pass
+
+        class Graph:
+            def __init__(self, work: list[Callable[[], None]]) -> None:
+                self.work = work
+
+            def upload(self, stream: Any) -> None:
+                pass
+
+            def launch(self, stream: Any) -> None:
+                machine.replayed += 1
+                for each in self.work:
+                    each()
+
+        class Stream:
+            ptr = 1
+
+            def __init__(self, non_blocking: bool = False) -> None:
+                pass
+
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *error: Any) -> None:
+                pass
+
+            def synchronize(self) -> None:
+                pass
+
+            def record(self) -> Event:
+                return Event()
+
+            def wait_event(self, event: Event) -> None:
+                pass
+
+            def begin_capture(self, mode: int) -> None:
+                machine.recording = []
+
+            def end_capture(self) -> Graph:
+                work, machine.recording = machine.recording, None
+                if machine.uncapturable:
+                    raise RuntimeFaultError("operation not permitted when stream is capturing")
+                machine.captured += 1
+                return Graph(work or [])
+
+        def empty(size: int, dtype: Any = np.float32) -> Array:
+            machine.allocated += int(size) * np.dtype(dtype).itemsize
+            if machine.allocated > machine.limit:
+                raise OutOfMemoryError("out of memory allocating")
+            return np.full(int(size) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).view(Array)
+
+        @contextmanager
+        def using_allocator(allocator: Any) -> Generator[None]:
+            yield
+
+        rng = np.random.default_rng(0)
+        runtime = types.SimpleNamespace(
+            CUDARuntimeError=RuntimeFaultError,
+            memGetInfo=lambda: (1 << 34, 1 << 37),
+            driverGetVersion=lambda: 13000,
+            getDeviceProperties=lambda device: {"l2CacheSize": 1 << 20},
+        )
+        cuda = types.SimpleNamespace(
+            Stream=Stream,
+            Event=Event,
+            MemoryPool=lambda: types.SimpleNamespace(malloc=None),
+            Device=lambda: types.SimpleNamespace(id=0),
+            using_allocator=using_allocator,
+            get_current_stream=Stream,
+            get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
+            runtime=runtime,
+            memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        )
+        names = ("where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
+        return types.SimpleNamespace(
+            **{name: getattr(np, name) for name in (*names, "uint32")},
+            ndarray=Array,
+            cuda=cuda,
+            empty=empty,
+            zeros=lambda size, dtype: on_device(np.zeros(size, dtype)),
+            full=lambda size, value, dtype: on_device(np.full(size, value, dtype)),
+            asarray=on_device,
+            ascontiguousarray=lambda array: np.ascontiguousarray(array).view(Array),
+            get_default_memory_pool=lambda: types.SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None),
+            random=types.SimpleNamespace(
+                standard_normal=lambda size: on_device(rng.standard_normal(size)),
+                random_sample=lambda size: on_device(rng.random(size)),
+                randint=lambda low, high, size: on_device(rng.integers(low, high, size)),
+            ),
+        )
+
+
+class Pygraph:
+    """A frontend graph whose plans read and write host memory by address."""
+
+    def __init__(self, machine: Machine, graph: CudnnGraph) -> None:
+        self.machine, self.graph = machine, graph
+
+    def validate(self) -> None:
+        pass
+
+    build_operation_graph = validate
+
+    def create_execution_plans(self, modes: Any) -> None:
+        pass
+
+    def deselect_numeric_notes(self, notes: Any) -> None:
+        pass
+
+    def get_execution_plan_count(self) -> int:
+        return len(self.machine.engines)
+
+    def get_engine_and_knobs_at_index(self, place: int) -> tuple[int, dict[int, int]]:
+        return self.machine.engines[place], {2: place}
+
+    def get_behavior_notes_for_plan_at_index(self, place: int) -> list[int]:
+        return []
+
+    def build_plan_at_index(self, place: int) -> None:
+        self.machine.built.append(self.machine.engines[place])
+
+    def get_workspace_size_plan_at_index(self, place: int) -> int:
+        return 64 * place
+
+    def execute_plan_at_index(self, addresses: dict[int, int], workspace: int, place: int, handle: Any) -> None:
+        machine, engine = self.machine, self.machine.engines[place]
+        assert workspace or not place, "no scratch memory"
+
+        def work() -> None:
+            machine.now_us += machine.times_us.get(engine, 10.0)
+            buffers = {
+                t.uid: _at(addresses[t.uid], extent(t), t.dtype.numpy)
+                for t in (*self.graph.inputs, *self.graph.outputs)
+            }
+            simulate(self.graph, buffers)
+            if engine in machine.wrong:
+                for tensor in self.graph.outputs:
+                    buffers[tensor.uid][...] = 0
+
+        if engine in machine.failing:
+            raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+        machine.do(work)
+
+
+def _at(address: int, size: int, dtype: Any) -> np.ndarray:
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(raw, np.uint8).view(dtype)

@@ -1,0 +1,179 @@
+"""The GPU backend on a stand-in for CuPy and cuDNN: what is chosen, captured, replayed, and what gives way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.stand_in_gpu import Machine, on_device
+from test_runtime import LowersJudge
+
+from fusec.compiled import Compiled
+from fusec.errors import ExecutionError
+from fusec.passes.base import Options
+from fusec.passes.partition import partition
+from fusec.plan_store import PlanStore
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.target import load
+from fusec.text import parse
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
+  %b = constant [1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5] : f32[8,1,1]
+  %a = add(%x, %b)
+  %r = relu(%a)
+  %m = mul(%r, %r)
+  return %m, %r
+}"""
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    from fusec.gpu import backend, lab
+
+    machine = Machine()
+    cupy, cudnn = machine.cupy(), machine.cudnn()
+    for module in (backend, lab):
+        monkeypatch.setattr(module, "cupy", cupy)
+        monkeypatch.setattr(module, "cudnn", cudnn)
+    monkeypatch.setattr(lab, "emit", machine.emit)
+    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
+    return machine
+
+
+def compiled(text: str = TEXT) -> Compiled:
+    graph, target, judge = parse(text), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def build(path: Path, tune: str = "quick", text: str = TEXT) -> Any:
+    from fusec.gpu.backend import CudnnBackend
+
+    return Executable(compiled(text), CudnnBackend(tune, store=PlanStore(path)))
+
+
+def fresh(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((2, 8, 4, 4)).astype(np.float32)
+
+
+def check(net: Executable, seed: int) -> None:
+    x = fresh(seed)
+    want = Executable(compiled(), SimulatorBackend()).run(None, {"x": x})
+    got = net.run(None, {"x": x})
+    for array, right in zip(got, want, strict=True):
+        assert type(array) is np.ndarray
+        np.testing.assert_array_equal(array, right)
+
+
+def test_the_first_call_runs_step_by_step_and_later_ones_are_one_graph(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    check(net, 0)
+    assert (machine.captured, machine.replayed) == (0, 0)
+    for seed in (1, 2, 3):
+        check(net, seed)
+    assert (machine.captured, machine.replayed) == (1, 3)
+
+
+def test_arrays_on_the_device_stay_there(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    for seed in (0, 1, 2):
+        x = fresh(seed)
+        m, r = net.run(None, {"x": on_device(x)})
+        assert hasattr(m, "get")
+        np.testing.assert_array_equal(m.get(), r.get() ** 2)
+        np.testing.assert_array_equal(r.get(), np.maximum(x + np.array(TEXT_BIAS).reshape(8, 1, 1), 0))
+    host = np.zeros((2, 8, 4, 4), np.float32)
+    net.run(["r"], {"x": on_device(x)}, out={"r": host})
+    np.testing.assert_array_equal(host, r.get())
+
+
+TEXT_BIAS = np.array([1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5], np.float32)
+
+
+def test_the_fastest_plan_is_chosen_and_remembered(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
+    first = build(tmp_path)
+    assert {choice.engine for choice in first.backend.choices().values()} == {3}
+    assert {choice.time_us for choice in first.backend.choices().values()} == {5.0}
+    check(first, 0)
+    machine.built.clear()
+    second = build(tmp_path)
+    assert second.backend.choices() == first.backend.choices()
+    assert set(machine.built) == {3}, "what is known is not timed again"
+    check(second, 1)
+    assert {c.engine for c in build(tmp_path, "none").backend.choices().values()} == {7}
+
+
+def test_a_wrong_plan_is_not_taken_now_or_later(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us, machine.wrong = {7: 30.0, 4: 20.0, 3: 5.0}, {3}
+    net = build(tmp_path)
+    assert {choice.engine for choice in net.backend.choices().values()} == {4}
+    check(net, 0)
+    machine.wrong = set()
+    assert {c.engine for c in build(tmp_path, "full").backend.choices().values()} == {4}, "it is in quarantine"
+
+
+def test_a_plan_that_fails_gives_way_in_a_running_model(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    (engine,) = {choice.engine for choice in net.backend.choices().values()}
+    machine.failing = {engine}
+    with pytest.warns(UserWarning, match=f"engine {engine} failed and gave way"):
+        check(net, 0)
+    assert engine not in {choice.engine for choice in net.backend.choices().values()}
+    check(net, 1)
+
+
+def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, "none")
+    machine.failing = set(machine.engines)
+    with pytest.raises(
+        ExecutionError, match=r"step 0 add\+relu.*CUDNN_STATUS_EXECUTION_FAILED|step 0 .*: cuDNN failed"
+    ):
+        net.run(None, {"x": fresh(0)})
+
+
+def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:
+    machine.engines = ()
+    with pytest.raises(ExecutionError, match=r"cuDNN built no plan on this GPU(.|\n)*pointwise\.add"):
+        build(tmp_path)
+
+
+def test_steps_that_cannot_be_captured_run_one_by_one(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    machine.uncapturable = True
+    check(net, 0)
+    with pytest.warns(UserWarning, match="run one by one"):
+        check(net, 1)
+    check(net, 2)
+    assert machine.replayed == 0
+
+
+def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    machine.limit = machine.allocated
+    with pytest.raises(ExecutionError, match=r"out of memory while running the model: .* MB of \d+ MB are free"):
+        net.run(None, {"x": fresh(0)})
+
+
+def test_the_program_takes_the_fastest_forms(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    backend = CudnnBackend("full", store=PlanStore(tmp_path))
+    of = compiled()
+    program = backend.improve(of.program, True, 1.0)
+    assert [step.signature for step in program.steps] == [step.signature for step in of.program.steps]
+
+
+def test_times_are_those_of_events(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us = dict.fromkeys(machine.engines, 12.0)
+    net = build(tmp_path)
+    check(net, 0)
+    check(net, 1)
+    whole, steps = net.time_us(5)
+    launches = sum(lowered is not None for lowered in net.compiled.lowered)
+    assert whole == pytest.approx([12.0 * launches] * 5)
+    assert len(steps) == len(net.compiled.program.steps)
