@@ -154,7 +154,7 @@ def _concat_of_one(graph: Graph, node: Node) -> Value | None:
         inner = made_by(v, "concat")
         if inner == op and len(v.uses) == 1 and v.node is not None:
             parts += v.node.operands
-        elif v.type.size:
+        elif v.type.shape[op.axis % v.type.rank]:
             parts.append(v)
     if len(parts) == 1:
         return _if_same_type(node, parts[0])
