@@ -25,7 +25,7 @@ class _Pool(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
-        require(x.dtype is not DType.BOOL, f"{self.name} takes numbers, not bool")
+        require(x.dtype.is_float or x.dtype.is_int, f"{self.name} takes numbers, not {x.dtype.value}")
         n = x.rank - 2
         require(1 <= n <= 3, f"{self.name} takes 1 to 3 spatial dims, x has shape {list(x.shape)}")
         require(len(self.window) == n and all(k >= 1 for k in self.window), f"window {list(self.window)} for {n} dims")

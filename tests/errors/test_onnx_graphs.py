@@ -29,26 +29,26 @@ def _fails(proto: onnx.ModelProto, *parts: str, **more: object) -> str:
 
 def test_unsupported_ops_are_listed_all_at_once() -> None:
     nodes = [
-        node("Einsum", ["x"], ["a"], name="first", equation="ij->ji"),
-        node("Einsum", ["a"], ["b"], name="second", equation="ij->ji"),
+        node("RandomNormalLike", ["x"], ["a"], name="first"),
+        node("RandomNormalLike", ["a"], ["b"], name="second"),
         node("FusedMatMul", ["b", "x"], ["c"], name="third", domain="com.microsoft"),
         node("Nonsense", ["c"], ["y"]),
     ]
     proto = model(nodes, [X], ["y"])
     proto.opset_import.add(domain="com.microsoft", version=1)
     message = _fails(proto, "3 problems")
-    assert "op Einsum (opset 21): nodes 'first', 'second'" in message
+    assert "op RandomNormalLike (opset 21): nodes 'first', 'second'" in message
     assert "op com.microsoft.FusedMatMul (domain 'com.microsoft', version 1): node 'third'" in message
     assert "op Nonsense (not in ONNX opset 21): node 'Nonsense_3'" in message
 
 
 def test_many_nodes_of_an_unsupported_op_are_counted() -> None:
-    nodes = [node("Det", ["x"], [f"y{i}"], name=f"n{i}") for i in range(9)]
-    _fails(model(nodes, [X], [f"y{i}" for i in range(9)]), "op Det (opset 21): nodes 'n0', 'n1', 'n2', 'n3' and 5 more")
+    nodes = [node("Multinomial", ["x"], [f"y{i}"], name=f"n{i}") for i in range(9)]
+    _fails(model(nodes, [X], [f"y{i}" for i in range(9)]), "op Multinomial (opset 21): nodes 'n0', 'n1', 'n2', 'n3' and 5 more")
 
 
 def test_unused_unsupported_nodes_do_no_harm() -> None:
-    graph = load(model([node("Det", ["x"], ["d"]), node("Relu", ["x"], ["y"])], [X], ["y"]))
+    graph = load(model([node("Multinomial", ["x"], ["d"]), node("Relu", ["x"], ["y"])], [X], ["y"]))
     assert [n.op.name for n in graph.nodes] == ["relu"]
 
 
@@ -61,7 +61,7 @@ def test_control_flow() -> None:
     body = helper.make_graph([node("Relu", ["x"], ["z"])], "body", [], [info("z", [2, 3])])
     proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=body)],
                   [X, info("c", [], TensorProto.BOOL)], ["y"])  # fmt: skip
-    _fails(proto, "op If (opset 21, control flow): node 'cond'")
+    _fails(proto, "node 'cond' (If): the condition must be known at import, but %c is computed at run time")
 
 
 def test_op_removed_from_onnx() -> None:
@@ -198,7 +198,7 @@ def test_symbolic_declarations_agree_with_all() -> None:
         (one("Split", [5], num_outputs=3, outputs=2), "num_outputs is 3, the node has 2 outputs"),
         (one("GlobalLpPool", [1, 2, 3], p=3), "p=3 is not supported"),
         (one("DepthToSpace", [1, 3, 2, 2], blocksize=2), "3 channels do not divide into blocks of 2x2"),
-        (one("Cast", [2], to=TensorProto.FLOAT8E5M2), "element type float8e5m2 is not supported"),
+        (one("Cast", [2], to=TensorProto.COMPLEX64), "element type complex64 is not supported"),
         (one("Cast", [2], to=TensorProto.STRING), "element type string is not supported"),
         (one("Cast", [2], to=77), "element type number 77 is not supported"),
         (one("Gelu", [2], approximate="erf"), "knows no approximation 'erf'"),
@@ -348,7 +348,7 @@ def test_call_with_too_many_operands() -> None:
 
 
 def test_unsupported_op_in_a_function() -> None:
-    _fails(_calling([_function("F", [node("Det", ["x"], ["y"])])], "F"), "op Det (opset 21): node ")
+    _fails(_calling([_function("F", [node("Multinomial", ["x"], ["y"])])], "F"), "op Multinomial (opset 21): node ")
 
 
 def test_attribute_that_refers_to_a_function() -> None:
