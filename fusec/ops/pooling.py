@@ -50,7 +50,7 @@ class _Pool(Op):
             result.append(count)
         return tuple(result)
 
-    def _windows(self, xp: Any, x: Array, fill: float) -> Array:
+    def windows(self, xp: Any, x: Array, fill: float) -> Array:
         """[N, C, window…, count…], out-of-range elements being `fill`."""
         n = x.ndim - 2
         counts = self.counts(x.shape[2:])
@@ -74,7 +74,7 @@ class MaxPool(_Pool):
         dtype = DType.of(x.dtype)
         fill = -math.inf if dtype.is_float else int(np.iinfo(x.dtype).min)
         n = x.ndim - 2
-        return (widened(lambda v: self._windows(xp, v, fill).max(axis=tuple(range(2, 2 + n))), x),)
+        return (widened(lambda v: self.windows(xp, v, fill).max(axis=tuple(range(2, 2 + n))), x),)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class AvgPool(_Pool):
                 ones = pad_spatial(xp, ones, (*([0] * n), *need))
                 weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
             else:
-                weight = self._windows(xp, ones, 0.0)
-            return self._windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
+                weight = self.windows(xp, ones, 0.0)
+            return self.windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
 
         return (widened(compute, *operands),)

@@ -47,20 +47,22 @@ def loop(
 
 def scan_8(
     g: Emitter,
-    lengths: Value | None,
+    lengths: Value | None = None,
     /,
-    *given: Value,
+    *given: Value | None,
     body: GraphProto,
     num_scan_inputs: int,
     directions: Sequence[int] = (),
 ) -> tuple[Held, ...]:
     """Version 8 has a batch dim before the dim it scans along: the same for each image, joined again."""
     require(lengths is None, "sequence lengths are not supported")
-    batch = given[0].type.shape[0]
+    values = [v for v in given if v is not None]
+    require(len(values) == len(given) > 0, "an input is missing")
+    batch = values[0].type.shape[0]
     require(batch > 0, "an empty batch")
     rows: list[tuple[Held, ...]] = []
     for i in range(batch):
-        one = [row(g, v, 0, i) for v in given]
+        one = [row(g, v, 0, i) for v in values]
         rows.append(scan_9(g, *one, body=body, num_scan_inputs=num_scan_inputs, scan_input_directions=directions))
     return tuple(stacked(g, [tensor(r[k]) for r in rows], 0) for k in range(len(rows[0])))
 

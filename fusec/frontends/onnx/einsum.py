@@ -38,9 +38,7 @@ def _parsed(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
     terms = left.split(",")
     require(len(terms) == len(ranks), f"{equation!r} names {len(terms)} operands, there are {len(ranks)}")
     for term in (*terms, right):
-        require(
-            re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term) is not None, f"cannot read the equation {equation!r}"
-        )
+        require(re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term) is not None, f"cannot read {equation!r}")
     widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
     for term, width in zip(terms, widths, strict=True):
         require(width == 0 or (width > 0 and "..." in term), f"{equation!r}: {term!r} does not fit its operand")

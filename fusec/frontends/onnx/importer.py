@@ -6,7 +6,7 @@ Bodies of If, Loop and Scan, and ops the standard defines as functions of others
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,7 +191,7 @@ class Importer:
         return results
 
     @contextmanager
-    def _within(self, scope: Scope, name: str, outputs: Sequence[str]) -> Iterator[None]:
+    def _within(self, scope: Scope, name: str, outputs: Sequence[str]) -> Generator[None]:
         """The emitter told which node it builds for, and afterwards told again of the one around it."""
         emit = self.emit
         outer = emit.state()

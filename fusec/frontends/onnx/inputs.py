@@ -16,13 +16,13 @@ Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has no
 
 
 def input_types(
-    graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, bound: frozenset[str] = frozenset()
+    graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, given: frozenset[str] = frozenset()
 ) -> dict[str, TensorType]:
     """Type of each input the caller must give; one ModelError for all that is wrong.
 
-    Initializers are none, nor are the inputs in `bound`, whose values are known already.
+    Initializers are none, nor are the inputs in `given`, whose values are.
     """
-    held = {*constants(graph), *bound}
+    held = {*constants(graph), *given}
     problems: list[str] = []
     dtypes: dict[str, DType] = {}
     declared: dict[str, Dims | None] = {}

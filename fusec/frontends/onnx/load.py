@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, shape_inference, version_converter
 
 from fusec.errors import ModelError
 from fusec.frontends.onnx.functions import inlined
@@ -124,8 +124,34 @@ def _modern(model: ModelProto, file: str) -> ModelProto:
     if not versions or not model.HasField("graph") or max(versions) >= OLDEST_OPSET:
         return model
     try:
-        return version_converter.convert_version(model, OLDEST_OPSET)
+        return version_converter.convert_version(_slopes_by_channel(model, file), OLDEST_OPSET)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ModelError(
             f"{file}: has opset {max(versions)}, older than {OLDEST_OPSET}, and onnx cannot convert it: {error}"
         ) from error
+
+
+def _slopes_by_channel(model: ModelProto, file: str) -> ModelProto:
+    """PRelu's slopes in the shape that opset 7 broadcasts: before, a list of them was one for each channel."""
+    if all(node.op_type != "PRelu" for node in model.graph.node):
+        return model
+    changed = shape_inference.infer_shapes(model)
+    graph = changed.graph
+    ranks = {
+        v.name: len(v.type.tensor_type.shape.dim)
+        for v in (*graph.input, *graph.value_info, *graph.output)
+        if v.type.tensor_type.HasField("shape")
+    }
+    slopes = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "PRelu" or (node.input[1] in slopes and list(slopes[node.input[1]].dims) == [1]):
+            continue
+        slope = slopes.get(node.input[1])
+        if slope is None or node.input[0] not in ranks or len(slope.dims) != 1:
+            raise ModelError(f"{file}: node {node.name!r} (PRelu): its slopes cannot be converted to opset 7")
+        listed = [v for v in graph.input if v.name == slope.name]
+        for _ in range(ranks[node.input[0]] - 2):
+            slope.dims.append(1)
+            for value in listed:
+                value.type.tensor_type.shape.dim.add().dim_value = 1
+    return changed

@@ -69,6 +69,15 @@ def hard_sigmoid(g: Emitter, x: Value, /, *, alpha: float = 0.2, beta: float = 0
     return g(pw("hard_sigmoid", alpha=alpha, beta=beta), x)
 
 
+def shrink(g: Emitter, x: Value, /, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
+    wide = x if x.type.dtype.is_float else g.cast(x, DType.F32)
+    limit, shift = g.scalar(lambd, wide), g.scalar(bias, wide)
+    low = g(pw("cmp_lt"), wide, g.scalar(-lambd, wide))
+    high = g(pw("cmp_gt"), wide, limit)
+    upper = g(pw("where"), high, g(pw("sub"), wide, shift), g.scalar(0, wide))
+    return g.cast(g(pw("where"), low, g(pw("add"), wide, shift), upper), x.type.dtype)
+
+
 def swish(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
     return g(pw("swish", beta=alpha), x)
 
@@ -258,6 +267,7 @@ TABLE: Table = {
     ("LeakyRelu", 6): leaky_relu,
     ("ThresholdedRelu", 10): thresholded_relu,
     ("HardSigmoid", 6): hard_sigmoid,
+    ("Shrink", 9): shrink,
     ("Swish", 24): swish,
     ("Gelu", 20): gelu,
     ("PRelu", 7): prelu,

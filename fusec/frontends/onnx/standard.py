@@ -1,5 +1,8 @@
 """What the standard itself says of an op it defines as a function of other ops: the body, for one node."""
 
+# The stubs of onnx lack what its schemas know of function bodies.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

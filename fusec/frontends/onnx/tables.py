@@ -13,16 +13,20 @@ from fusec.frontends.onnx import (
     convolution,
     einsum,
     indexing,
+    known,
     matmul,
     normalization,
     picking,
     pointwise,
     pooling,
     quantize,
+    recurrent,
     reduction,
     resize,
+    sampling,
     sequence,
     shape,
+    spectral,
 )
 from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.standard import has_body
@@ -47,6 +51,10 @@ TABLE: Table = {
     **einsum.TABLE,
     **picking.TABLE,
     **quantize.TABLE,
+    **recurrent.TABLE,
+    **sampling.TABLE,
+    **spectral.TABLE,
+    **known.TABLE,
     **sequence.TABLE,
 }
 
