@@ -42,6 +42,16 @@ class DType(enum.Enum):
     U16 = "u16"
     U8 = "u8"
     BOOL = "bool"
+    F8E4M3 = "f8e4m3"
+    F8E4M3FNUZ = "f8e4m3fnuz"
+    F8E5M2 = "f8e5m2"
+    F8E5M2FNUZ = "f8e5m2fnuz"
+    F8E8M0 = "f8e8m0"
+    F4E2M1 = "f4e2m1"
+    I4 = "i4"
+    U4 = "u4"
+    I2 = "i2"
+    U2 = "u2"
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -59,7 +69,21 @@ class DType(enum.Enum):
 
     @property
     def is_int(self) -> bool:
-        return self not in _FLOATS and self is not DType.BOOL
+        return self not in _FLOATS and self is not DType.BOOL and self not in _NARROW
+
+    @property
+    def is_narrow(self) -> bool:
+        """Floats of 8 bits or fewer and integers below 8: kept, moved and cast, but not computed with."""
+        return self in _NARROW
+
+    @property
+    def is_narrow_int(self) -> bool:
+        return self in (DType.I4, DType.U4, DType.I2, DType.U2)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether a cast may keep what lies beyond the range of a narrow float at its greatest value."""
+        return self in _NARROW and not self.is_narrow_int and self is not DType.F8E8M0
 
     @property
     def epsilon(self) -> float:
@@ -76,6 +100,18 @@ class DType(enum.Enum):
 
 
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_NARROW: dict[DType, np.dtype[Any]] = {
+    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    DType.F8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
+    DType.F8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
+    DType.F4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
+    DType.I4: np.dtype(ml_dtypes.int4),
+    DType.U4: np.dtype(ml_dtypes.uint4),
+    DType.I2: np.dtype(ml_dtypes.int2),
+    DType.U2: np.dtype(ml_dtypes.uint2),
+}
 _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F64: np.dtype(np.float64),
     DType.F32: np.dtype(np.float32),
@@ -90,6 +126,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.U16: np.dtype(np.uint16),
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
+    **_NARROW,
 }
 _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 
@@ -681,7 +718,10 @@ def print_literal(literal: Literal) -> str:
     if literal.type.size > INLINE_ELEMENTS:
         return f"weight({quote_string(literal.label)})"
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
-        items = literal.array.astype(np.float64) if literal.type.dtype.is_float else literal.array
+        dtype = literal.type.dtype
+        inexact = dtype.is_float or (dtype.is_narrow and not dtype.is_narrow_int)
+        items = literal.array.astype(np.float64) if inexact else literal.array
+        items = items.astype(np.int64) if dtype.is_narrow_int else items
     return "[" + ", ".join(print_attribute(v) for v in items.reshape(-1).tolist()) + "]"
 
 

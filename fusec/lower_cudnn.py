@@ -676,6 +676,8 @@ _MOVES = "moves elements; cuDNN graphs only read and write strided tensors"
 WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("sign", "round", "acos", "asin", "atan", "cosh", "sinh", "acosh", "asinh", "atanh"), _NO_MODE),
     **dict.fromkeys(("is_nan", "is_inf", "logical_xor"), _NO_MODE),
+    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _NO_MODE),
+    **dict.fromkeys(("shift_left", "shift_right"), _NO_MODE),
     "gen_index": "the axis is lost when dims are merged to the frame",
     "elu_backward": "cuDNN's takes no alpha",
     "batch_norm": "cuDNN has no engine for inference batch norm; fold it or decompose it",
@@ -687,4 +689,7 @@ WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),
     "resize": "cuDNN plans no upsampling",
+    "top_k": "cuDNN graphs cannot sort",
+    "scatter": _MOVES,
+    "cumulate": "cuDNN graphs have no running sums",
 }

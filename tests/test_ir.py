@@ -52,12 +52,14 @@ def small() -> Graph:
 def test_dtypes_and_numpy_agree(dtype: DType) -> None:
     assert DType.of(dtype.numpy) is dtype
     assert dtype.itemsize == np.zeros(1, dtype.numpy).nbytes
-    assert dtype.is_float == (dtype.numpy.kind == "f" or dtype is DType.BF16)
-    assert dtype.is_int == (dtype.numpy.kind in "iu")
+    assert dtype.is_narrow == (dtype.numpy.isbuiltin == 2 and dtype is not DType.BF16)
+    assert dtype.is_narrow_int == (dtype.is_narrow and "int" in dtype.numpy.name)
+    assert dtype.is_float == (not dtype.is_narrow and (dtype.numpy.kind == "f" or dtype is DType.BF16))
+    assert dtype.is_int == (not dtype.is_narrow and dtype.numpy.kind in "iu")
     assert dtype.epsilon == (float(ml_dtypes.finfo(dtype.numpy).eps) if dtype.is_float else 0.0)
 
 
-@pytest.mark.parametrize("other", [np.complex64, "datetime64[s]", "U3", object, "no dtype", ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("other", [np.complex64, "datetime64[s]", "U3", object, "no dtype", ml_dtypes.float8_e3m4])
 def test_other_element_types_are_refused(other: Any) -> None:
     with pytest.raises(VerifyError, match="is not one fusec knows"):
         DType.of(other)

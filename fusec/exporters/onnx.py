@@ -34,6 +34,16 @@ TYPES: Mapping[DType, int] = {
     DType.U16: TensorProto.UINT16,
     DType.U8: TensorProto.UINT8,
     DType.BOOL: TensorProto.BOOL,
+    DType.F8E4M3: TensorProto.FLOAT8E4M3FN,
+    DType.F8E4M3FNUZ: TensorProto.FLOAT8E4M3FNUZ,
+    DType.F8E5M2: TensorProto.FLOAT8E5M2,
+    DType.F8E5M2FNUZ: TensorProto.FLOAT8E5M2FNUZ,
+    DType.F8E8M0: TensorProto.FLOAT8E8M0,
+    DType.F4E2M1: TensorProto.FLOAT4E2M1,
+    DType.I4: TensorProto.INT4,
+    DType.U4: TensorProto.UINT4,
+    DType.I2: TensorProto.INT2,
+    DType.U2: TensorProto.UINT2,
 }
 
 
@@ -184,6 +194,14 @@ def _prelu(e: _Exporter, node: Node, x: str, slope: str) -> str:
     if node.result.type.shape == node.operands[0].type.shape:
         return e.op("PRelu", x, slope)
     return e.op("Where", e.op("GreaterOrEqual", x, e.number(0.0, node)), x, e.op("Mul", slope, x))
+
+
+def _shift(e: _Exporter, node: Node, x: str, y: str) -> str:
+    dtype = node.operands[0].type.dtype
+    left = node.op.name == "shift_left"
+    if dtype.value.startswith("u"):
+        return e.op("BitShift", x, y, direction="LEFT" if left else "RIGHT")
+    raise LoweringError(f"{print_node(node)}: ONNX shifts unsigned integers only")
 
 
 def _gen_index(e: _Exporter, node: Node, x: str) -> str:
@@ -346,6 +364,30 @@ def _resize(e: _Exporter, node: Node, x: str) -> str:
     return x
 
 
+def _top_k(e: _Exporter, node: Node, x: list[str]) -> list[str]:
+    a = node.op.attributes
+    return e.several("TopK", [*x, e.ints([a["k"]])], 2, {"axis": a["axis"], "largest": int(a["largest"])})
+
+
+def _scatter(e: _Exporter, node: Node, x: str, indices: str, updates: str) -> str:
+    column = e.op("Unsqueeze", e.op("Cast", indices, to=TensorProto.INT64), e.ints([1]))
+    return e.op("ScatterND", x, column, updates, reduction=node.op.attributes["reduction"])
+
+
+def _cumulate(e: _Exporter, node: Node, x: str) -> str:
+    """A running product, for which opset 21 has no operator, is a loop's worth of multiplications."""
+    axis, kind = node.op.attributes["axis"], node.op.attributes["kind"]
+    if kind == "sum":
+        return e.op("CumSum", x, e.initializer(np.array(axis, np.int64), e.fresh("axis")))
+    size = node.result.type.shape[axis]
+    if size < 2:
+        return e.op("Identity", x)
+    parts = e.several("Split", [x, e.ints([1] * size)], size, {"axis": axis})
+    for i in range(1, size):
+        parts[i] = e.op("Mul", parts[i - 1], parts[i])
+    return e.op("Concat", *parts, axis=axis)
+
+
 def _split(e: _Exporter, node: Node, x: list[str]) -> list[str]:
     sizes = node.op.attributes["sizes"]
     return e.several("Split", [*x, e.ints(sizes)], len(sizes), {"axis": node.op.attributes["axis"]})
@@ -437,4 +479,13 @@ EXPORT: Mapping[str, Export] = {
     "pad": _formula(_pad),
     "gather": _same("Gather", "axis"),
     "resize": _formula(_resize),
+    "bitwise_and": _same("BitwiseAnd"),
+    "bitwise_or": _same("BitwiseOr"),
+    "bitwise_xor": _same("BitwiseXor"),
+    "bitwise_not": _same("BitwiseNot"),
+    "shift_left": _formula(_shift),
+    "shift_right": _formula(_shift),
+    "top_k": _top_k,
+    "scatter": _formula(_scatter),
+    "cumulate": _formula(_cumulate),
 }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fusec.ir import Op
 from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
@@ -39,6 +40,9 @@ ALL: tuple[type[Op], ...] = (
     Pad,
     Gather,
     Resize,
+    TopK,
+    Scatter,
+    Cumulate,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -53,6 +57,7 @@ __all__ = [
     "Concat",
     "Conv",
     "ConvTranspose",
+    "Cumulate",
     "Expand",
     "Gather",
     "GroupNorm",
@@ -68,9 +73,11 @@ __all__ = [
     "Reshape",
     "Resize",
     "RmsNorm",
+    "Scatter",
     "Slice",
     "Softmax",
     "Split",
+    "TopK",
     "Transpose",
     "pw",
 ]

@@ -15,6 +15,7 @@ _DTYPES = {
     "number": "int, float",
     "any": "any",
     "bool": "bool",
+    "integer": "int",
     "compare": "any → bool",
     "test": "float → bool",
     "select": "bool, any, any",

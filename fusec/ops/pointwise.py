@@ -24,7 +24,7 @@ Reference = Callable[..., Array]  # (xp, attributes, *operands) -> array
 @dataclass(frozen=True)
 class Row:
     """`rule`: float | number | any (operands of one such dtype, result alike), bool (same, of bools),
-    compare (one dtype -> bool), test (float -> bool), select (bool, T, T -> T)."""
+    integer (same, of integers), compare (one dtype -> bool), test (float -> bool), select (bool, T, T -> T)."""
 
     name: str
     arity: int
@@ -51,7 +51,11 @@ class Pointwise(Op):
         if row.rule in ("float", "test"):
             require(dtype.is_float, f"{row.name} takes floating-point operands, not {dtype.value}")
         elif row.rule == "number":
-            require(dtype is not DType.BOOL, f"{row.name} takes numbers, not bool")
+            require(dtype.is_float or dtype.is_int, f"{row.name} takes numbers, not {dtype.value}")
+        elif row.rule == "compare":
+            require(not dtype.is_narrow, f"{row.name} does not compare {dtype.value}")
+        elif row.rule == "integer":
+            require(dtype.is_int, f"{row.name} takes integers, not {dtype.value}")
         elif row.rule == "bool":
             require(dtype is DType.BOOL, f"{row.name} takes bools, not {dtype.value}")
         elif row.rule == "select":
@@ -131,6 +135,14 @@ def _power(xp: Any, x: Array, y: Array) -> Array:
     return xp.where(y >= 0, xp.power(x, xp.maximum(y, 0)), xp.where(even, xp.abs(unit), unit))
 
 
+def _shift(xp: Any, shift: Callable[..., Array], x: Array, y: Array) -> Array:
+    """By all bits or more leaves nothing (or the sign); a negative count counts as that, too."""
+    bits = 8 * x.dtype.itemsize
+    beyond = (y < 0) | (y >= bits)
+    rest = xp.where(x < 0, -1, 0).astype(x.dtype) if shift is xp.right_shift else xp.zeros_like(x)
+    return xp.where(beyond, rest, shift(x, xp.where(beyond, 0, y).astype(x.dtype)))
+
+
 def _index(xp: Any, axis: int, x: Array) -> Array:
     shape = [1] * x.ndim
     shape[axis] = -1
@@ -204,6 +216,7 @@ TABLE: tuple[Row, ...] = (
     _row("atanh", 1, "float", lambda xp, a, x: xp.arctanh(x)),
     _row("is_nan", 1, "test", lambda xp, a, x: xp.isnan(x)),
     _row("is_inf", 1, "test", lambda xp, a, x: xp.isinf(x)),
+    _row("bitwise_not", 1, "integer", lambda xp, a, x: ~x),
     # two operands, cuDNN's modes
     _row("add", 2, "number", lambda xp, a, x, y: x + y, commutative=True),
     _row("add_square", 2, "number", lambda xp, a, x, y: x + y * y),
@@ -225,6 +238,11 @@ TABLE: tuple[Row, ...] = (
     # two operands, beyond cuDNN's modes
     _row("logical_xor", 2, "bool", lambda xp, a, x, y: x ^ y, commutative=True),
     _row("floor_mod", 2, "number", lambda xp, a, x, y: xp.remainder(x, y)),  # sign of the divisor, as Python's
+    _row("bitwise_and", 2, "integer", lambda xp, a, x, y: x & y, commutative=True),
+    _row("bitwise_or", 2, "integer", lambda xp, a, x, y: x | y, commutative=True),
+    _row("bitwise_xor", 2, "integer", lambda xp, a, x, y: x ^ y, commutative=True),
+    _row("shift_left", 2, "integer", lambda xp, a, x, y: _shift(xp, xp.left_shift, x, y)),
+    _row("shift_right", 2, "integer", lambda xp, a, x, y: _shift(xp, xp.right_shift, x, y)),
     _row("prelu", 2, "float", lambda xp, a, x, slope: xp.where(x >= 0, x, slope * x)),
     # backward: gradient of the result, then the forward operand x
     _row("relu_backward", 2, "float", lambda xp, a, dy, x: xp.where(x > 0, dy, 0.0)),
@@ -288,4 +306,14 @@ class Cast(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            return (operands[0].astype(self.to.numpy),)
+            return (_through(xp, operands[0], self.to).astype(self.to.numpy),)
+
+
+def _through(xp: Any, x: Array, to: DType) -> Array:
+    """What a cast to or from a narrow type goes through, where the two have no conversion of their own."""
+    dtype = DType.of(x.dtype)
+    if not dtype.is_narrow and not to.is_narrow:
+        return x
+    if to.is_narrow_int and not (dtype.is_int or dtype.is_narrow_int):
+        return x.astype(xp.float32).astype(xp.int8)
+    return x if (dtype.is_int or dtype.is_narrow_int) and to.is_narrow_int else x.astype(xp.float32)

@@ -25,7 +25,7 @@ class _Pool(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
-        require(x.dtype is not DType.BOOL, f"{self.name} takes numbers, not bool")
+        require(x.dtype.is_float or x.dtype.is_int, f"{self.name} takes numbers, not {x.dtype.value}")
         n = x.rank - 2
         require(1 <= n <= 3, f"{self.name} takes 1 to 3 spatial dims, x has shape {list(x.shape)}")
         require(len(self.window) == n and all(k >= 1 for k in self.window), f"window {list(self.window)} for {n} dims")
@@ -50,7 +50,7 @@ class _Pool(Op):
             result.append(count)
         return tuple(result)
 
-    def _windows(self, xp: Any, x: Array, fill: float) -> Array:
+    def windows(self, xp: Any, x: Array, fill: float) -> Array:
         """[N, C, window…, count…], out-of-range elements being `fill`."""
         n = x.ndim - 2
         counts = self.counts(x.shape[2:])
@@ -74,7 +74,7 @@ class MaxPool(_Pool):
         dtype = DType.of(x.dtype)
         fill = -math.inf if dtype.is_float else int(np.iinfo(x.dtype).min)
         n = x.ndim - 2
-        return (widened(lambda v: self._windows(xp, v, fill).max(axis=tuple(range(2, 2 + n))), x),)
+        return (widened(lambda v: self.windows(xp, v, fill).max(axis=tuple(range(2, 2 + n))), x),)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class AvgPool(_Pool):
                 ones = pad_spatial(xp, ones, (*([0] * n), *need))
                 weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
             else:
-                weight = self._windows(xp, ones, 0.0)
-            return self._windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
+                weight = self.windows(xp, ones, 0.0)
+            return self.windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
 
         return (widened(compute, *operands),)

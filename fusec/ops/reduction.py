@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import Array, DType, Op, TensorType
+from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import normalize_axis, require, require_arity, require_float, widened
 
 
@@ -48,7 +48,7 @@ class Reduce(Op):
         require(self.kind in _KINDS, f"reduce knows no kind {self.kind!r}")
         if self.kind in _FLOAT_ONLY:
             require_float(f"reduce {self.kind}", x)
-        require(x.dtype is not DType.BOOL, "reduce takes numbers, not bool")
+        require(x.dtype.is_float or x.dtype.is_int, f"reduce takes numbers, not {x.dtype.value}")
         require(self.axes == tuple(sorted(set(self.axes))), f"axes {list(self.axes)} are not ascending")
         require(all(0 <= a < x.rank for a in self.axes), f"axes {list(self.axes)} for rank {x.rank}")
         empty = any(x.shape[a] == 0 for a in self.axes)

@@ -206,6 +206,8 @@ class Pad(Op):
 def _holds(dtype: DType, value: int) -> bool:
     if dtype is DType.BOOL:
         return value in (0, 1)
+    if dtype.is_narrow:
+        return value == 0
     return int(np.iinfo(dtype.numpy).min) <= value <= int(np.iinfo(dtype.numpy).max)
 
 

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import DType, Node, Op
-from fusec.ops import Cast, Conv, ConvTranspose, GroupNorm, LayerNorm, LocalResponseNorm, Reduce, RmsNorm
+from fusec.ops import (
+    Cast,
+    Conv,
+    ConvTranspose,
+    Cumulate,
+    GroupNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    Reduce,
+    RmsNorm,
+    Scatter,
+)
 from fusec.ops.pooling import AvgPool
 
 Array = np.ndarray[Any, Any]
@@ -21,6 +32,7 @@ _MOVES = frozenset(
         *("max_pool", "abs", "neg", "relu", "max", "min", "where", "relu_backward", "gen_index"),
         *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
         *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "top_k"),
     )
 )
 # One IEEE operation: exact wherever its result can be represented.
@@ -46,6 +58,8 @@ def is_move(op: Op) -> bool:
     """Whether the op does no arithmetic on what it hands on."""
     if isinstance(op, Reduce):
         return op.kind in ("max", "min")
+    if isinstance(op, Scatter):
+        return op.reduction in ("none", "max", "min")
     return op.name in _MOVES or (op.name == "resize" and op.attributes["mode"] == "nearest")
 
 
@@ -160,6 +174,10 @@ def sum_length(node: Node) -> int:
     op, x = node.op, node.operands[0].type
     if isinstance(op, Conv):
         return math.prod(node.operands[1].type.shape[1:])
+    if isinstance(op, Cumulate):
+        return max(x.shape[op.axis], 1)
+    if isinstance(op, Scatter):
+        return 1 + node.operands[1].type.size
     if isinstance(op, ConvTranspose):
         return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
     if op.name == "matmul":

@@ -19,6 +19,7 @@ from fusec.ops import (
     Concat,
     Conv,
     ConvTranspose,
+    Cumulate,
     Expand,
     Gather,
     GroupNorm,
@@ -33,9 +34,11 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Scatter,
     Slice,
     Softmax,
     Split,
+    TopK,
     Transpose,
 )
 from fusec.testing.builder import Builder, Unfit
@@ -92,10 +95,20 @@ def _integer_value(b: Builder) -> Value:
         return b.fresh(TensorType(b.shape(), b.pick(INTEGERS)))
 
 
+def _unsigned_value(b: Builder) -> Value:
+    """ONNX shifts no others."""
+    try:
+        return b.some(lambda t: t.dtype.value.startswith("u"))
+    except Unfit:
+        return b.fresh(TensorType(b.shape(), b.pick((DType.U8, DType.U16, DType.U32, DType.U64))))
+
+
 def _first(b: Builder, name: str) -> Value:
     rule = CLASSES[name].row.rule
     if rule == "bool":
         return b.mask(b.float_value())
+    if rule == "integer":
+        return _unsigned_value(b) if name.startswith("shift") else _integer_value(b)
     if rule in ("number", "any", "compare", "select") and b.chance(12):
         return b.mask(b.float_value()) if rule in ("any", "select") and b.chance(30) else _integer_value(b)
     return b.float_value()
@@ -451,6 +464,40 @@ def _gather(b: Builder) -> None:
     )
 
 
+def _top_k(b: Builder) -> None:
+    """Of integers: which of two floats is the larger may hang on a rounding."""
+    x = _integer_value(b)
+    if x.type.rank == 0:
+        raise Unfit("a scalar")
+    axis = b.below(x.type.rank)
+    k = b.below(x.type.shape[axis] + 1)
+    b.insert(TopK(k, axis - x.type.rank if b.chance(20) else axis, b.chance(60)), x)
+
+
+def _scatter(b: Builder) -> None:
+    """Where it only puts, no place is given twice."""
+    x = b.some(lambda t: t.rank >= 1 and t.size > 0 and t.dtype is not DType.BOOL)
+    reduction = b.pick(["none", "add", "mul", "max", "min"])
+    rows, count = x.type.shape[0], b.between(1, 4)
+    if reduction == "none":
+        places = list(b.permutation(rows))[:count]
+    else:
+        places = [b.below(rows) for _ in range(count)]
+    at = [p - rows if b.chance(20) else p for p in places]
+    indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
+    b.add(Scatter(reduction), x, indices, b.fresh(TensorType((len(at), *x.type.shape[1:]), x.type.dtype)))
+
+
+def _cumulate(b: Builder) -> None:
+    x = b.float_value(1, 5) if b.chance(60) else _integer_value(b)
+    if x.type.rank == 0:
+        raise Unfit("a scalar")
+    kind = b.pick(["sum", "prod"])
+    if kind == "prod" and x.type.dtype.is_float:
+        x = b.bounded(x, -1.5, 1.5)
+    b.add(Cumulate(kind, b.below(x.type.rank)), x)
+
+
 def _resize(b: Builder) -> None:
     x = b.some(lambda t: t.rank >= 1 and t.size > 0)
     mode = "linear" if x.type.dtype.is_float and b.chance(40) else "nearest"
@@ -493,4 +540,7 @@ DRAWS: Mapping[str, Draw] = {
     "pad": _pad,
     "gather": _gather,
     "resize": _resize,
+    "top_k": _top_k,
+    "scatter": _scatter,
+    "cumulate": _cumulate,
 }

@@ -29,26 +29,29 @@ def _fails(proto: onnx.ModelProto, *parts: str, **more: object) -> str:
 
 def test_unsupported_ops_are_listed_all_at_once() -> None:
     nodes = [
-        node("Einsum", ["x"], ["a"], name="first", equation="ij->ji"),
-        node("Einsum", ["a"], ["b"], name="second", equation="ij->ji"),
+        node("RandomNormalLike", ["x"], ["a"], name="first"),
+        node("RandomNormalLike", ["a"], ["b"], name="second"),
         node("FusedMatMul", ["b", "x"], ["c"], name="third", domain="com.microsoft"),
         node("Nonsense", ["c"], ["y"]),
     ]
     proto = model(nodes, [X], ["y"])
     proto.opset_import.add(domain="com.microsoft", version=1)
     message = _fails(proto, "3 problems")
-    assert "op Einsum (opset 21): nodes 'first', 'second'" in message
+    assert "op RandomNormalLike (opset 21): nodes 'first', 'second'" in message
     assert "op com.microsoft.FusedMatMul (domain 'com.microsoft', version 1): node 'third'" in message
     assert "op Nonsense (not in ONNX opset 21): node 'Nonsense_3'" in message
 
 
 def test_many_nodes_of_an_unsupported_op_are_counted() -> None:
-    nodes = [node("Det", ["x"], [f"y{i}"], name=f"n{i}") for i in range(9)]
-    _fails(model(nodes, [X], [f"y{i}" for i in range(9)]), "op Det (opset 21): nodes 'n0', 'n1', 'n2', 'n3' and 5 more")
+    nodes = [node("Multinomial", ["x"], [f"y{i}"], name=f"n{i}") for i in range(9)]
+    _fails(
+        model(nodes, [X], [f"y{i}" for i in range(9)]),
+        "op Multinomial (opset 21): nodes 'n0', 'n1', 'n2', 'n3' and 5 more",
+    )
 
 
 def test_unused_unsupported_nodes_do_no_harm() -> None:
-    graph = load(model([node("Det", ["x"], ["d"]), node("Relu", ["x"], ["y"])], [X], ["y"]))
+    graph = load(model([node("Multinomial", ["x"], ["d"]), node("Relu", ["x"], ["y"])], [X], ["y"]))
     assert [n.op.name for n in graph.nodes] == ["relu"]
 
 
@@ -61,7 +64,7 @@ def test_control_flow() -> None:
     body = helper.make_graph([node("Relu", ["x"], ["z"])], "body", [], [info("z", [2, 3])])
     proto = model([node("If", ["c"], ["y"], name="cond", then_branch=body, else_branch=body)],
                   [X, info("c", [], TensorProto.BOOL)], ["y"])  # fmt: skip
-    _fails(proto, "op If (opset 21, control flow): node 'cond'")
+    _fails(proto, "node 'cond' (If): the condition must be known at import, but %c is computed at run time")
 
 
 def test_op_removed_from_onnx() -> None:
@@ -183,12 +186,11 @@ def test_symbolic_declarations_agree_with_all() -> None:
         (one("Conv", [1, 1, 3, 3], [1, 1, 1, 1], auto_pad="VALID", pads=[1] * 4), "both auto_pad=VALID and pads"),
         (one("Conv", [3, 3], [1, 1]), "takes 1 to 3 spatial dims, x has shape [3, 3]"),
         (one("Conv", [1, 1, 3], [2, 1, 1], [3]), "bias has shape [3], not [2]"),
-        (one("MaxPool", [1, 1, 4], kernel_shape=[2], outputs=2), "its output 'y1' (number 1) is read"),
-        (one("BatchNormalization", [1, 2], [2], [2], [2], [2], training_mode=1), "training_mode=1 is not supported"),
+        (one("RMSNormalization", [2, 3], [3], outputs=2, opset=23), "its output 'y1' (number 1) is read"),
+        (one("BatchNormalization", [2], [2], [2], [2], [2], training_mode=1), "needs a channel dim, x has shape [2]"),
         (one("BatchNormalization", [1, 2], [2], [2], [2], [2], opset=7, spatial=0), "spatial=0 is not supported"),
-        (one("LayerNormalization", [2, 3], [3], outputs=2), "its output 'y1' (number 1) is read"),
         (one("LayerNormalization", [2, 3], [3], stash_type=10), "stash_type=10 is not supported"),
-        (one("Dropout", [2], outputs=2), "its output 'y1' (number 1) is read"),
+        (one("Dropout", [2], outputs=2, opset=7), "its output 'y1' (number 1) is read"),
         (one("Gemm", [2, 3], [3, 4], [5, 2, 4]), "C of shape [5, 2, 4] does not broadcast to [2, 4]"),
         (one("PRelu", [2, 3], [4, 2, 3]), "a slope of shape [4, 2, 3] does not broadcast to [2, 3]"),
         (one("Mod", [2], [2]), "need fmod=1"),
@@ -198,7 +200,7 @@ def test_symbolic_declarations_agree_with_all() -> None:
         (one("Split", [5], num_outputs=3, outputs=2), "num_outputs is 3, the node has 2 outputs"),
         (one("GlobalLpPool", [1, 2, 3], p=3), "p=3 is not supported"),
         (one("DepthToSpace", [1, 3, 2, 2], blocksize=2), "3 channels do not divide into blocks of 2x2"),
-        (one("Cast", [2], to=TensorProto.FLOAT8E5M2), "element type float8e5m2 is not supported"),
+        (one("Cast", [2], to=TensorProto.COMPLEX64), "element type complex64 is not supported"),
         (one("Cast", [2], to=TensorProto.STRING), "element type string is not supported"),
         (one("Cast", [2], to=77), "element type number 77 is not supported"),
         (one("Gelu", [2], approximate="erf"), "knows no approximation 'erf'"),
@@ -247,8 +249,8 @@ def _i(*items: int) -> np.ndarray:
         (_with_constants("ReduceSum", [_i(7)]), "axis 7 is out of range for rank 4"),
         (_with_constants("Dropout", [None, np.array(True)]), "training_mode=true is not supported"),
         (_with_constants("Clip", [np.ones(2, np.float32)]), "a bound must be a single number"),
-        (_with_constants("Resize", [None, None, _i(1, 1, 4, 6)], mode="cubic"), "mode 'cubic' is not supported"),
-        (_with_constants("Resize", [None, None, _i(1, 1, 4, 6)], antialias=1), "antialias is not supported"),
+        (_with_constants("Resize", [None, None, _i(1, 1, 4, 6)], mode="sinc"), "knows no mode 'sinc'"),
+        (_with_constants("Resize", [None, None, _i(1, 1, 4, 6)], coordinate_transformation_mode="mine"), "mode 'mine'"),
         (_with_constants("Resize", [None, None, _i(4, 6)]), "2 sizes for 4 dims"),
         (_with_constants("Resize", [None, None, _i(1, 1, 0, 6)]), "resize [1, 1, 2, 3] to [1, 1, 0, 6]"),
         (_with_constants("Resize", [None, np.ones(4, np.float32), _i(1, 1, 4, 6)]), "either scales or sizes, not both"),
@@ -257,7 +259,7 @@ def _i(*items: int) -> np.ndarray:
             _with_constants(
                 "Resize", [None, None, _i(1, 1, 4, 6)], coordinate_transformation_mode="tf_crop_and_resize"
             ),
-            "coordinate_transformation_mode 'tf_crop_and_resize' is not supported",
+            "tf_crop_and_resize needs 2 numbers a dim as roi",
         ),
         (_with_constants("Resize", [None, np.full(4, 3e38, np.float32)]), "scales [3"),
         (_with_constants("Gather", [np.ones(2, np.float32)]), "indices are f32, not integers"),
@@ -348,7 +350,7 @@ def test_call_with_too_many_operands() -> None:
 
 
 def test_unsupported_op_in_a_function() -> None:
-    _fails(_calling([_function("F", [node("Det", ["x"], ["y"])])], "F"), "op Det (opset 21): node ")
+    _fails(_calling([_function("F", [node("Multinomial", ["x"], ["y"])])], "F"), "op Multinomial (opset 21): node ")
 
 
 def test_attribute_that_refers_to_a_function() -> None:

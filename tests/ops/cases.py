@@ -17,6 +17,7 @@ from fusec.ops import (
     Concat,
     Conv,
     ConvTranspose,
+    Cumulate,
     Expand,
     Gather,
     GroupNorm,
@@ -31,9 +32,11 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Scatter,
     Slice,
     Softmax,
     Split,
+    TopK,
     Transpose,
     pw,
 )
@@ -216,6 +219,24 @@ POINTWISE: dict[str, Sequence[Callable[[str], Case]]] = {
         binary(formula(lambda x, y: x - y * np.floor(x / y)), (normal, positive)),
         binary(onnx_op("Mod"), (integers(-99, 99), integers(-9, 0))),
     ],
+    "bitwise_and": [binary(onnx_op("BitwiseAnd"), integers(-99, 99), rounds=False)],
+    "bitwise_or": [binary(onnx_op("BitwiseOr"), integers(-99, 99, np.int8), rounds=False)],
+    "bitwise_xor": [binary(onnx_op("BitwiseXor"), integers(0, 99, np.uint32), rounds=False)],
+    "bitwise_not": [unary(onnx_op("BitwiseNot"), integers(-99, 99, np.int32), rounds=False)],
+    "shift_left": [
+        binary(onnx_op("BitShift", direction="LEFT"), integers(0, 8, np.uint32), rounds=False),
+        binary(
+            formula(lambda x, y: (x.astype(int) * 2 ** y.astype(int) % 256).astype(np.uint8)),
+            integers(0, 12, np.uint8),
+            rounds=False,
+        ),
+    ],
+    "shift_right": [
+        binary(
+            onnx_op("BitShift", direction="RIGHT"), (integers(0, 200, np.uint8), integers(0, 8, np.uint8)), rounds=False
+        ),
+        binary(formula(lambda x, y: np.floor(x / 2.0**y).astype(np.uint16)), integers(0, 40, np.uint16), rounds=False),
+    ],
     "prelu": [binary(onnx_op("PRelu"))],
     "relu_backward": [binary(slope("relu"))],
     "leaky_relu_backward": [binary(slope("leaky_relu", alpha=0.3), alpha=0.3)],
@@ -277,6 +298,30 @@ INTEGER_REDUCTIONS = ("sum", "max", "min", "prod", "l1", "sum_square")
 
 def rms_norm(x: Array, scale: Array) -> Array:
     return x / np.sqrt(np.square(x).mean(axis=(1, 2), keepdims=True) + 1e-3) * scale
+
+
+def top_k(k: int, axis: int, largest: bool, draw: Draw) -> Case:
+    def oracle(x: Array) -> list[Array]:
+        return run("TopK", [x, np.array([k])], 2, axis=axis, largest=int(largest))
+
+    return Case(TopK(k, axis, largest), ((3, 5, 4),), oracle, draw, False)
+
+
+def scatter(reduction: str, indices: Draw, draw: Draw) -> Case:
+    def oracle(x: Array, at: Array, updates: Array) -> list[Array]:
+        return run("ScatterND", [x, at[:, None], updates], reduction=reduction)
+
+    return Case(Scatter(reduction), ((5, 3), (4,), (4, 3)), oracle, (draw, indices, draw), reduction in ("add", "mul"))
+
+
+def places(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Four of the five, none twice, some counted from the end."""
+    return (rng.permutation(5)[: shape[0]] - rng.choice([0, 5], shape)).astype(np.int64)
+
+
+def running_product(x: Array) -> Array:
+    steps = [x[:, : i + 1].prod(axis=1) for i in range(x.shape[1])]
+    return np.stack(steps, axis=1).astype(x.dtype)
 
 
 def tensors(*arrays: Any) -> list[Array]:
@@ -462,6 +507,25 @@ OTHERS: dict[str, Sequence[Case]] = {
             normal,
             False,
         ),
+    ],
+}
+
+OTHERS |= {
+    "top_k": [
+        top_k(2, 1, True, normal),
+        top_k(5, 1, False, coarse),
+        top_k(3, -1, True, integers(-3, 3)),
+        top_k(0, 0, True, normal),
+    ],
+    "scatter": [
+        scatter("none", places, normal),
+        *(scatter(kind, integers(-5, 5), normal) for kind in ("add", "mul", "max", "min")),
+        scatter("add", integers(0, 5), integers(-9, 9, np.int32)),
+    ],
+    "cumulate": [
+        Case(Cumulate("sum", 1), ((2, 5, 3),), lambda x: run("CumSum", [x, np.array(1)]), normal),
+        Case(Cumulate("sum", -1), ((2, 5),), lambda x: run("CumSum", [x, np.array(1)]), integers(-9, 9), False),
+        Case(Cumulate("prod", 1), ((2, 5, 3),), formula(running_product), unit),
     ],
 }
 

@@ -30,6 +30,8 @@ def test_extremes_as_onnxruntime_has_them(case: Case) -> None:
     like = case.arrays(np.random.default_rng(0))
     if case.op.name == "where":
         floats = [np.isfinite(pairs[0]), *pairs]
+    elif like[0].dtype.kind in "iu":
+        pytest.skip("integers have no extremes of this kind")
     elif like[0].dtype == bool:
         floats = [p > 0 for p in floats]
     (got,), (want,) = case.op.reference(np, *floats), case.oracle(*floats)

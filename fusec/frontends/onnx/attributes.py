@@ -51,4 +51,6 @@ def _value(attribute: AttributeProto, tensors: Tensors) -> Any:
         return tensors.literal(attribute.t)
     if kind == AttributeProto.SPARSE_TENSOR:
         return tensors.sparse(attribute.sparse_tensor)
+    if kind == AttributeProto.GRAPH:
+        return attribute.g
     raise VerifyError(f"attribute {attribute.name!r} of type {_KINDS.Name(kind).lower()} is not supported")

@@ -6,21 +6,43 @@ Shapes are concrete, so what a model computes only to name a shape becomes a con
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, quote
-from fusec.ops import Cast, Expand, Reshape
+from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
 
 FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
 FOLD_OPERAND_ELEMENTS = 1 << 16
 MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake
 MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
 
-Results = Value | tuple[Value, ...]
+
+class HostValueError(VerifyError):
+    """`value` decides shapes or control flow, and is computed at run time."""
+
+    def __init__(self, message: str, value: Value):
+        super().__init__(message)
+        self.value = value
+
+
+@dataclass(frozen=True, eq=False)
+class TensorList:
+    """A sequence of tensors: its length is known, so it is resolved during import."""
+
+    items: tuple[Value, ...]
+    dtype: DType | None = None  # of an empty one
+
+
+Held = Value | TensorList  # what a name of the model stands for
+Results = Held | tuple[Held, ...]
 OpFunction = Callable[..., Results]
 Table = dict[tuple[str, int], OpFunction]
 
@@ -40,16 +62,31 @@ class Emitter:
         self.graph = graph
         self.opset = opset
         self.outputs = 1
+        self.subgraph: Callable[[GraphProto, Sequence[Held]], list[Held]] = _no_body
         self._reserved = reserved  # names the model uses: no intermediate may take one
         self._origin: tuple[str, ...] = ()
         self._name = ""
         self._fresh: set[Value] = set()
 
-    def begin(self, origin: str, outputs: Sequence[str]) -> None:
-        self._origin = (origin,)
+    def begin(self, origin: str, outputs: Sequence[str], inner: bool = False) -> None:
+        """`inner`: the node is part of the body of another, which stays in progress and is the origin."""
         self._name = next((name for name in outputs if name), origin)
-        self._fresh.clear()
         self.outputs = len(outputs)
+        if not inner:
+            self._origin = (origin,)
+            self._fresh.clear()
+
+    @property
+    def name(self) -> str:
+        """What the current node's first result is called."""
+        return self._name
+
+    def state(self) -> tuple[str, int, int]:
+        """What `begin` sets and an inner node changes."""
+        return self._name, self.outputs, self.opset
+
+    def restore(self, state: tuple[str, int, int]) -> None:
+        self._name, self.outputs, self.opset = state
 
     def bind(self, value: Value, name: str) -> None:
         """Give a result of the current node its name in the model; one that was there before keeps its own."""
@@ -117,13 +154,24 @@ class Emitter:
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
         return value if value.type.shape == tuple(shape) else self(Reshape(tuple(shape)), value)
 
+    def window(self, value: Value, axis: int, start: int, size: int) -> Value:
+        """`size` elements of a dim, from `start` on."""
+        shape = value.type.shape
+        if start == 0 and size == shape[axis]:
+            return value
+        sizes = (*shape[:axis], size, *shape[axis + 1 :])
+        starts = tuple(start if i == axis and size else 0 for i in range(len(shape)))
+        return self(Slice(starts, sizes, (1,) * len(shape)), value)
+
     # reading what must be known at import ------------------------------------------------------------
 
     def array(self, value: Value, what: str) -> np.ndarray[Any, Any]:
         """The payload of an operand that decides shapes; VerifyError if it is computed at run time."""
         literal = value.literal
-        require(literal is not None, f"{what} must be known at import, but {quote(value.name)} is computed at run time")
-        assert literal is not None
+        if literal is None:
+            raise HostValueError(
+                f"{what} must be known at import, but {quote(value.name)} is computed at run time", value
+            )
         require(literal.type.size <= FOLD_OPERAND_ELEMENTS, f"{what} has {literal.type.size} elements")
         return literal.array
 
@@ -143,6 +191,10 @@ class Emitter:
         while hint in self._reserved:
             hint += "_"
         return hint
+
+
+def _no_body(body: GraphProto, given: Sequence[Held]) -> list[Held]:
+    raise VerifyError("has a body, where none can be imported")
 
 
 def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list[Array]:

@@ -15,9 +15,14 @@ from fusec.ir import DType, TensorType
 Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has none)
 
 
-def input_types(graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str) -> dict[str, TensorType]:
-    """Type of each input the caller must give (initializers are none); one ModelError for all that is wrong."""
-    held = set(constants(graph))
+def input_types(
+    graph: GraphProto, shapes: Mapping[str, Sequence[int]], file: str, given: frozenset[str] = frozenset()
+) -> dict[str, TensorType]:
+    """Type of each input the caller must give; one ModelError for all that is wrong.
+
+    Initializers are none, nor are the inputs in `given`, whose values are.
+    """
+    held = {*constants(graph), *given}
     problems: list[str] = []
     dtypes: dict[str, DType] = {}
     declared: dict[str, Dims | None] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
-from fusec.ir import TensorType, Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     BatchNorm,
     Expand,
@@ -37,14 +37,36 @@ def batch_norm(
     momentum: float = 0.9,  # about the training outputs only
     spatial: int = 1,
     training_mode: int = 0,
-) -> Value:
+) -> Value | tuple[Value, ...]:
     require(spatial == 1, "spatial=0 is not supported")
-    require(training_mode == 0, "training_mode=1 is not supported")
+    require(training_mode == 0 or g.opset >= 14, "training_mode=1 is not supported before opset 14")
     dtype = x.type.dtype
+    if training_mode:
+        return _trained(g, x, scale, bias, mean, var, epsilon, momentum)
     # from version 15 on the parameters may be wider than x: then all is computed in the wider type
     wide = max((v.type.dtype for v in (x, scale, bias, mean, var)), key=lambda d: d.itemsize)
     y = g(BatchNorm(epsilon), *(g.cast(v, wide) for v in (x, scale, bias, mean, var)))
     return g.cast(y, dtype)
+
+
+def _trained(
+    g: Emitter, x: Value, scale: Value, bias: Value, mean: Value, var: Value, epsilon: float, momentum: float
+) -> tuple[Value, ...]:
+    """By the batch's own mean and variance; the running ones move towards them."""
+    require(x.type.rank >= 2, f"needs a channel dim, x has shape {list(x.type.shape)}")
+    axes = (0, *range(2, x.type.rank))
+    wide = g.cast(x, mean.type.dtype)
+    own_mean = g(Reduce("mean", axes), wide)
+    centred = g(pw("sub"), wide, own_mean)
+    own_var = g(Reduce("mean", axes), g(pw("mul"), centred, centred))
+    own = [g.reshape(v, (x.type.shape[1],)) for v in (own_mean, own_var)]
+    y = g(BatchNorm(epsilon), wide, g.cast(scale, wide.type.dtype), g.cast(bias, wide.type.dtype), *own)
+
+    def moved(running: Value, now: Value) -> Value:
+        kept = g(pw("mul"), running, g.scalar(momentum, running))
+        return g(pw("add"), kept, g(pw("mul"), g.cast(now, running.type.dtype), g.scalar(1 - momentum, running)))
+
+    return g.cast(y, x.type.dtype), moved(mean, own[0]), moved(var, own[1])
 
 
 def instance_norm(g: Emitter, x: Value, scale: Value, bias: Value, /, *, epsilon: float = 1e-5) -> Value:
@@ -94,15 +116,24 @@ def layer_norm(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
-) -> Value:
+) -> Value | tuple[Value, ...]:
+    """The results beside the first are the mean and the inverse deviation, in f32."""
     _check_stash(stash_type)
     axis = normalize_axis(axis, x.type.rank)
     parameters = [_trailing(g, v, axis, x) for v in ((scale,) if bias is None else (scale, bias))]
     known = [v for v in parameters if v is not None]
     if len(known) == len(parameters):
-        return g(LayerNorm(axis, epsilon), x, *known)
-    y = g(pw("mul"), g(LayerNorm(axis, epsilon), x, _ones(g, x, axis)), scale)
-    return y if bias is None else g(pw("add"), y, bias)
+        y = g(LayerNorm(axis, epsilon), x, *known)
+    else:
+        y = g(pw("mul"), g(LayerNorm(axis, epsilon), x, _ones(g, x, axis)), scale)
+        y = y if bias is None else g(pw("add"), y, bias)
+    if g.outputs == 1:
+        return y
+    wide, axes = g.cast(x, DType.F32), tuple(range(axis, x.type.rank))
+    mean = g(Reduce("mean", axes), wide)
+    centred = g(pw("sub"), wide, mean)
+    variance = g(Reduce("mean", axes), g(pw("mul"), centred, centred))
+    return y, mean, g(pw("rsqrt"), g(pw("add"), variance, g.scalar(epsilon, variance)))
 
 
 def rms_norm(

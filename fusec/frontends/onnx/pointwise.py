@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 
+import ml_dtypes
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
@@ -66,6 +67,15 @@ def thresholded_relu(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
 
 def hard_sigmoid(g: Emitter, x: Value, /, *, alpha: float = 0.2, beta: float = 0.5) -> Value:
     return g(pw("hard_sigmoid", alpha=alpha, beta=beta), x)
+
+
+def shrink(g: Emitter, x: Value, /, *, bias: float = 0.0, lambd: float = 0.5) -> Value:
+    wide = x if x.type.dtype.is_float else g.cast(x, DType.F32)
+    limit, shift = g.scalar(lambd, wide), g.scalar(bias, wide)
+    low = g(pw("cmp_lt"), wide, g.scalar(-lambd, wide))
+    high = g(pw("cmp_gt"), wide, limit)
+    upper = g(pw("where"), high, g(pw("sub"), wide, shift), g.scalar(0, wide))
+    return g.cast(g(pw("where"), low, g(pw("add"), wide, shift), upper), x.type.dtype)
 
 
 def swish(g: Emitter, x: Value, /, *, alpha: float = 1.0) -> Value:
@@ -142,13 +152,55 @@ def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
     return g(pw("where"), condition, x, y)
 
 
+def cast_6(g: Emitter, x: Value, /, *, to: int) -> Value:
+    return converted(g, x, dtype_of(to))
+
+
 def cast(g: Emitter, x: Value, /, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
-    # saturate and round_mode are about 8-bit and smaller floats, which dtype_of refuses
-    return g.cast(x, dtype_of(to))
+    return converted(g, x, dtype_of(to), bool(saturate), round_mode)
 
 
 def cast_like(g: Emitter, x: Value, target: Value, /, *, saturate: int = 1, round_mode: str = "up") -> Value:
-    return g.cast(x, target.type.dtype)
+    return converted(g, x, target.type.dtype, bool(saturate), round_mode)
+
+
+def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode: str = "up") -> Value:
+    """A cast; beyond the range of an 8-bit float lies its greatest value if `saturate`, else NaN or infinity."""
+    if x.type.dtype is to:
+        return x
+    if not to.is_narrow or to.is_narrow_int:
+        return g.cast(x, to)
+    wide = x if x.type.dtype.is_float else g.cast(x, DType.F32)
+    if to is DType.F8E8M0:
+        return g.cast(_power_of_two(g, g.cast(wide, DType.F32), saturate, round_mode), to)
+    if saturate:
+        largest = float(ml_dtypes.finfo(to.numpy).max)
+        wide = g(pw("clip", min=-largest, max=largest), wide)
+    return g.cast(wide, to)
+
+
+def _power_of_two(g: Emitter, x: Value, saturate: bool, round_mode: str) -> Value:
+    """The power of two an e8m0 number holds: rounded up, down or to the nearest (of halves up)."""
+    require(round_mode in ("up", "down", "nearest"), f"knows no round_mode {round_mode!r}")
+    exponent = g(pw("div"), g(pw("log"), g.cast(x, DType.F64)), g.constant(np.array(math.log(2.0))))
+    nearest = g(pw("round"), exponent)
+    exact = g(pw("cmp_eq"), g(pw("pow"), g.constant(np.array(2.0)), nearest), g.cast(x, DType.F64))
+    if round_mode == "nearest":
+        base = g(pw("floor"), exponent)
+        half = g(pw("pow"), g.constant(np.array(2.0)), base)
+        over = g(pw("cmp_ge"), g.cast(x, DType.F64), g(pw("mul"), half, g.constant(np.array(1.5))))
+        chosen = g(pw("where"), over, g(pw("add"), base, g.constant(np.array(1.0))), base)
+    else:
+        chosen = g(pw("ceil" if round_mode == "up" else "floor"), exponent)
+    power = g(pw("pow"), g.constant(np.array(2.0)), g(pw("where"), exact, nearest, chosen))
+    if saturate:
+        power = g(pw("clip", min=2.0**-127, max=2.0**127), power)
+    return power
+
+
+def bit_shift(g: Emitter, x: Value, y: Value, /, *, direction: str) -> Value:
+    require(direction in ("LEFT", "RIGHT"), f"knows no direction {direction!r}")
+    return g(pw(f"shift_{direction.lower()}"), x, y)
 
 
 _UNARY = {
@@ -159,6 +211,7 @@ _UNARY = {
     "Asinh": ("asinh", 9),
     "Atan": ("atan", 7),
     "Atanh": ("atanh", 9),
+    "BitwiseNot": ("bitwise_not", 18),
     "Ceil": ("ceil", 6),
     "Cos": ("cos", 7),
     "Cosh": ("cosh", 9),
@@ -187,6 +240,9 @@ _UNARY = {
 _BINARY = {
     "Add": ("add", 7),
     "And": ("logical_and", 7),
+    "BitwiseAnd": ("bitwise_and", 18),
+    "BitwiseOr": ("bitwise_or", 18),
+    "BitwiseXor": ("bitwise_xor", 18),
     "Div": ("div", 7),
     "Equal": ("cmp_eq", 7),
     "Greater": ("cmp_gt", 7),
@@ -211,6 +267,7 @@ TABLE: Table = {
     ("LeakyRelu", 6): leaky_relu,
     ("ThresholdedRelu", 10): thresholded_relu,
     ("HardSigmoid", 6): hard_sigmoid,
+    ("Shrink", 9): shrink,
     ("Swish", 24): swish,
     ("Gelu", 20): gelu,
     ("PRelu", 7): prelu,
@@ -220,6 +277,8 @@ TABLE: Table = {
     ("Pow", 7): power,
     ("IsInf", 10): is_inf,
     ("Where", 9): where,
-    ("Cast", 6): cast,
+    ("Cast", 6): cast_6,
+    ("Cast", 19): cast,
+    ("BitShift", 11): bit_shift,
     ("CastLike", 15): cast_like,
 }

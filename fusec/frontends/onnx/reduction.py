@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
-from fusec.ir import DType, Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import Reduce
 
 
@@ -13,7 +16,21 @@ def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int)
     dims = axes_of(axes, x.type.rank)
     if kind in ("max", "min") and x.type.dtype is DType.BOOL:  # any, all
         return g.cast(_reduce(g, kind, g.cast(x, DType.U8), axes, keepdims), DType.BOOL)
+    if any(x.type.shape[d] == 0 for d in dims) and kind in ("max", "min", "log_sum_exp"):
+        return _of_nothing(g, kind, x, dims, keepdims)
     return g(Reduce(kind, dims, bool(keepdims)), x)
+
+
+def _of_nothing(g: Emitter, kind: str, x: Value, dims: Sequence[int], keepdims: int) -> Value:
+    """The least value there is for a maximum, the greatest for a minimum."""
+    shape = [1 if d in dims else n for d, n in enumerate(x.type.shape) if keepdims or d not in dims]
+    high = kind == "min"
+    if x.type.dtype.is_float:
+        element = np.array(math.inf if high else -math.inf).astype(x.type.dtype.numpy)
+    else:
+        info = np.iinfo(x.type.dtype.numpy)
+        element = np.array(info.max if high else info.min, x.type.dtype.numpy)
+    return g.full(TensorType(tuple(shape), x.type.dtype), element)
 
 
 def _by_attribute(kind: str) -> OpFunction:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
+from fusec.frontends.onnx.interpolate import COORDINATES, Manner, interpolated
 from fusec.ir import Value
 from fusec.ops import Resize
 from fusec.ops.spec import require
@@ -55,11 +56,14 @@ def resize(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> Value:
-    require(antialias == 0, "antialias is not supported")
-    require(mode in ("nearest", "linear"), f"mode {mode!r} is not supported, only nearest and linear")
-    require(
-        coordinate_transformation_mode not in ("tf_crop_and_resize", "tf_half_pixel_for_nn"),
-        f"coordinate_transformation_mode {coordinate_transformation_mode!r} is not supported",
+    how = Manner(
+        mode,
+        coordinate_transformation_mode,
+        nearest_mode,
+        bool(antialias),
+        cubic_coeff_a,
+        bool(exclude_outside),
+        extrapolation_value,
     )
     dims = tuple(a % x.type.rank for a in axes) if axes_of(axes, x.type.rank) else tuple(range(x.type.rank))
     by_scale = scales is not None and scales.type.size > 0
@@ -69,7 +73,7 @@ def resize(
         assert scales is not None
         factors = _spread(_floats(g, scales), dims, x, 1.0)
         _check_scales(x, factors)
-        return _resized(g, x, factors, _sizes(x, factors), mode, coordinate_transformation_mode, nearest_mode)
+        return _chosen(g, x, factors, _sizes(x, factors), _crop(g, roi, dims, x, how), how)
     assert sizes is not None
     wanted = g.ints(sizes, "sizes")
     require(len(wanted) == len(dims), f"{len(wanted)} sizes for {len(dims)} dims")
@@ -83,7 +87,39 @@ def resize(
     shape = [int(s) for s in _spread(wanted, dims, x, 0)]
     shape = [new if d in dims else old for d, (new, old) in enumerate(zip(shape, x.type.shape, strict=True))]
     factors = _spread(ratios, dims, x, 1.0)
-    return _resized(g, x, factors, shape, mode, coordinate_transformation_mode, nearest_mode)
+    return _chosen(g, x, factors, shape, _crop(g, roi, dims, x, how), how)
+
+
+def _chosen(
+    g: Emitter,
+    x: Value,
+    scales: Sequence[float],
+    sizes: Sequence[int],
+    crop: Sequence[tuple[float, float]],
+    how: Manner,
+) -> Value:
+    """The IR's resize where it has this one; else a product with a matrix for each dim."""
+    known = how.mode in ("nearest", "linear") and how.coordinates in COORDINATES[:5] and not how.antialias
+    fractional = how.coordinates == "align_corners" and any(
+        abs(n * s - m) > 1e-6 * m for n, s, m in zip(x.type.shape, scales, sizes, strict=True)
+    )
+    if known and not fractional:
+        return _resized(g, x, scales, sizes, how.mode, how.coordinates, how.rounding)
+    require(all(s >= 1 for s in sizes) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(sizes)}")
+    return interpolated(g, x, sizes, scales, crop, how)
+
+
+def _crop(g: Emitter, roi: Value | None, dims: Sequence[int], x: Value, how: Manner) -> list[tuple[float, float]]:
+    """Start and end of each dim, as fractions of it."""
+    crop = [(0.0, 1.0)] * x.type.rank
+    if how.coordinates != "tf_crop_and_resize":
+        return crop
+    require(roi is not None and roi.type.shape == (2 * len(dims),), "tf_crop_and_resize needs 2 numbers a dim as roi")
+    assert roi is not None
+    numbers = [float(v) for v in g.array(roi, "roi")]
+    for i, dim in enumerate(dims):
+        crop[dim] = (numbers[i], numbers[i + len(dims)])
+    return crop
 
 
 def _spread(values: Sequence[float], dims: Sequence[int], x: Value, default: float) -> list[float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from fusec.frontends.onnx.emit import Emitter, Table, axes_of
-from fusec.ir import Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import Expand, Transpose
 from fusec.ops.spec import broadcast, require
 
@@ -21,10 +23,14 @@ def dropout_7(g: Emitter, x: Value, /, *, ratio: float = 0.5) -> Value:
 
 def dropout(
     g: Emitter, x: Value, ratio: Value | None = None, training_mode: Value | None = None, /, *, seed: int = 0
-) -> Value:
+) -> tuple[Value, ...]:
+    """The second result, the mask, has everything kept. Training drops at random, but for a ratio of 0."""
     training = training_mode is not None and bool(g.number(training_mode, "training_mode"))
-    require(not training, "training_mode=true is not supported")
-    return x
+    dropped = 0.5 if ratio is None else g.number(ratio, "the ratio") if training else 0.0
+    require(not (training and dropped), "training_mode=true is not supported: it drops at random")
+    if g.outputs == 1:
+        return (x,)
+    return x, g.full(TensorType(x.type.shape, DType.BOOL), np.ones((), np.bool_))
 
 
 def reshape(g: Emitter, x: Value, shape: Value, /, *, allowzero: int = 0) -> Value:

@@ -5,12 +5,31 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from onnx import GraphProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from fusec.errors import ModelError
 from fusec.ir import quote_string
 
 _SHOWN = 8  # problems listed in full
+GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
+
+
+def bodies(node: NodeProto) -> Iterable[GraphProto]:
+    """The graphs among a node's attributes: the bodies of control flow."""
+    for attribute in node.attribute:
+        if attribute.type in GRAPHS:
+            yield from (attribute.g, *attribute.graphs)
+
+
+def captured(node: NodeProto) -> set[str]:
+    """Names the bodies of a node may read from outside."""
+    found: set[str] = set()
+    for graph in bodies(node):
+        for inner in graph.node:
+            found.update(inner.input)
+            found |= captured(inner)
+        found.update(v.name for v in graph.output)
+    return found
 
 
 def report(file: str, problems: Sequence[str]) -> ModelError:
@@ -42,7 +61,12 @@ def ordered(graph: GraphProto, file: str) -> list[int]:
     if problems:
         raise report(file, problems)
     producer = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    reads = [{producer[name] for name in node.input if name in producer} for node in graph.node]
+    reads = [
+        {producer[name] for name in (*node.input, *captured(node)) if name in producer and name not in node.output}
+        if any(True for _ in bodies(node))
+        else {producer[name] for name in node.input if name in producer}
+        for node in graph.node
+    ]
     order = _sorted(reads)
     if len(order) < len(reads):
         index = _on_cycle(reads, set(order))

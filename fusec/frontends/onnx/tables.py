@@ -9,17 +9,27 @@ from onnx import NodeProto, defs
 
 from fusec.frontends.onnx import (
     constant,
+    control,
     convolution,
+    einsum,
     indexing,
+    known,
     matmul,
     normalization,
+    picking,
     pointwise,
     pooling,
+    quantize,
+    recurrent,
     reduction,
     resize,
+    sampling,
+    sequence,
     shape,
+    spectral,
 )
 from fusec.frontends.onnx.emit import OpFunction, Table
+from fusec.frontends.onnx.standard import has_body
 
 OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
@@ -37,21 +47,36 @@ TABLE: Table = {
     **indexing.TABLE,
     **resize.TABLE,
     **constant.TABLE,
+    **control.TABLE,
+    **einsum.TABLE,
+    **picking.TABLE,
+    **quantize.TABLE,
+    **recurrent.TABLE,
+    **sampling.TABLE,
+    **spectral.TABLE,
+    **known.TABLE,
+    **sequence.TABLE,
 }
 
 
+# Ops that take or give sequences of tensors: (domain, op).
+SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
+
+
 @cache
-def schema_of(op: str, opset: int) -> defs.OpSchema | None:
-    """The schema the installed onnx has for an op of the default domain, if it has one."""
+def schema_of(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
+    """The schema the installed onnx has for an op, if it has one."""
     try:
-        return defs.get_schema(op, opset, "")
+        return defs.get_schema(op, opset, domain)
     except defs.SchemaError:
         return None
 
 
 @cache
-def function_of(op: str, opset: int) -> tuple[OpFunction, defs.OpSchema] | None:
+def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
     """The function of the newest version in TABLE up to `opset`, and the schema of that op; None if there is none."""
+    if domain:
+        return None
     schema = schema_of(op, opset)
     versions = [since for name, since in TABLE if name == op and since <= opset]
     if schema is None or not versions or schema.since_version > REVIEWED_OPSET:
@@ -65,7 +90,7 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapp
     """One line for each op among the (name, node) that cannot be imported, with the nodes that use it."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, node in nodes:
-        if node.domain not in DEFAULT_DOMAINS or function_of(node.op_type, opset) is None:
+        if not _supported(node, opset, opsets):
             found.setdefault((node.domain, node.op_type), []).append(name)
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):
@@ -73,6 +98,17 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapp
         more = f" and {len(names) - _NODES_SHOWN} more" if len(names) > _NODES_SHOWN else ""
         lines.append(f"{_described(domain, op, opset, opsets)}: node{'s' * (len(names) > 1)} {shown}{more}")
     return lines
+
+
+def _supported(node: NodeProto, opset: int, opsets: Mapping[str, int]) -> bool:
+    """Whether fusec has a function for the op, or the standard a definition by others."""
+    domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+    version = opsets.get(domain, 0) if domain else opset
+    if function_of(node.op_type, version, domain) is not None:
+        return True
+    schema = schema_of(node.op_type, version, domain)
+    reviewed = schema is not None and not schema.deprecated and schema.since_version <= REVIEWED_OPSET
+    return reviewed and schema is not None and has_body(schema)
 
 
 def _described(domain: str, op: str, opset: int, opsets: Mapping[str, int]) -> str:

@@ -33,7 +33,18 @@ DTYPES: dict[int, DType] = {
     TensorProto.UINT16: DType.U16,
     TensorProto.UINT8: DType.U8,
     TensorProto.BOOL: DType.BOOL,
+    TensorProto.FLOAT8E4M3FN: DType.F8E4M3,
+    TensorProto.FLOAT8E4M3FNUZ: DType.F8E4M3FNUZ,
+    TensorProto.FLOAT8E5M2: DType.F8E5M2,
+    TensorProto.FLOAT8E5M2FNUZ: DType.F8E5M2FNUZ,
+    TensorProto.FLOAT8E8M0: DType.F8E8M0,
+    TensorProto.FLOAT4E2M1: DType.F4E2M1,
+    TensorProto.INT4: DType.I4,
+    TensorProto.UINT4: DType.U4,
+    TensorProto.INT2: DType.I2,
+    TensorProto.UINT2: DType.U2,
 }
+ELEMENT_TYPES = {dtype: number for number, dtype in DTYPES.items()}
 # where a tensor without raw_data keeps its elements; all other types are packed in int32_data
 _FIELDS = {
     DType.F32: "float_data",
@@ -72,7 +83,7 @@ class Tensors:
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if tensor.data_location == TensorProto.EXTERNAL:
             return self._external(tensor, type)
-        array = _inline(tensor, type)
+        array = _packed(tensor, type) if type.dtype.is_narrow else _inline(tensor, type)
         return Literal(type, lambda: array, tensor.name)
 
     def sparse(self, tensor: SparseTensorProto) -> Literal:
@@ -110,6 +121,7 @@ class Tensors:
             "or load the data first (onnx.load_external_data_for_model)",
         )
         assert self._folder is not None
+        require(not type.dtype.is_narrow, f"external data of {type.dtype.value} is not supported")
         path = _inside(self._folder, location)
         offset = _number(entries.get("offset", "0"), "offset")
         length = _number(entries.get("length", str(type.nbytes)), "length")
@@ -159,6 +171,26 @@ def _inside(folder: Path, location: str) -> Path:
 def _number(text: str, what: str) -> int:
     require(text.isascii() and text.isdigit() and len(text) < 20, f"external data with the {what} {text!r}")
     return int(text)
+
+
+def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
+    """The elements of a narrow type, of which ONNX packs two or four into a byte."""
+    bits = 8 if type.dtype.itemsize == 1 and type.dtype.value.startswith("f8") else 4 if "4" in type.dtype.value else 2
+    if tensor.HasField("raw_data"):
+        codes = np.frombuffer(tensor.raw_data, np.uint8)
+    else:
+        codes = np.array(tensor.int32_data, np.int32).astype(np.uint8)
+    need = -(-type.size * bits // 8)
+    require(len(codes) == need, f"{type} takes {need} bytes, its data has {len(codes)}")
+    each = np.stack([codes >> shift for shift in range(0, 8, bits)], axis=-1).reshape(-1)[: type.size] & (
+        (1 << bits) - 1
+    )
+    each = each.astype(np.uint8)
+    if not type.dtype.is_narrow_int:
+        return each.view(type.dtype.numpy).reshape(type.shape)
+    low = 1 << (bits - 1)
+    signed = (each.astype(np.int8) ^ low) - low if type.dtype in (DType.I4, DType.I2) else each
+    return signed.astype(type.dtype.numpy).reshape(type.shape)
 
 
 def _inline(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:

@@ -1,0 +1,136 @@
+"""What control flow means: a branch is chosen and a loop unrolled at import, so both must be known by then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import GraphProto
+
+from fusec.frontends.onnx.emit import Emitter, Held, Table, TensorList
+from fusec.ir import Value
+from fusec.ops import Concat
+from fusec.ops.spec import normalize_axis, require
+
+MAX_TRIPS = 4096
+
+
+def if_(g: Emitter, condition: Value, /, *, then_branch: GraphProto, else_branch: GraphProto) -> tuple[Held, ...]:
+    chosen = then_branch if g.number(condition, "the condition") else else_branch
+    return tuple(g.subgraph(chosen, ()))
+
+
+def loop(
+    g: Emitter, trips: Value | None = None, condition: Value | None = None, /, *carried: Held | None, body: GraphProto
+) -> tuple[Held, ...]:
+    """The body once for each trip; what it scans out is stacked."""
+    count = None if trips is None else int(g.number(trips, "the number of trips"))
+    running = condition is None or bool(g.number(condition, "the condition"))
+    require(all(v is not None for v in carried), "a carried value is missing")
+    held: list[Held] = [v for v in carried if v is not None]
+    scanned: list[list[Value]] = [[] for _ in range(g.outputs - len(held))]
+    trip = 0
+    while running and (count is None or trip < count):
+        require(trip < MAX_TRIPS, f"more than {MAX_TRIPS} trips")
+        results = g.subgraph(body, [g.constant(np.array(trip, np.int64)), g.constant(np.array(True)), *held])
+        kept, outputs = results[1 : 1 + len(held)], results[1 + len(held) :]
+        # without a condition to begin with the body's own still ends the loop
+        running = bool(g.number(tensor(results[0]), "the condition"))
+        held = kept
+        require(len(outputs) >= len(scanned), f"its body gives {len(outputs)} scan outputs, the node {len(scanned)}")
+        for items, output in zip(scanned, outputs, strict=False):
+            items.append(tensor(output))
+        trip += 1
+    require(not scanned or trip > 0, "a loop of no trips has scan outputs of unknown shape")
+    return (*held, *(stacked(g, items, 0) for items in scanned))
+
+
+def scan_8(
+    g: Emitter,
+    lengths: Value | None = None,
+    /,
+    *given: Value | None,
+    body: GraphProto,
+    num_scan_inputs: int,
+    directions: Sequence[int] = (),
+) -> tuple[Held, ...]:
+    """Version 8 has a batch dim before the dim it scans along: the same for each image, joined again."""
+    require(lengths is None, "sequence lengths are not supported")
+    values = [v for v in given if v is not None]
+    require(len(values) == len(given) > 0, "an input is missing")
+    batch = values[0].type.shape[0]
+    require(batch > 0, "an empty batch")
+    rows: list[tuple[Held, ...]] = []
+    for i in range(batch):
+        one = [row(g, v, 0, i) for v in values]
+        rows.append(scan_9(g, *one, body=body, num_scan_inputs=num_scan_inputs, scan_input_directions=directions))
+    return tuple(stacked(g, [tensor(r[k]) for r in rows], 0) for k in range(len(rows[0])))
+
+
+def scan_9(
+    g: Emitter,
+    /,
+    *given: Value,
+    body: GraphProto,
+    num_scan_inputs: int,
+    scan_input_axes: Sequence[int] = (),
+    scan_input_directions: Sequence[int] = (),
+    scan_output_axes: Sequence[int] = (),
+    scan_output_directions: Sequence[int] = (),
+) -> tuple[Held, ...]:
+    require(1 <= num_scan_inputs <= len(given), f"num_scan_inputs is {num_scan_inputs}")
+    states = len(given) - num_scan_inputs
+    held: list[Held] = list(given[:states])
+    inputs = given[states:]
+    axes = list(scan_input_axes) or [0] * len(inputs)
+    backward = list(scan_input_directions) or [0] * len(inputs)
+    require(len(axes) == len(backward) == len(inputs), "one axis and one direction for each scan input")
+    axes = [normalize_axis(a, v.type.rank) for a, v in zip(axes, inputs, strict=True)]
+    lengths = {v.type.shape[a] for v, a in zip(inputs, axes, strict=True)}
+    require(len(lengths) == 1, f"scan inputs of different lengths {sorted(lengths)}")
+    (count,) = lengths
+    require(0 < count <= MAX_TRIPS, f"{count} trips; from 1 to {MAX_TRIPS} are supported")
+    outputs = g.outputs - states
+    scanned: list[list[Value]] = [[] for _ in range(outputs)]
+    for trip in range(count):
+        slices = [row(g, v, a, count - 1 - trip if d else trip) for v, a, d in zip(inputs, axes, backward, strict=True)]
+        results = g.subgraph(body, [*held, *slices])
+        held = results[:states]
+        require(len(results) - states >= outputs, f"its body gives {len(results) - states} scan outputs, not {outputs}")
+        for items, output in zip(scanned, results[states:], strict=False):
+            items.append(tensor(output))
+    out_axes = list(scan_output_axes) or [0] * outputs
+    out_backward = list(scan_output_directions) or [0] * outputs
+    joined = [
+        stacked(g, items[::-1] if d else items, normalize_axis(a, items[0].type.rank + 1))
+        for items, a, d in zip(scanned, out_axes, out_backward, strict=False)
+    ]
+    return (*held, *joined)
+
+
+def tensor(held: Held) -> Value:
+    """A value that has to be a tensor."""
+    require(isinstance(held, Value), "a sequence where a tensor is needed")
+    assert not isinstance(held, TensorList)
+    return held
+
+
+def row(g: Emitter, x: Value, axis: int, index: int) -> Value:
+    """x[…, index, …] without that dim."""
+    return g.reshape(g.window(x, axis, index, 1), (*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
+
+
+def stacked(g: Emitter, items: Sequence[Value], axis: int) -> Value:
+    """The tensors joined along a new dim."""
+    shape = items[0].type.shape
+    wide = [g.reshape(v, (*v.type.shape[:axis], 1, *v.type.shape[axis:])) for v in items]
+    require(all(v.type.shape == shape for v in items), "tensors of different shapes do not stack")
+    return wide[0] if len(wide) == 1 else g(Concat(axis), *wide)
+
+
+TABLE: Table = {
+    ("If", 1): if_,
+    ("Loop", 1): loop,
+    ("Scan", 8): scan_8,
+    ("Scan", 9): scan_9,
+}

@@ -1,0 +1,404 @@
+"""The nodes of a model into a Graph, one by one, each in the scope of names it can see.
+
+Bodies of If, Loop and Scan, and ops the standard defines as functions of others, are imported in scopes of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, defs
+
+from fusec.errors import ModelError, VerifyError
+from fusec.frontends.onnx.attributes import attributes
+from fusec.frontends.onnx.emit import Emitter, Held, HostValueError, OpFunction, TensorList
+from fusec.frontends.onnx.inputs import input_types, tensor_type
+from fusec.frontends.onnx.standard import body_of
+from fusec.frontends.onnx.structure import captured, constants, node_names, report
+from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of, schema_of, unsupported
+from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
+from fusec.ir import Graph, Literal, Value
+from fusec.ops.spec import require
+
+MAX_NODES = 100_000  # unrolled loops: beyond this a graph is no use to anybody
+MAX_DEPTH = 24
+
+Bound = np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
+
+
+class InputsNeededError(ModelError):
+    """The model's shapes or control flow depend on the values of its inputs, named in `inputs`."""
+
+    inputs: frozenset[str] = frozenset()
+
+
+@dataclass
+class Scope:
+    """The names one graph defines; an inner graph sees those of the outer one too."""
+
+    opsets: Mapping[str, int]
+    prefix: str = ""
+    outer: Scope | None = None
+    values: dict[str, Held] = field(default_factory=dict[str, Held])
+    dense: Mapping[str, TensorProto] = field(default_factory=dict[str, TensorProto])
+    sparse: Mapping[str, SparseTensorProto] = field(default_factory=dict[str, SparseTensorProto])
+    declared: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
+    read: frozenset[str] = frozenset()
+    failed: set[str] = field(default_factory=set[str])  # missing because of a problem already noted
+
+    @property
+    def opset(self) -> int:
+        return self.opsets.get("", 0)
+
+
+class Importer:
+    """One import: the graph made so far, and the problems met."""
+
+    def __init__(self, source: GraphProto, opsets: Mapping[str, int], folder: Path | None, file: str):
+        self.source = source
+        self.file = file
+        self.graph = Graph(source.name or "main")
+        self.tensors = Tensors(folder)
+        names = {v.name for v in source.input} | {*constants(source)} | {n for node in source.node for n in node.output}
+        self.emit = Emitter(self.graph, opsets.get("", 0), frozenset(names))
+        self.emit.subgraph = self._subgraph
+        self.scope = _scope(source, opsets, frozenset(v.name for v in source.output))
+        self.problems: list[str] = []
+        self.needed: set[str] = set()
+        self.depth = 0
+
+    def run(
+        self,
+        order: Sequence[int],
+        names: Sequence[str],
+        shapes: Mapping[str, Sequence[int]],
+        bound: Mapping[str, Bound],
+    ) -> tuple[Graph, dict[str, int]]:
+        """The graph, and the length of each output that is a sequence; ModelError for all that is wrong at once."""
+        scope = self.scope
+        for name, type in input_types(self.source, shapes, self.file, frozenset(bound)).items():
+            scope.values[name] = self.graph.add_input(name, type)
+        self._bind(bound)
+        for index in order:
+            node = self.source.node[index]
+            for name in filter(None, node.input):
+                self._value(scope, name)  # an initializer that cannot be read is noted now
+            if any(n in scope.failed for n in node.input):
+                scope.failed.update(node.output)
+                continue
+            try:
+                self._node(scope, node, names[index])
+            except HostValueError as error:
+                self._note(scope, node, names[index], error)
+                self.needed |= _inputs_above(error.value)
+            except VerifyError as error:
+                self._note(scope, node, names[index], error)
+        outputs = [self._value(scope, v.name) for v in self.source.output]
+        if self.problems:
+            raise self._report()
+        flat: list[tuple[str, Value]] = []
+        lengths: dict[str, int] = {}
+        for declared, value in zip(self.source.output, outputs, strict=True):
+            if isinstance(value, TensorList):
+                lengths[declared.name] = len(value.items)
+                flat += [(f"{declared.name}[{i}]", item) for i, item in enumerate(value.items)]
+            elif value is not None:
+                flat.append((declared.name, value))
+        self.graph.set_outputs([v for _, v in flat], [name for name, _ in flat])
+        self.graph.prune()
+        try:
+            self.graph.verify()
+        except VerifyError as error:
+            raise ModelError(f"{self.file}: {error}") from error
+        return self.graph, lengths
+
+    def _bind(self, bound: Mapping[str, Bound]) -> None:
+        for name, given in bound.items():
+            try:
+                if isinstance(given, np.ndarray):
+                    value = self.emit.literal(Literal.of(given), name)
+                    self._check(self.scope, name, value)
+                    self.scope.values[name] = value
+                else:
+                    items = [self.emit.literal(Literal.of(a), f"{name}[{i}]") for i, a in enumerate(given)]
+                    self.scope.values[name] = TensorList(tuple(items))
+            except VerifyError as error:
+                self.scope.failed.add(name)
+                self.problems.append(f"input {name!r}: {error}")
+
+    def _note(self, scope: Scope, node: NodeProto, name: str, error: VerifyError) -> None:
+        scope.failed.update(node.output)
+        self.problems.append(f"node {name!r} ({node.op_type}): {error}")
+
+    def _report(self) -> ModelError:
+        error = report(self.file, self.problems)
+        if not self.needed:
+            return error
+        needed = InputsNeededError(str(error))
+        needed.inputs = frozenset(self.needed)
+        return needed
+
+    # one node ----------------------------------------------------------------------------------------
+
+    def _node(self, scope: Scope, node: NodeProto, name: str) -> None:
+        require(len(self.graph) <= MAX_NODES, f"the model unrolls to more than {MAX_NODES} nodes")
+        operands = [self._value(scope, n) if n else None for n in node.input]
+        for given, value in zip(node.input, operands, strict=True):
+            require(not given or value is not None, f"its input {given!r} is nowhere defined")
+        results = self._results(scope, node, name, operands)
+        for output, value in zip(node.output, results, strict=False):
+            if output:
+                if isinstance(value, Value):
+                    self.emit.bind(value, f"{scope.prefix}{output}")
+                self._check(scope, output, value)
+                scope.values[output] = value
+
+    def _results(self, scope: Scope, node: NodeProto, name: str, operands: list[Held | None]) -> tuple[Held, ...]:
+        domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+        opset = scope.opsets.get(domain, 0)
+        found = function_of(node.op_type, opset, domain)
+        schema = found[1] if found else schema_of(node.op_type, opset, domain)
+        require(schema is not None, f"op {'.'.join(filter(None, (domain, node.op_type)))} is not supported")
+        assert schema is not None
+        low, high = schema.min_input, schema.max_input
+        require(
+            low <= len(operands) <= high,
+            f"takes {low if low == high else f'{low} to {high}'} inputs, not {len(operands)}",
+        )
+        if found is None:
+            return self._by_definition(scope, node, name, operands, schema, opset)
+        function = found[0]
+        require(
+            (domain, node.op_type) in SEQUENCES or not any(isinstance(v, TensorList) for v in operands),
+            "takes tensors, not a sequence of them",
+        )
+        _check_present(function, operands)
+        given = attributes(node, schema, self.tensors)
+        with self._within(scope, name, node.output):
+            results = function(self.emit, *operands, **given)
+        results = results if isinstance(results, tuple) else (results,)
+        for index, output in enumerate(node.output[len(results) :], len(results)):
+            require(
+                not output or (output not in scope.read and scope.outer is None),
+                f"its output {output!r} (number {index}) is read, but fusec does not compute it",
+            )
+        return results
+
+    @contextmanager
+    def _within(self, scope: Scope, name: str, outputs: Sequence[str]) -> Generator[None]:
+        """The emitter told which node it builds for, and afterwards told again of the one around it."""
+        emit = self.emit
+        outer = emit.state()
+        before, self.scope = self.scope, scope
+        emit.opset = scope.opset
+        emit.begin(f"{scope.prefix}{name}", [f"{scope.prefix}{o}" if o else "" for o in outputs], self.depth > 0)
+        try:
+            yield
+        finally:
+            self.scope = before
+            if self.depth > 0:
+                emit.restore(outer)
+
+    # bodies ------------------------------------------------------------------------------------------
+
+    def _subgraph(self, body: GraphProto, given: Sequence[Held]) -> list[Held]:
+        """The results of a body of the current node, its inputs given by position."""
+        outer = self.scope
+        require(len(body.input) == len(given), f"its body takes {len(body.input)} inputs, not {len(given)}")
+        scope = _scope(body, outer.opsets, frozenset(v.name for v in body.output))
+        scope.outer = outer
+        scope.prefix = f"{self.emit.name}/"
+        for value, held in zip(body.input, given, strict=True):
+            scope.values[value.name] = held
+        return self._inner(scope, body.node, node_names(body), [v.name for v in body.output])
+
+    def _by_definition(
+        self,
+        scope: Scope,
+        node: NodeProto,
+        name: str,
+        operands: list[Held | None],
+        schema: defs.OpSchema,
+        opset: int,
+    ) -> tuple[Held, ...]:
+        """The op as the standard itself defines it: by a function of other ops."""
+        attributes(node, schema, self.tensors)
+        body = body_of(node, schema, opset, [_type_proto(v) for v in operands])
+        if body is None:
+            where = f"opset {opset}" if schema.domain in DEFAULT_DOMAINS else f"domain {schema.domain!r}"
+            raise VerifyError(f"op {node.op_type} ({where}) is not supported")
+        opsets = {**scope.opsets, **{entry.domain: entry.version for entry in body.opset_import}}
+        inner = Scope(opsets, f"{scope.prefix}{name}/", read=_reads(body, frozenset(body.output)))
+        for given, held in zip(body.input, operands, strict=False):
+            if held is not None:
+                inner.values[given] = held
+        absent = {n for n in body.input if n not in inner.values}
+        nodes = [_without(absent, n) for n in body.node]
+        wanted = [n for n, given in zip(body.output, node.output, strict=False) if given]
+        with self._within(scope, name, node.output):
+            made = dict(zip(wanted, self._inner(inner, nodes, _names(nodes), wanted), strict=True))
+        last = max((i for i, given in enumerate(node.output) if given), default=-1)
+        filler = next(iter(made.values()))
+        return tuple(made.get(n, filler) for n in body.output[: last + 1])
+
+    def _inner(
+        self, scope: Scope, nodes: Iterable[NodeProto], names: Sequence[str], outputs: Sequence[str]
+    ) -> list[Held]:
+        """Import the nodes of a body; a refusal names the inner node."""
+        members = list(zip(names, nodes, strict=True))
+        require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
+        refused = unsupported(members, scope.opset, scope.opsets)
+        require(not refused, "in its body: " + "; ".join(f"{line} - not supported" for line in refused))
+        live = _live(members, outputs)
+        self.depth += 1
+        try:
+            for index, (name, node) in enumerate(members):
+                if index in live:
+                    self._inner_node(scope, node, name)
+        finally:
+            self.depth -= 1
+        results: list[Held] = []
+        for name in outputs:
+            value = self._value(scope, name)
+            require(value is not None, f"the output {name!r} of its body is nowhere defined")
+            assert value is not None
+            results.append(value)
+        return results
+
+    def _inner_node(self, scope: Scope, node: NodeProto, name: str) -> None:
+        try:
+            self._node(scope, node, name)
+        except HostValueError as error:
+            raise HostValueError(f"in its body, node {name!r} ({node.op_type}): {error}", error.value) from error
+        except VerifyError as error:
+            raise VerifyError(f"in its body, node {name!r} ({node.op_type}): {error}") from error
+
+    # names -------------------------------------------------------------------------------------------
+
+    def _value(self, scope: Scope, name: str) -> Held | None:
+        """The value of that name; initializers enter the graph when first read."""
+        if name in scope.values or name in scope.failed:
+            return scope.values.get(name)
+        if name not in scope.dense and name not in scope.sparse:
+            return self._value(scope.outer, name) if scope.outer is not None else None
+        try:
+            held = scope.dense.get(name)
+            literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+            value = self.emit.literal(literal, f"{scope.prefix}{name}" if scope.prefix else name)
+            self._check(scope, name, value)
+        except VerifyError as error:
+            if scope.outer is not None or self.depth:
+                raise
+            scope.failed.add(name)
+            self.problems.append(f"initializer {name!r}: {error}")
+            return None
+        scope.values[name] = value
+        return value
+
+    def _check(self, scope: Scope, name: str, value: Held) -> None:
+        """VerifyError if the model declares another type for this value; symbolic dims agree with all."""
+        if name not in scope.declared or not scope.declared[name].type.WhichOneof("value"):
+            return
+        if isinstance(value, TensorList):
+            kind = scope.declared[name].type.WhichOneof("value")
+            require(kind == "sequence_type", f"the model declares {name!r} as {kind}, but it is a sequence")
+            return
+        dtype, dims = tensor_type(scope.declared[name])
+        agrees = dims is None or (
+            len(dims) == value.type.rank
+            and all(isinstance(d, str) or d == size for d, size in zip(dims, value.type.shape, strict=True))
+        )
+        shape = "[" + ",".join(str(d) if d != "" else "?" for d in dims or ()) + "]"
+        require(
+            dtype is value.type.dtype and agrees,
+            f"the model declares {name!r} as {dtype.value}{shape if dims is not None else ''}, but it is {value.type}",
+        )
+
+
+def _scope(graph: GraphProto, opsets: Mapping[str, int], outputs: frozenset[str]) -> Scope:
+    return Scope(
+        opsets,
+        dense={t.name: t for t in graph.initializer},
+        sparse={t.values.name: t for t in graph.sparse_initializer},
+        declared={v.name: v for v in (*graph.value_info, *graph.output, *graph.input)},
+        read=_reads(graph, outputs),
+    )
+
+
+def _reads(graph: GraphProto | FunctionProto, outputs: frozenset[str]) -> frozenset[str]:
+    return outputs | {n for node in graph.node for n in node.input}
+
+
+def _names(nodes: Iterable[NodeProto]) -> list[str]:
+    return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
+
+
+def _without(absent: set[str], node: NodeProto) -> NodeProto:
+    """The node with those operands left out that the call leaves out."""
+    if not absent.intersection(node.input):
+        return node
+    changed = NodeProto()
+    changed.CopyFrom(node)
+    kept = ["" if n in absent else n for n in node.input]
+    while kept and not kept[-1]:
+        kept.pop()
+    del changed.input[:]
+    changed.input.extend(kept)
+    return changed
+
+
+def _live(members: Sequence[tuple[str, NodeProto]], outputs: Sequence[str]) -> set[int]:
+    """Indices of the nodes an output depends on; a node with bodies of its own may read any name."""
+    wanted, live = set(outputs), set[int]()
+    for index in range(len(members) - 1, -1, -1):
+        node = members[index][1]
+        if wanted.intersection(node.output):
+            live.add(index)
+            wanted.update(node.input)
+            wanted.update(captured(node))
+    return live
+
+
+def _inputs_above(value: Value) -> set[str]:
+    """Names of the graph inputs a value is computed from."""
+    seen, stack, names = {value}, [value], set[str]()
+    while stack:
+        current = stack.pop()
+        if current.node is None:
+            names.add(current.name)
+            continue
+        for operand in current.node.operands:
+            if operand not in seen:
+                seen.add(operand)
+                stack.append(operand)
+    return names
+
+
+def _type_proto(value: Held | None) -> TypeProto:
+    proto = TypeProto()
+    if isinstance(value, TensorList):
+        proto.sequence_type.elem_type.tensor_type.elem_type = (
+            ELEMENT_TYPES[value.items[0].type.dtype] if value.items else TensorProto.FLOAT
+        )
+    elif value is not None:
+        proto.tensor_type.elem_type = ELEMENT_TYPES[value.type.dtype]
+        proto.tensor_type.shape.SetInParent()
+        for size in value.type.shape:
+            proto.tensor_type.shape.dim.add().dim_value = size
+    return proto
+
+
+def _check_present(function: OpFunction, operands: Sequence[Held | None]) -> None:
+    """VerifyError if an operand was left out that the op cannot do without."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    for index, operand in enumerate(operands):
+        parameter = parameters[min(index, len(parameters) - 1)]
+        variadic = parameter.kind is parameter.VAR_POSITIONAL
+        required = variadic or parameter.default is parameter.empty
+        require(operand is not None or not required, f"input number {index} is missing")

@@ -1,0 +1,128 @@
+"""Resizes beyond the IR's own op: each dim is interpolated by a constant matrix (cubic, antialiased, cropped)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter
+from fusec.ir import Value
+from fusec.ops import Gather, MatMul, Transpose, pw
+from fusec.ops.spec import require
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+COORDINATES = (
+    *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
+    *("tf_half_pixel_for_nn", "tf_crop_and_resize"),
+)
+ROUNDINGS: dict[str, Callable[[float], float]] = {
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round_prefer_floor": lambda x: math.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: math.floor(x + 0.5),
+}
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to interpolate: ONNX's attributes of Resize."""
+
+    mode: str
+    coordinates: str
+    rounding: str
+    antialias: bool
+    cubic_a: float
+    exclude_outside: bool
+    fill: float
+
+
+def interpolated(
+    g: Emitter,
+    x: Value,
+    sizes: Sequence[int],
+    scales: Sequence[float],
+    crop: Sequence[tuple[float, float]],
+    how: Manner,
+) -> Value:
+    """x resized dim by dim; `crop` has the start and end of each dim, for tf_crop_and_resize."""
+    require(how.coordinates in COORDINATES, f"knows no coordinate_transformation_mode {how.coordinates!r}")
+    require(how.rounding in ROUNDINGS, f"knows no nearest_mode {how.rounding!r}")
+    require(how.mode in ("nearest", "linear", "cubic"), f"knows no mode {how.mode!r}")
+    require(how.mode == "nearest" or x.type.dtype.is_float, f"{how.mode} of {x.type.dtype.value} is not supported")
+    outside: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
+    shape = x.type.shape
+    for dim, (n, count, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
+        at = _coordinates(n, count, scale, crop[dim], how.coordinates)
+        beyond = np.array([how.coordinates == "tf_crop_and_resize" and not 0 <= c <= n - 1 for c in at])
+        outside.append(beyond.reshape([-1 if d == dim else 1 for d in range(len(shape))]))
+        if at == [float(i) for i in range(n)] and (scale >= 1 or not how.antialias):
+            continue
+        x = _along(g, x, dim, at, scale, how)
+    if not any(o.any() for o in outside):
+        return x
+    mask = np.zeros(sizes, bool)
+    for part in outside:
+        mask |= part
+    return g(pw("where"), g.constant(mask), g.scalar(how.fill, x), x)
+
+
+def _coordinates(n: int, count: int, scale: float, crop: tuple[float, float], kind: str) -> list[float]:
+    """The input coordinate of each output index."""
+    whole = range(count)
+    if kind == "asymmetric":
+        return [i / scale for i in whole]
+    if kind == "align_corners":
+        length = n * scale  # a fractional length counts as it is
+        return [i * (n - 1) / (length - 1) if count > 1 else 0.0 for i in whole]
+    if kind == "tf_half_pixel_for_nn":
+        return [(i + 0.5) / scale for i in whole]
+    if kind == "tf_crop_and_resize":
+        start, end = crop
+        if count == 1:
+            return [0.5 * (start + end) * (n - 1)]
+        return [start * (n - 1) + i * (end - start) * (n - 1) / (count - 1) for i in whole]
+    if kind == "pytorch_half_pixel" and count == 1:
+        return [0.0]
+    shift = n / 2 * (1 - count / (scale * n)) if kind == "half_pixel_symmetric" else 0.0
+    return [shift + (i + 0.5) / scale - 0.5 for i in whole]
+
+
+def _along(g: Emitter, x: Value, dim: int, at: Sequence[float], scale: float, how: Manner) -> Value:
+    n, rank = x.type.shape[dim], x.type.rank
+    if how.mode == "nearest":
+        picked = [min(max(int(ROUNDINGS[how.rounding](c)), 0), n - 1) for c in at]
+        return g(Gather(dim), x, g.constant(np.array(picked, np.int64)))
+    rows = np.stack([_weights(c, n, min(scale, 1.0) if how.antialias else 1.0, how) for c in at], axis=1)
+    perm = (*(d for d in range(rank) if d != dim), dim)
+    back = tuple(int(i) for i in np.argsort(perm))
+    turned = x if dim == rank - 1 else g(Transpose(perm), x)
+    lead = turned.type.shape[:-1]
+    matrix = g.reshape(turned, (math.prod(lead), n))
+    y = g.reshape(g(MatMul(), matrix, g.constant(rows.astype(x.type.dtype.numpy))), (*lead, len(at)))
+    return y if dim == rank - 1 else g(Transpose(back), y)
+
+
+def _weights(at: float, n: int, scale: float, how: Manner) -> Matrix:
+    """What each input element contributes; `scale` below 1 widens the filter."""
+    reach = 1.0 if how.mode == "linear" else 2.0
+    first, last = math.floor(at - reach / scale), math.ceil(at + reach / scale)
+    places = np.arange(first, last + 1)
+    distance = np.abs(places - at) * scale
+    weights = np.clip(1 - distance, 0, None) if how.mode == "linear" else _cubic(distance, how.cubic_a)
+    if how.exclude_outside:
+        weights = np.where((places >= 0) & (places < n), weights, 0.0)
+    if how.exclude_outside or scale < 1:
+        weights = weights / weights.sum()
+    row = np.zeros(n)
+    np.add.at(row, np.clip(places, 0, n - 1), weights)
+    return row
+
+
+def _cubic(d: Matrix, a: float) -> Matrix:
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0.0))

@@ -1,0 +1,296 @@
+"""What the ops mean that find, pick and place elements by index: ArgMax, TopK, Gather*, Scatter*, OneHot, CumSum…"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
+from fusec.frontends.onnx.tensors import dtype_of
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Cumulate, Expand, Gather, Pad, Reduce, Scatter, Slice, TopK, pw
+from fusec.ops.indexing import REDUCTIONS
+from fusec.ops.spec import broadcast, normalize_axis, require
+
+
+def along(count: int, axis: int, rank: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """0, 1, … along one axis of `rank`."""
+    return np.arange(count, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)])
+
+
+def from_front(g: Emitter, indices: Value, size: Value | int) -> Value:
+    """Indices as i64, negative ones counted from the end of a dim of that size."""
+    require(indices.type.dtype.is_int, f"indices are {indices.type.dtype.value}, not integers")
+    at = g.cast(indices, DType.I64)
+    end = size if isinstance(size, Value) else g.constant(np.array(size, np.int64))
+    return g(pw("where"), g(pw("cmp_lt"), at, g.scalar(0, at)), g(pw("add"), at, end), at)
+
+
+# positions of extremes -------------------------------------------------------------------------------------
+
+
+def first_of(g: Emitter, x: Value, axis: int, kind: str, last: bool = False) -> Value:
+    """Index of the first (or last) maximum or minimum along an axis, kept as 1; the first NaN beats all."""
+    size = x.type.shape[axis]
+    require(size > 0, f"{kind} over an empty dim")
+    if x.type.dtype is DType.BOOL:
+        x = g.cast(x, DType.U8)
+    found = g(pw("cmp_eq"), x, g(Reduce(kind, (axis,)), x))
+    if x.type.dtype.is_float:
+        found = g(pw("logical_or"), found, g(pw("is_nan"), x))
+    places = g.constant(along(size, axis, x.type.rank))
+    other = g.constant(np.array(-1 if last else size, np.int64))
+    return g(Reduce("max" if last else "min", (axis,)), g(pw("where"), found, places, other))
+
+
+def _arg(kind: str) -> OpFunction:
+    def emit(g: Emitter, x: Value, /, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Value:
+        axis = normalize_axis(axis, x.type.rank)
+        at = first_of(g, x, axis, kind, bool(select_last_index))
+        return at if keepdims else g.reshape(at, (*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
+
+    return emit
+
+
+def _arg_old(kind: str) -> OpFunction:
+    newer = _arg(kind)
+
+    def emit(g: Emitter, x: Value, /, *, axis: int = 0, keepdims: int = 1) -> Value:
+        return newer(g, x, axis=axis, keepdims=keepdims)  # pyright: ignore[reportReturnType]  one result
+
+    return emit
+
+
+def _hardmax(g: Emitter, x: Value, axis: int) -> Value:
+    at = first_of(g, x, axis, "max")
+    return g.cast(g(pw("cmp_eq"), at, g.constant(along(x.type.shape[axis], axis, x.type.rank))), x.type.dtype)
+
+
+def hardmax_1(g: Emitter, x: Value, /, *, axis: int = 1) -> Value:
+    rank = x.type.rank
+    require(-rank <= axis <= rank, f"axis {axis} is out of range for rank {rank}")
+    axis = axis + rank if axis < 0 else axis
+    shape = x.type.shape
+    return g.reshape(_hardmax(g, g.reshape(x, (math.prod(shape[:axis]), math.prod(shape[axis:]))), 1), shape)
+
+
+def hardmax(g: Emitter, x: Value, /, *, axis: int = -1) -> Value:
+    return _hardmax(g, x, normalize_axis(axis, x.type.rank))
+
+
+def top_k_1(g: Emitter, x: Value, /, *, k: int, axis: int = -1) -> tuple[Value, ...]:
+    return g.many(TopK(k, normalize_axis(axis, x.type.rank)), x)
+
+
+def top_k_10(g: Emitter, x: Value, k: Value, /, *, axis: int = -1) -> tuple[Value, ...]:
+    return top_k_1(g, x, k=int(g.number(k, "K")), axis=axis)
+
+
+def top_k(g: Emitter, x: Value, k: Value, /, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Value, ...]:
+    return g.many(TopK(int(g.number(k, "K")), normalize_axis(axis, x.type.rank), bool(largest)), x)
+
+
+# picking and placing -----------------------------------------------------------------------------------------
+
+
+def _element_places(g: Emitter, x: Value, indices: Value, axis: int) -> Value:
+    """For each index its place in x laid out flat, the other coordinates being the index's own."""
+    rank, shape = x.type.rank, indices.type.shape
+    require(indices.type.rank == rank, f"indices have rank {indices.type.rank}, x {rank}")
+    for d, (n, m) in enumerate(zip(shape, x.type.shape, strict=True)):
+        require(d == axis or n <= m, f"indices of shape {list(shape)} for x of shape {list(x.type.shape)}")
+    strides = TensorType(x.type.shape, DType.BOOL).strides
+    base = np.zeros([n if d != axis else 1 for d, n in enumerate(shape)], np.int64)
+    for d in range(rank):
+        if d != axis:
+            base = base + along(shape[d], d, rank) * strides[d]
+    at = from_front(g, indices, x.type.shape[axis])
+    at = g(pw("mul"), at, g.scalar(strides[axis], at))
+    return g(pw("add"), at, g.constant(base))
+
+
+def gather_elements(g: Emitter, x: Value, indices: Value, /, *, axis: int = 0) -> Value:
+    axis = normalize_axis(axis, x.type.rank)
+    return g(Gather(0), g.reshape(x, (x.type.size,)), _element_places(g, x, indices, axis))
+
+
+def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]:
+    """Which row each index tuple names, when the dims it covers are laid out flat; how many dims those are."""
+    shape = x.type.shape
+    require(indices.type.rank >= 1, "indices are a scalar")
+    depth = indices.type.shape[-1]
+    require(batch < indices.type.rank and batch + depth <= len(shape), f"index tuples of {depth} for {list(shape)}")
+    require(indices.type.shape[:batch] == shape[:batch], f"batch dims differ: {indices.type} and {x.type}")
+    covered = shape[: batch + depth]
+    strides = TensorType(covered, DType.BOOL).strides
+    sizes = g.constant(np.array(covered[batch:], np.int64))
+    at = from_front(g, indices, sizes)
+    rows = g(
+        Reduce("sum", (at.type.rank - 1,), False), g(pw("mul"), at, g.constant(np.array(strides[batch:], np.int64)))
+    )
+    base = np.zeros((1,) * (indices.type.rank - 1), np.int64)
+    for d in range(batch):
+        base = base + along(shape[d], d, indices.type.rank - 1) * strides[d]
+    return g(pw("add"), rows, g.constant(base)), batch + depth
+
+
+def gather_nd_11(g: Emitter, x: Value, indices: Value, /) -> Value:
+    return gather_nd(g, x, indices)
+
+
+def gather_nd(g: Emitter, x: Value, indices: Value, /, *, batch_dims: int = 0) -> Value:
+    rows, covered = _rows(g, x, indices, batch_dims)
+    rest = x.type.shape[covered:]
+    return g(Gather(0), g.reshape(x, (math.prod(x.type.shape[:covered]), *rest)), rows)
+
+
+def scatter_elements_11(g: Emitter, x: Value, indices: Value, updates: Value, /, *, axis: int = 0) -> Value:
+    return scatter_elements(g, x, indices, updates, axis=axis)
+
+
+def scatter_elements(
+    g: Emitter, x: Value, indices: Value, updates: Value, /, *, axis: int = 0, reduction: str = "none"
+) -> Value:
+    axis = normalize_axis(axis, x.type.rank)
+    require(reduction in REDUCTIONS, f"knows no reduction {reduction!r}")
+    require(updates.type.shape == indices.type.shape, f"updates {updates.type} for indices {indices.type}")
+    places = g.reshape(_element_places(g, x, indices, axis), (indices.type.size,))
+    flat = g.reshape(x, (x.type.size,))
+    return g.reshape(g(Scatter(reduction), flat, places, g.reshape(updates, (updates.type.size,))), x.type.shape)
+
+
+def scatter_nd_11(g: Emitter, x: Value, indices: Value, updates: Value, /) -> Value:
+    return scatter_nd(g, x, indices, updates)
+
+
+def scatter_nd(g: Emitter, x: Value, indices: Value, updates: Value, /, *, reduction: str = "none") -> Value:
+    require(reduction in REDUCTIONS, f"knows no reduction {reduction!r}")
+    rows, covered = _rows(g, x, indices, 0)
+    rest = x.type.shape[covered:]
+    wanted = (*indices.type.shape[:-1], *rest)
+    require(updates.type.shape == wanted, f"updates of shape {list(updates.type.shape)}, not {list(wanted)}")
+    flat = g.reshape(x, (math.prod(x.type.shape[:covered]), *rest))
+    given = g.reshape(updates, (rows.type.size, *rest))
+    return g.reshape(g(Scatter(reduction), flat, g.reshape(rows, (rows.type.size,)), given), x.type.shape)
+
+
+def tensor_scatter(
+    g: Emitter, cache: Value, update: Value, starts: Value | None = None, /, *, axis: int = -2, mode: str = "linear"
+) -> Value:
+    """The update goes to each image's own place of the cache; `circular` goes on at the front."""
+    axis = normalize_axis(axis, cache.type.rank)
+    require(mode in ("linear", "circular"), f"knows no mode {mode!r}")
+    require(axis > 0, "axis 0 is the batch")
+    rank, length = cache.type.rank, cache.type.shape[axis]
+    at = g.constant(along(update.type.shape[axis], axis, rank))
+    if starts is not None:
+        at = g(pw("add"), at, g.reshape(g.cast(starts, DType.I64), (starts.type.size, *[1] * (rank - 1))))
+    if mode == "circular":
+        at = g(pw("floor_mod"), at, g.scalar(length, at))
+    return scatter_elements(g, cache, spread(g, at, update.type.shape), update, axis=axis)
+
+
+def spread(g: Emitter, x: Value, shape: Sequence[int]) -> Value:
+    """x broadcast to a shape."""
+    require(broadcast([x.type.shape, tuple(shape)]) == tuple(shape), f"{x.type} does not expand to {list(shape)}")
+    return x if x.type.shape == tuple(shape) else g(Expand(tuple(shape)), x)
+
+
+def reverse_sequence(g: Emitter, x: Value, lengths: Value, /, *, batch_axis: int = 1, time_axis: int = 0) -> Value:
+    require({batch_axis, time_axis} == {0, 1}, f"batch_axis={batch_axis}, time_axis={time_axis}")
+    return reversed_in_time(g, x, lengths, time_axis)
+
+
+def reversed_in_time(g: Emitter, x: Value, lengths: Value, time: int) -> Value:
+    """The first `lengths[b]` steps of each sequence b in the opposite order, the rest as they are."""
+    rank, shape = x.type.rank, x.type.shape
+    step = g.constant(along(shape[time], time, rank))
+    require(lengths.type.shape == (shape[1 - time],), f"lengths of shape {list(lengths.type.shape)} for x {x.type}")
+    length = g.reshape(g.cast(lengths, DType.I64), [shape[d] if d == 1 - time else 1 for d in range(rank)])
+    mirrored = g(pw("sub"), g(pw("sub"), length, g.scalar(1, length)), step)
+    at = g(pw("where"), g(pw("cmp_lt"), step, length), mirrored, step)
+    return gather_elements(g, x, spread(g, at, shape), axis=time)
+
+
+def one_hot(g: Emitter, indices: Value, depth: Value, values: Value, /, *, axis: int = -1) -> Value:
+    """Where the index lies outside the depth, all is off."""
+    count = int(g.number(depth, "depth"))
+    require(values.type.shape == (2,), f"values has shape {list(values.type.shape)}, not [2]")
+    rank = indices.type.rank + 1
+    axis = normalize_axis(axis, rank)
+    at = g.cast(indices, DType.I64)
+    at = from_front(g, g.reshape(at, (*at.type.shape[:axis], 1, *at.type.shape[axis:])), count)
+    hot = g(pw("cmp_eq"), at, g.constant(along(count, axis, rank)))
+    off, on = (g.reshape(g.window(values, 0, i, 1), ()) for i in (0, 1))
+    return g(pw("where"), hot, on, off)
+
+
+# triangles and running sums ------------------------------------------------------------------------------------
+
+
+def trilu(g: Emitter, x: Value, k: Value | None = None, /, *, upper: int = 1) -> Value:
+    require(x.type.rank >= 2, f"takes matrices, not {list(x.type.shape)}")
+    shift = 0 if k is None else int(g.number(k, "k"))
+    rows, columns = along(x.type.shape[-2], 0, 2), along(x.type.shape[-1], 1, 2)
+    kept = columns - rows >= shift if upper else columns - rows <= shift
+    return g(pw("where"), g.constant(kept), x, g.scalar(0, x))
+
+
+def eye_like(g: Emitter, x: Value, /, *, dtype: int = 0, k: int = 0) -> Value:
+    require(x.type.rank == 2, f"takes a matrix, not {list(x.type.shape)}")
+    to = dtype_of(dtype) if dtype else x.type.dtype
+    return g.constant(np.eye(*x.type.shape, k=k).astype(to.numpy))
+
+
+def _running(kind: str) -> OpFunction:
+    def emit(g: Emitter, x: Value, axis: Value, /, *, exclusive: int = 0, reverse: int = 0) -> Value:
+        at = normalize_axis(int(g.number(axis, "axis")), x.type.rank)
+        shape = x.type.shape
+        if reverse:
+            x = _flipped(g, x, at)
+        if exclusive and shape[at]:
+            pads = [0] * (2 * len(shape))
+            pads[at] = 1
+            x = g(Pad(tuple(pads), "constant", 0.0 if kind == "sum" else 1.0), g.window(x, at, 0, shape[at] - 1))
+        y = g(Cumulate(kind, at), x)
+        return _flipped(g, y, at) if reverse else y
+
+    return emit
+
+
+def _flipped(g: Emitter, x: Value, axis: int) -> Value:
+    shape = x.type.shape
+    if shape[axis] < 2:
+        return x
+    starts = tuple(d - 1 if i == axis else 0 for i, d in enumerate(shape))
+    return g(Slice(starts, shape, tuple(-1 if i == axis else 1 for i in range(len(shape)))), x)
+
+
+TABLE: Table = {
+    ("ArgMax", 1): _arg_old("max"),
+    ("ArgMax", 12): _arg("max"),
+    ("ArgMin", 1): _arg_old("min"),
+    ("ArgMin", 12): _arg("min"),
+    ("Hardmax", 1): hardmax_1,
+    ("Hardmax", 13): hardmax,
+    ("TopK", 1): top_k_1,
+    ("TopK", 10): top_k_10,
+    ("TopK", 11): top_k,
+    ("GatherElements", 11): gather_elements,
+    ("GatherND", 11): gather_nd_11,
+    ("GatherND", 12): gather_nd,
+    ("Scatter", 9): scatter_elements_11,
+    ("ScatterElements", 11): scatter_elements_11,
+    ("ScatterElements", 16): scatter_elements,
+    ("ScatterND", 11): scatter_nd_11,
+    ("ScatterND", 16): scatter_nd,
+    ("TensorScatter", 24): tensor_scatter,
+    ("ReverseSequence", 10): reverse_sequence,
+    ("OneHot", 9): one_hot,
+    ("Trilu", 14): trilu,
+    ("EyeLike", 9): eye_like,
+    ("CumSum", 11): _running("sum"),
+    ("CumProd", 26): _running("prod"),
+}

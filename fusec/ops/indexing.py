@@ -1,0 +1,109 @@
+"""Ops that order elements or place them by index: top_k, scatter, and running sums and products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.spec import normalize_axis, require, require_arity, widened
+
+REDUCTIONS = ("none", "add", "mul", "max", "min")
+_AT = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+@dataclass(frozen=True)
+class TopK(Op):
+    """The `k` largest (or smallest) elements along `axis`, the first of equals first: values, and i64 indices."""
+
+    k: int
+    axis: int = -1
+    largest: bool = True
+    name: ClassVar[str] = "top_k"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        x = operands[0]
+        axis = normalize_axis(self.axis, x.rank)
+        require(x.dtype.is_float or x.dtype.is_int, f"top_k takes numbers, not {x.dtype.value}")
+        require(0 <= self.k <= x.shape[axis], f"k is {self.k}, axis {axis} has {x.shape[axis]} elements")
+        shape = (*x.shape[:axis], self.k, *x.shape[axis + 1 :])
+        return (TensorType(shape, x.dtype), TensorType(shape, DType.I64))
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        x, axis = operands[0], self.axis % operands[0].ndim
+        key = x.astype(xp.float32) if x.dtype.itemsize == 2 and DType.of(x.dtype).is_float else x
+        if self.largest:  # ascending from the back, so that of equals the first still comes first
+            order = xp.flip(xp.argsort(xp.flip(key, axis), axis=axis, kind="stable"), axis)
+            order = x.shape[axis] - 1 - order
+        else:
+            order = xp.argsort(key, axis=axis, kind="stable")
+        order = order[(slice(None),) * axis + (slice(0, self.k),)].astype(xp.int64)
+        return (xp.take_along_axis(x, order, axis=axis), order)
+
+
+@dataclass(frozen=True)
+class Scatter(Op):
+    """Rows of x[P, …] replaced by (or combined with) updates[N, …] at indices[N]; negative ones count from the end.
+
+    `reduction`: none (of duplicates any may win), add, mul, max, min.
+    """
+
+    reduction: str = "none"
+    name: ClassVar[str] = "scatter"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 3)
+        x, indices, updates = operands
+        require(self.reduction in REDUCTIONS, f"scatter knows no reduction {self.reduction!r}")
+        require(x.rank >= 1, "scatter takes no scalars")
+        require(indices.dtype.is_int and indices.rank == 1, f"indices are {indices}, not a list of integers")
+        require(updates.dtype is x.dtype, f"operands differ in dtype: {x.dtype.value}, {updates.dtype.value}")
+        numbers = x.dtype.is_float or x.dtype.is_int
+        require(self.reduction == "none" or numbers, f"scatter {self.reduction} takes numbers, not {x.dtype.value}")
+        wanted = (*indices.shape, *x.shape[1:])
+        require(updates.shape == wanted, f"updates of shape {list(updates.shape)}, not {list(wanted)}")
+        require(x.shape[0] > 0 or indices.size == 0, "scatter into an empty dim")
+        return (TensorType(x.shape, x.dtype),)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(x: Array, indices: Array, updates: Array) -> Array:
+            result, at = xp.array(x, copy=True), indices.astype(xp.int64)
+            if xp is np and at.size and (at.min() < -len(x) or at.max() >= len(x)):
+                raise IndexError(f"an index of scatter lies outside 0..{len(x) - 1}")
+            at = xp.where(at < 0, at + len(x), at)
+            if self.reduction == "none":
+                result[at] = updates
+            else:
+                getattr(xp, _AT[self.reduction]).at(result, at, updates)
+            return result
+
+        if self.reduction == "none":
+            return (compute(*operands),)
+        return (widened(compute, *operands),)
+
+
+@dataclass(frozen=True)
+class Cumulate(Op):
+    """Running `sum` or `prod` along `axis`, each element included."""
+
+    kind: str
+    axis: int
+    name: ClassVar[str] = "cumulate"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        x = operands[0]
+        require(self.kind in ("sum", "prod"), f"cumulate knows no kind {self.kind!r}")
+        require(x.dtype.is_float or x.dtype.is_int, f"cumulate takes numbers, not {x.dtype.value}")
+        normalize_axis(self.axis, x.rank)
+        return (x,)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(x: Array) -> Array:
+            running = xp.cumsum if self.kind == "sum" else xp.cumprod
+            return running(x, axis=self.axis, dtype=x.dtype)
+
+        return (widened(compute, *operands),)
