@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusec.driver import compile
+    from fusec.artifact import save
+    from fusec.driver import compile, load
     from fusec.errors import (
         CheckError,
         ExecutionError,
@@ -24,6 +25,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "driver",
+    "load": "driver",
+    "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
     **dict.fromkeys(("DType", "Graph", "TensorType"), "ir"),
@@ -47,7 +50,9 @@ __all__ = [
     "VerifyError",
     "__version__",
     "compile",
+    "load",
     "parse",
+    "save",
 ]
 
 

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from fusec import __version__, cli_bench, cli_cache, cli_fuzz, cli_io, cli_machine, cli_repro
+from fusec import (
+    __version__,
+    cli_bench,
+    cli_cache,
+    cli_fuzz,
+    cli_io,
+    cli_lock,
+    cli_machine,
+    cli_repro,
+)
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -111,13 +120,19 @@ def options(
 @app.command()
 def compile(
     model: Model,
-    target: OneTarget = "auto",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A GPU of `fusec targets`; may be repeated for a .fusec file. auto: this machine's, or an H200."
+        ),
+    ] = None,
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
     as_json: cli_io.AsJson = False,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the summary to this file, as JSON, too.")
+        Path | None,
+        typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
     ] = None,
 ) -> None:
     """Compile a model and print what it became."""
@@ -125,9 +140,16 @@ def compile(
     request = _Request(model, precision, shape, disable)
     start = time.perf_counter()
     with cli_io.progress() as report:
-        compiled = request.build(target, report)
+        goals = list(dict.fromkeys(target or ["auto"]))
+        saves = output is not None and output.suffix == ".fusec"
+        if len(goals) > 1 and not saves:
+            raise FusecError("several targets need -o FILE.fusec, which holds them all")
+        all_compiled = [request.build(goal, report) for goal in goals]
+        compiled = all_compiled[0]
+        if output is not None and saves:
+            cli_lock.save(output, all_compiled, report)
     summary, words = _summary(request, compiled, time.perf_counter() - start)
-    if output is not None:
+    if output is not None and not saves:
         text = cli_io.json_text(summary) + "\n"
         cli_io.write_whole(output, lambda file: file.write(text.encode()))
     if as_json:
@@ -173,7 +195,12 @@ def run(
     arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
     request = _Request(model, precision, shape, disable)
     with cli_io.progress() as report:
-        executable = driver.compile(model, target=target, tune=tune, budget=limit, progress=report, **request.options)
+        if model.endswith(".fusec"):
+            executable = driver.load(model, target=target, tune=tune)
+        else:
+            executable = driver.compile(
+                model, target=target, tune=tune, budget=limit, progress=report, **request.options
+            )
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)
         start = time.perf_counter()
@@ -304,6 +331,8 @@ class _Request:
     def build(self, target: str, report: cli_io.Report) -> Compiled:
         from fusec import driver
 
+        if self.model.endswith(".fusec"):
+            return driver.load_artifact(self.model, target).compiled
         return driver.build(self.model, target=target, progress=report, **self.options)
 
 

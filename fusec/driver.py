@@ -6,13 +6,14 @@ model → Graph → passes → Graph → partition → Program → (lowered) →
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusec import frontends, passes
+from fusec import artifact, frontends, passes
 from fusec.compiled import Compiled
-from fusec.errors import FusecError
+from fusec.errors import FusecError, ModelError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
@@ -21,7 +22,8 @@ from fusec.ir import Graph
 from fusec.passes.base import PRECISIONS, Options, run
 from fusec.passes.partition import partition
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.target import Target, load
+from fusec.target import Target
+from fusec.target import load as load_target
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -95,8 +97,35 @@ def build(
     return Compiled(source, program, goal, options, judge)
 
 
+def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick") -> Executable:
+    """A model that was saved as a `.fusec` file, ready to call; nothing is compiled.
+
+    target: one of those it was compiled for; `auto`: this machine's GPU, without one the first it has.
+    Raises ModelError if the file is damaged, or does not have the target.
+    """
+    found = load_artifact(path, target)
+    if device.is_present(found.compiled.target):
+        from fusec.gpu.backend import CudnnBackend  # as in `compile`
+
+        for note in found.notes:
+            warnings.warn(note, stacklevel=2)
+        return Executable(found.compiled, CudnnBackend(tune))
+    return Executable(found.compiled, SimulatorBackend())
+
+
+def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> artifact.Artifact:
+    """What a `.fusec` file holds for a target; see `load`."""
+    file = os.fspath(path)
+    if target == "auto":
+        here, known = device.detect(), artifact.targets(file)
+        if here is not None and here.name not in known:
+            raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
+        target = here.name if here is not None else known[0]
+    return artifact.load(file, target)
+
+
 def resolve_target(name: str) -> Target:
     """The target of that name; `auto` is the GPU of this machine, or an H200 where there is none."""
     if name != "auto":
-        return load(name)
-    return device.detect() or load(DEFAULT_TARGET)
+        return load_target(name)
+    return device.detect() or load_target(DEFAULT_TARGET)

@@ -725,11 +725,12 @@ def print_literal(literal: Literal) -> str:
     return "[" + ", ".join(print_attribute(v) for v in items.reshape(-1).tolist()) + "]"
 
 
-def print_node(node: Node, locations: bool = False) -> str:
-    """One line of the text form, without indentation."""
+def print_node(node: Node, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
+    """One line of the text form, without indentation. With `label` every constant is a weight, so named."""
     left = ", ".join(quote(v.name) for v in node.results)
     if isinstance(node.op, Constant):
-        body = f"constant {print_literal(node.op.literal)}"
+        literal = node.op.literal
+        body = f"constant {f'weight({quote_string(label(literal))})' if label else print_literal(literal)}"
     elif isinstance(node.op, Return):
         outputs = zip(node.operands, node.op.names, strict=False)  # a return that is ill-formed still prints
         body = "return " + ", ".join(
@@ -748,11 +749,11 @@ def print_node(node: Node, locations: bool = False) -> str:
     return text
 
 
-def print_graph(graph: Graph, locations: bool = False) -> str:
-    """The whole graph; `locations` adds the source-model nodes each line stands for."""
+def print_graph(graph: Graph, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
+    """The whole graph; `locations` adds the source-model nodes each line stands for, `label` see `print_node`."""
     head = ", ".join(f"{quote(v.name)}: {v.type}" for v in graph.inputs)
     lines = [f"graph {quote_string(graph.name)} ({head}) {{"]
-    lines += [f"  {print_node(node, locations)}" for node in [*graph.nodes, graph.return_node]]
+    lines += [f"  {print_node(node, locations, label)}" for node in [*graph.nodes, graph.return_node]]
     return "\n".join([*lines, "}"])
 
 

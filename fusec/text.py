@@ -31,8 +31,9 @@ _MAX_RANK = 32
 _MAX_NESTING = 8  # of lists in attributes
 
 
-def parse(text: str, weights: Mapping[str, Array] | None = None) -> Graph:
-    """Parse one graph. Large constants, printed as weight("label"), are looked up in `weights`.
+def parse(text: str, weights: Mapping[str, Array | Literal] | None = None) -> Graph:
+    """Parse one graph. Large constants, printed as weight("label"), are looked up in `weights`: an array is
+    copied, a literal is taken as it is, and not read.
 
     Raises ModelError with line, column and a caret for bad syntax, unknown ops, ill-typed nodes and
     missing weights. The result is verified.
@@ -48,7 +49,7 @@ def parse(text: str, weights: Mapping[str, Array] | None = None) -> Graph:
 
 
 class _Parser:
-    def __init__(self, text: str, weights: Mapping[str, Array]):
+    def __init__(self, text: str, weights: Mapping[str, Array | Literal]):
         self.text = text
         self.weights = weights
         self.position = 0
@@ -217,10 +218,16 @@ class _Parser:
         else:
             if label not in self.weights:
                 self.fail(f"no weight {label!r} was given")
-            array = np.asarray(self.weights[label])
-            if array.shape != type.shape or array.dtype != type.dtype.numpy:
-                self.fail(f"weight {label!r} is {array.dtype}{list(array.shape)}, not {type}")
-            literal = Literal.of(array, label)
+            given = self.weights[label]
+            literal = given if isinstance(given, Literal) else None
+            if literal is None:
+                array = np.asarray(given)
+                shape, dtype = array.shape, array.dtype
+            else:
+                shape, dtype = literal.type.shape, literal.type.dtype.numpy
+            if shape != type.shape or dtype != type.dtype.numpy:
+                self.fail(f"weight {label!r} is {dtype}{list(shape)}, not {type}")
+            literal = literal or Literal.of(given, label)
         self.start = after
         node = graph.insert(Constant(literal), names=names, types=[type], origin=origin)
         self.values[names[0]] = node.result

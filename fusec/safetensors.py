@@ -1,0 +1,71 @@
+"""Weights in the safetensors format inside a larger file: written in one go, read as views of its memory.
+
+The format: eight bytes, the length of a JSON header; the header with dtype, shape and place of each tensor;
+their bytes, row-major, without gaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import IO, Any
+
+import numpy as np
+
+from fusec.errors import ModelError, VerifyError
+from fusec.ir import DType, Literal, TensorType
+
+_DTYPES = {dtype.value.upper(): dtype for dtype in DType}
+MAX_HEADER_BYTES = 100 << 20  # as the format's own library
+_ALIGNMENT = 64  # of the first tensor; the wider types come first, so that every element is aligned
+
+
+def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
+    """Write literals, named by their digests, labels in the metadata; returns the SHA-256 of what was written."""
+    wide_first = sorted({x.digest: x for x in literals}.values(), key=lambda x: (-x.type.dtype.itemsize, x.digest))
+    header: dict[str, Any] = {"__metadata__": {x.digest: x.label for x in wide_first}}
+    start = 0
+    for literal in wide_first:
+        offsets = [start, start + literal.type.nbytes]
+        dtype = literal.type.dtype.value.upper()
+        header[literal.digest] = {"dtype": dtype, "shape": list(literal.type.shape), "data_offsets": offsets}
+        start = offsets[1]
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    sha = hashlib.sha256()
+
+    def put(data: bytes | memoryview) -> None:
+        sha.update(data)
+        file.write(data)
+
+    put(len(text).to_bytes(8, "little") + text)
+    for literal in wide_first:
+        put(np.ascontiguousarray(literal.array).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def read(data: memoryview) -> dict[str, Literal]:
+    """The literals by name; they share the memory of `data`. ModelError with the reason for anything else."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
+            raise ModelError("cut short, or no safetensors")
+        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + length]))
+        labels: dict[str, str] = header.pop("__metadata__", {})
+        body = data[8 + length :]
+        return {name: _literal(body, entry, str(labels.get(name, name))) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, VerifyError) as error:
+        raise ModelError(f"no safetensors: {error}") from error
+
+
+def _literal(body: memoryview, entry: Any, label: str) -> Literal:
+    type = TensorType(tuple(map(int, entry["shape"])), _DTYPES[entry["dtype"]])
+    start, end = map(int, entry["data_offsets"])
+    if not 0 <= start <= end <= len(body) or end - start != type.nbytes:
+        raise ModelError(f"{label!r}: {type} does not lie at bytes {start} to {end}")
+
+    def view() -> np.ndarray[Any, Any]:
+        return np.frombuffer(body[start:end], type.dtype.numpy).reshape(type.shape)
+
+    return Literal(type, view, label)

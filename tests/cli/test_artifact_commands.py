@@ -1,0 +1,66 @@
+"""`fusec compile -o model.fusec`, and what the other commands make of such a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.command import SHAPE, fusec
+
+from fusec import artifact
+from fusec.plan_store import PlanStore
+
+pytestmark = pytest.mark.cudnn
+
+
+@pytest.fixture(scope="module")
+def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "tiny.fusec"
+    result = fusec("compile", model, *SHAPE, "--target", "h200", "--target", "a100", "-o", path)
+    assert result.exit_code == 0, result.stderr
+    return path
+
+
+def test_it_holds_plans_for_all_targets_built_here(saved: Path) -> None:
+    assert artifact.targets(saved) == ("h200", "a100")
+    for target in ("h200", "a100"):
+        loaded = artifact.load(saved, target)
+        keys = {lowered.graph.key for lowered in loaded.compiled.lowered if lowered is not None}
+        assert loaded.plans.keys() == keys
+        assert all(len(entries) > 1 and all(e.blob for e in entries) for entries in loaded.plans.values())
+        assert loaded.notes == ()
+
+
+def test_elsewhere_no_plan_of_it_is_trusted(saved: Path, tmp_path: Path) -> None:
+    loaded = artifact.load(saved, "h200", PlanStore(tmp_path))
+    assert not any(entry.blob for entries in loaded.plans.values() for entry in entries)
+
+
+def test_it_runs_and_gives_the_same_bits(saved: Path, model: Path, tmp_path: Path) -> None:
+    for source, name in ((model, "a.npz"), (saved, "b.npz")):
+        shape = SHAPE if source is model else ()
+        result = fusec("run", source, *shape, "--target", "a100", "-o", tmp_path / name)
+        assert result.exit_code == 0, result.stderr
+    with np.load(tmp_path / "a.npz") as a, np.load(tmp_path / "b.npz") as b:
+        assert a.files == b.files
+        assert all(a[n].tobytes() == b[n].tobytes() for n in a.files)
+
+
+def test_it_can_be_explained_and_verified(saved: Path, model: Path) -> None:
+    explained = [json.loads(fusec("explain", *args, "--json").stdout) for args in ((saved,), (model, *SHAPE))]
+    assert explained[0]["targets"] == explained[1]["targets"]
+    assert fusec("verify", saved).exit_code == 0
+
+
+def test_mistakes_are_one_error(model: Path, saved: Path, tmp_path: Path) -> None:
+    several = fusec("compile", model, *SHAPE, "--target", "h200", "--target", "l4")
+    assert (several.exit_code, several.stdout) == (2, "")
+    assert "several targets need -o FILE.fusec" in several.stderr
+    other = fusec("run", saved, "--target", "l4")
+    assert other.exit_code == 2
+    assert "compiled for h200, a100, not for l4" in other.stderr
+    cut = tmp_path / "cut.fusec"
+    cut.write_bytes(saved.read_bytes()[:-100])
+    assert "cut.fusec: not a readable" in fusec("run", cut).stderr
