@@ -144,7 +144,7 @@ def test_a_sequence_is_no_output_of_a_graph_but_of_a_bound_one() -> None:
     with pytest.raises(ModelError, match="output 's' is a sequence of tensors"):
         load(proto)
     graph, lengths = load_bound(proto, {}, {}, "m")
-    assert (graph.output_names, lengths) == (["s[0]", "s[1]"], {"s": 2})
+    assert (list(graph.output_names), lengths) == (["s[0]", "s[1]"], {"s": 2})
 
 
 def test_ops_defined_by_others_are_imported_by_their_definition() -> None:
