@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
 from fusec.compiled import Compiled
-from fusec.errors import FusecError
+from fusec.errors import FusecError, TargetError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
@@ -56,6 +56,7 @@ def compile(
         raise FusecError(f"tune is one of {', '.join(TUNE_LEVELS)}, not {tune!r}")
     compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
     if device.is_present(compiled.target):
+        _require_types_of_the_device(compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
         return Executable(compiled, CudnnBackend(tune, progress))
@@ -88,6 +89,13 @@ def build(
     judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
     program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
     return Compiled(source, program, goal, options, judge)
+
+
+def _require_types_of_the_device(graph: Graph) -> None:
+    """CuPy has no type of fewer than 8 bits, and no float of 8."""
+    narrow = next((v for v in graph.values() if v.type.dtype.is_narrow), None)
+    if narrow is not None:
+        raise TargetError(f"{narrow!r}: {narrow.type.dtype.value} runs in simulation only, not on a GPU")
 
 
 def resolve_target(name: str) -> Target:
