@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusec import artifact, frontends, passes
 from fusec.compiled import Compiled
-from fusec.errors import FusecError, ModelError
+from fusec.errors import FusecError, ModelError, TargetError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
@@ -61,6 +61,7 @@ def compile(
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
     if device.is_present(compiled.target):
+        _require_types_of_the_device(compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
         backend = CudnnBackend(tune, progress, budget)
@@ -122,6 +123,13 @@ def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> artifac
             raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
         target = here.name if here is not None else known[0]
     return artifact.load(file, target)
+
+
+def _require_types_of_the_device(graph: Graph) -> None:
+    """CuPy has no type of fewer than 8 bits, and no float of 8."""
+    narrow = next((v for v in graph.values() if v.type.dtype.is_narrow), None)
+    if narrow is not None:
+        raise TargetError(f"{narrow!r}: {narrow.type.dtype.value} runs in simulation only, not on a GPU")
 
 
 def resolve_target(name: str) -> Target:

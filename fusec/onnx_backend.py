@@ -33,7 +33,7 @@ class FusecBackendRep(BackendRep):
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs in the model's order, arrays or lists of arrays; inputs in its order or by name."""
-        given = self._named(inputs)
+        given = self.named(inputs)
         graph, lengths = self.compiled(given)
         self.graph = graph
         arrays = {v.name: given[v.name] for v in graph.inputs}
@@ -56,7 +56,8 @@ class FusecBackendRep(BackendRep):
                     raise
                 bound |= more
 
-    def _named(self, inputs: Any) -> dict[str, Any]:
+    def named(self, inputs: Any) -> dict[str, Any]:
+        """The inputs by name, as arrays or lists of them."""
         if isinstance(inputs, Mapping):
             given = dict(cast("Mapping[str, Any]", inputs))
         else:

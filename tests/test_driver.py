@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -121,6 +122,34 @@ def test_the_graph_given_is_not_changed() -> None:
     before = str(graph)
     fusec.compile(graph, target="h200")
     assert str(graph) == before
+
+
+def _quantised() -> onnx.ModelProto:
+    """x to an 8-bit float, and back."""
+    scale = onnx.numpy_helper.from_array(np.array(0.5, np.float32), "s")
+    zero = helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0.0])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s"], ["y"]),
+    ]
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], [scale, zero])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_eight_bit_floats_run_in_simulation() -> None:
+    exe = fusec.compile(_quantised())
+    x = np.array([0.26, -3.9, 1000.0, 0.01], np.float32)
+    want = np.clip(x / 0.5, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(0.5)
+    np.testing.assert_array_equal(exe(x), want)
+
+
+def test_a_gpu_is_given_no_types_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = driver.build(_quantised(), target="h200")
+    monkeypatch.setattr(driver, "build", lambda *args, **more: built)
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    with pytest.raises(TargetError, match="f8e4m3 runs in simulation only, not on a GPU"):
+        fusec.compile(_quantised(), target="h200")
 
 
 def test_auto_without_a_gpu_is_an_h200() -> None:

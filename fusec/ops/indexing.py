@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +12,12 @@ from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.spec import normalize_axis, require, require_arity, widened
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
-_AT = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+_COMBINE: Mapping[str, Callable[[Any], Any]] = {
+    "add": lambda xp: xp.add,
+    "mul": lambda xp: xp.multiply,
+    "max": lambda xp: xp.maximum,
+    "min": lambda xp: xp.minimum,
+}
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,12 @@ class Scatter(Op):
             at = xp.where(at < 0, at + len(x), at)
             if self.reduction == "none":
                 result[at] = updates
-            else:
-                getattr(xp, _AT[self.reduction]).at(result, at, updates)
+            elif xp is np or (self.reduction == "add" and x.dtype.char in "fdiIL"):
+                _COMBINE[self.reduction](xp).at(result, at, updates)
+            else:  # CuPy has few of these, and not for all types: one update after the other
+                for i in range(len(at)):
+                    place = at[i : i + 1]
+                    result[place] = _COMBINE[self.reduction](xp)(result[place], updates[i : i + 1])
             return result
 
         if self.reduction == "none":

@@ -13,6 +13,7 @@ import pytest
 
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import BY_NAME, MatMul, Pad, Reduce, Resize, Slice, Softmax, pw, reduction
+from fusec.ops.indexing import REDUCTIONS
 from fusec.testing.case import Case
 from fusec.testing.coverage import CHOICES, Coverage, expected
 from fusec.testing.fuzz import fuzz
@@ -87,6 +88,9 @@ def test_the_values_listed_are_those_the_op_takes(key: str) -> None:
     name, attribute = key.split(".")
     if key == "reduce.kind":
         assert set(CHOICES[key]) == set(reduction._KINDS)
+        return
+    if key == "scatter.reduction":
+        assert CHOICES[key] == REDUCTIONS
         return
     source = ast.parse(textwrap.dedent(inspect.getsource(BY_NAME[name].infer)))
     taken = {

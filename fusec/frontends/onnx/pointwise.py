@@ -8,7 +8,7 @@ from functools import reduce
 import ml_dtypes
 import numpy as np
 
-from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
+from fusec.frontends.onnx.emit import FOLD_OPERAND_ELEMENTS, Emitter, OpFunction, Table
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, Value
 from fusec.ops import pw
@@ -149,6 +149,13 @@ def is_inf(g: Emitter, x: Value, /, *, detect_negative: int = 1, detect_positive
 
 
 def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
+    """A condition known to be the same everywhere is no choice: what the standard guards, most models never meet."""
+    literal = condition.literal
+    if literal is not None and 0 < literal.type.size <= FOLD_OPERAND_ELEMENTS and x.type.dtype is y.type.dtype:
+        chosen = x if literal.array.all() else y
+        uniform = literal.array.all() or not literal.array.any()
+        if uniform and chosen.type.shape == broadcast([condition.type.shape, x.type.shape, y.type.shape]):
+            return chosen
     return g(pw("where"), condition, x, y)
 
 

@@ -1,0 +1,43 @@
+"""docs/onnx.md holds the table of ops as the code prints it, and the counts of onnx's suite as the record has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx_suite.suite import RECORD, counts
+
+from fusec.frontends.onnx.__main__ import WHY_NOT, markdown, schemas, ways
+
+DOC = Path(__file__).parents[2] / "docs" / "onnx.md"
+
+
+def _counted() -> str:
+    lines = ["| Family of cases | Passed | Of |", "|---|---|---|"]
+    lines += [f"| {family} | {passed} | {all_} |" for family, (passed, all_) in counts(RECORD.read_text()).items()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "made"),
+    [
+        ("<!-- begin: counts -->\n", "<!-- end: counts -->", _counted),
+        ("<!-- begin: python -m fusec.frontends.onnx -->\n", "<!-- end -->", lambda: markdown() + "\n"),
+    ],
+    ids=["counts", "ops"],
+)
+def test_what_is_generated_is_what_the_code_gives(
+    begin: str, end: str, made: object, request: pytest.FixtureRequest
+) -> None:
+    assert callable(made)
+    before, _, rest = DOC.read_text().partition(begin)
+    listed, _, after = rest.partition(end)
+    if request.config.getoption("--accept"):
+        DOC.write_text(before + begin + made() + end + after)
+    else:
+        assert listed == made(), "run pytest --accept to write it anew"
+
+
+def test_every_op_that_is_not_imported_has_a_reason() -> None:
+    assert {name for name, way in ways().items() if not way} == set(WHY_NOT)
+    assert set(WHY_NOT) <= set(schemas())
