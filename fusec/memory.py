@@ -16,6 +16,7 @@ from fusec.views import view_offset
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
 VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
+Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,13 @@ def plan_memory(program: Program) -> MemoryPlan:
     """Place all that a program's steps store, its inputs and outputs included."""
     inside = _views(program)
     lives = _lives(program, inside)
-    best = np.zeros(0, np.int64)
-    height, bound = -1, _live_bytes(lives, len(program.steps))
-    for order in _ORDERS:
-        offsets, top = _place(lives, sorted(range(len(lives)), key=lambda i: order(lives[i])))
-        if height < 0 or top < height:
-            best, height = offsets, top
-        if height == bound:
-            break
+    bound = _live_bytes(lives, len(program.steps))
+    best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
     for value, (source, start) in inside.items():  # in the order of steps: a source comes before its views
         if source in at:
             at[value] = at[source] + start
-    return MemoryPlan(at, max(height, 0), bound, tuple(lives))
+    return MemoryPlan(at, height, bound, tuple(lives))
 
 
 _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
@@ -66,6 +61,24 @@ _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
     lambda life: (-life.nbytes * (life.last - life.first + 1), life.first),
     lambda life: (life.first, -life.nbytes),
 )
+
+
+def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
+    """The lowest of some arrangements: in each order, what came to lie on top is placed first the next time."""
+    tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # some hundredths of a second, whatever the size
+    best, height = np.zeros(len(lives), np.int64), -1
+    for by in _ORDERS:
+        order = sorted(range(len(lives)), key=lambda i: by(lives[i]))
+        for _ in range(tries):
+            offsets, top = _place(lives, order)
+            if height < 0 or top < height:
+                best, height = offsets, top
+            if height <= bound:
+                return best, max(height, 0)
+            on_top = [i for i in order if offsets[i] + _aligned(lives[i].nbytes) == top]
+            raised = set(on_top)
+            order = [*on_top, *(i for i in order if i not in raised)]
+    return best, max(height, 0)
 
 
 def alias(value: Value, place: int) -> int | None:
@@ -116,7 +129,7 @@ def _live_bytes(lives: Sequence[Life], steps: int) -> int:
     return int(np.cumsum(change).max(initial=0))
 
 
-def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], int]:
+def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[Offsets, int]:
     """An offset for each value, placed in the order given: in the smallest gap that is large enough, among those
     that are alive at the same time."""
     count = len(lives)

@@ -103,8 +103,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "import_batchnorm_epsilon",
         "importer",
         "frontends/onnx/normalization.py",
-        "y = g(BatchNorm(epsilon), ",
-        "y = g(BatchNorm(), ",
+        "y = g(BatchNorm(epsilon), *(",
+        "y = g(BatchNorm(), *(",
         "epsilon is the default",
     ),
     # text and IR ---------------------------------------------------------------------------------------------
@@ -129,8 +129,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "pool_counts_padding",
         "reference",
         "ops/pooling.py",
-        "weight = self._windows(xp, ones, 0.0)",
-        "weight = self._windows(xp, ones, 1.0)",
+        "weight = self.windows(xp, ones, 0.0)",
+        "weight = self.windows(xp, ones, 1.0)",
         "averages divide by padding, too",
     ),
     _m(
