@@ -134,6 +134,9 @@ def compile(
         Path | None,
         typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
     ] = None,
+    locked: Annotated[
+        Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
+    ] = None,
 ) -> None:
     """Compile a model and print what it became."""
     cli_io.check_writable(output)
@@ -146,8 +149,9 @@ def compile(
             raise FusecError("several targets need -o FILE.fusec, which holds them all")
         all_compiled = [request.build(goal, report) for goal in goals]
         compiled = all_compiled[0]
+        lock = cli_lock.required(locked, all_compiled) if locked is not None else None
         if output is not None and saves:
-            cli_lock.save(output, all_compiled, report)
+            cli_lock.save(output, all_compiled, report, lock)
     summary, words = _summary(request, compiled, time.perf_counter() - start)
     if output is not None and not saves:
         text = cli_io.json_text(summary) + "\n"
@@ -311,6 +315,7 @@ app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")
 app.add_typer(cli_cache.app, name="cache")
+app.add_typer(cli_lock.app, name="lock")
 
 
 @dataclass(frozen=True)

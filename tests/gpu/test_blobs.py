@@ -11,10 +11,10 @@ from gpu.cudnn_graphs import conv
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.blobs import reload, serialize
+from fusec.gpu.blobs import can_build, reload, serialize
 from fusec.gpu.oracle import PROBE
 from fusec.ir import DType
-from fusec.plans import Choice
+from fusec.plans import Choice, Entry
 from fusec.target import load
 
 pytestmark = pytest.mark.cudnn
@@ -77,3 +77,10 @@ def test_this_process_stays_free_of_cudnn() -> None:
     program = "import sys, fusec.gpu.blobs; print('cudnn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_engine_that_only_the_device_has_is_kept_without_a_blob() -> None:
+    graph, choice = conv("bias", "relu"), Choice(4, (), 0, 9.5, 1e-4)
+    assert serialize([graph], H200, choices={graph.key: [choice]})[graph.key] == (Entry(choice),)
+    assert not can_build(graph, choice, H200)
+    assert can_build(graph, Choice(0, ()), H200)
