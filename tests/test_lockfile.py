@@ -215,7 +215,7 @@ def test_differences_of_two_locks() -> None:
     one = dataclasses.replace(old, entries=(first,), versions={**old.versions, "cudnn": "10"}, origin="new.lock")
     assert len(lockfile.differences(old, one)) == 3
     (added,) = lockfile.differences(
-        dataclasses.replace(old, entries=(first,)), dataclasses.replace(old, origin="n.lock")
+        dataclasses.replace(old, entries=(first, second)), dataclasses.replace(old, origin="n.lock")
     )
     assert added.startswith("+ ") and added.endswith("is in n.lock alone")
 

@@ -109,6 +109,22 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
         worker.close()
 
 
+def revive(blob: bytes, handle: Any) -> Any:
+    """A serialized plan on this machine's GPU, as a frontend graph to execute by uid, in milliseconds:
+    `graph.execute(addresses, workspace, handle)`, `graph.get_workspace_size()`.
+
+    ExecutionError if cuDNN does not take it. Only for a blob that is trusted: it holds machine code.
+    """
+    import cudnn  # present wherever there is a handle
+
+    graph = cudnn.pygraph()
+    try:
+        graph.deserialize(handle, list(blob))
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+        raise ExecutionError(f"cuDNN does not read a serialized plan: {', '.join(reason_of(error))}") from error
+    return graph
+
+
 def _answer(
     worker: WorkerProcess, graph: CudnnGraph, question: dict[str, Any], refusal: type[Exception] = TargetError
 ) -> dict[str, Any]:

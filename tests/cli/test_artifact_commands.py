@@ -38,6 +38,15 @@ def test_elsewhere_no_plan_of_it_is_trusted(saved: Path, tmp_path: Path) -> None
     assert not any(entry.blob for entries in loaded.plans.values() for entry in entries)
 
 
+def test_the_user_may_trust_it(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    assert any("not built here" in note for note in artifact.load(saved, "h200").notes)
+    assert json.loads(fusec("cache", "trust", saved, "--json").stdout)["trusted"] > 1
+    loaded = artifact.load(saved, "h200")
+    assert loaded.notes == ()
+    assert all(entry.blob for entries in loaded.plans.values() for entry in entries)
+
+
 def test_it_runs_and_gives_the_same_bits(saved: Path, model: Path, tmp_path: Path) -> None:
     for source, name in ((model, "a.npz"), (saved, "b.npz")):
         shape = SHAPE if source is model else ()
