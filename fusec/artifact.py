@@ -271,15 +271,16 @@ def _with_plans(
     if manifest["targets"][compiled.target.name] != compiled.target.digest:
         stale.append(f"another description of {compiled.target.name}")
     plans: dict[str, tuple[Entry, ...]] = {}
-    trust = store or PlanStore()
     strange = 0
     for key, items in data.items():
         entries: list[Entry] = []
         for item in items:
             blob = None if item["blob"] is None or stale else bytes(file.check(item["blob"]))
-            if blob is not None and not trust.trusts(blob):
-                strange += 1
-                blob = None
+            if blob is not None:
+                store = store or PlanStore()  # not before there is a plan: the cache folder may be read-only
+                if not store.trusts(blob):
+                    strange += 1
+                    blob = None
             entries.append(Entry(Choice.from_json(item["choice"]), blob))
         if key in keys:
             plans[key] = tuple(entries)

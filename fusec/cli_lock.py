@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from typer.core import TyperGroup
 
 from fusec import cli_io
 from fusec.cli_io import AsJson, Report
-from fusec.errors import CheckError
+from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
@@ -44,16 +45,29 @@ Disable = Annotated[
 ]
 
 
-def _build(
+def build(
     model: str, target: str, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None, report: Report
 ) -> Compiled:
+    """The model compiled; a `.fusec` file as it was compiled, so that other options are an error."""
     from fusec import driver
 
-    if model.endswith(".fusec"):
-        return driver.load_artifact(model, target).compiled
-    shapes = cli_io.shapes_of(shape or ())
-    options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": tuple(disable or ())}
-    return driver.build(model, target=target, progress=report, **options)
+    if not model.endswith(".fusec"):
+        shapes = cli_io.shapes_of(shape or ())
+        options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": tuple(disable or ())}
+        return driver.build(model, target=target, progress=report, **options)
+    compiled = driver.load_artifact(model, target).compiled
+    check_options(model, compiled, precision, shape, disable)
+    return compiled
+
+
+def check_options(
+    model: str, compiled: Compiled, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None
+) -> None:
+    """FusecError for options that a model compiled already cannot follow; fp32 is what is meant by none."""
+    if precision not in ("fp32", compiled.options.precision):
+        raise FusecError(f"{model}: was compiled in {compiled.options.precision}: compile it again for {precision}")
+    if shape or disable:
+        raise FusecError(f"{model}: is compiled already: {'--shape' if shape else '--disable'} comes too late")
 
 
 @app.command()
@@ -69,13 +83,19 @@ def write(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
     as_json: AsJson = False,
 ) -> None:
-    """Write which plan runs each partition of a model: the first that cuDNN builds, not measured."""
-    from fusec import lockfile
+    """Write which plan runs each partition of a model: the first that cuDNN builds, not measured; of a .fusec file those
+    it holds."""
+    from fusec import driver, lockfile
 
     cli_io.check_writable(output)
+    goals = list(dict.fromkeys(target or ["auto"]))
     with cli_io.progress() as report:
-        goals = dict.fromkeys(target or ["auto"])
-        lock = lockfile.make([_build(model, goal, precision, shape, disable, report) for goal in goals])
+        compiled = [build(model, goal, precision, shape, disable, report) for goal in goals]
+    if model.endswith(".fusec"):  # which holds what was chosen
+        lock = driver.load_artifact(model, goals[0]).lock
+        lock = replace(lock, entries=tuple(e for e in lock.entries if e.target in {c.target.name for c in compiled}))
+    else:
+        lock = lockfile.make(compiled)
     lockfile.write(output, lock)
     count = len(lock.entries)
     print(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
@@ -99,7 +119,7 @@ def diff(
         lines = lockfile.differences(before, lockfile.read(new))
     else:
         with cli_io.progress() as report:
-            lines = lockfile.changes(before, _build(new, target, precision, shape, disable, report))
+            lines = lockfile.changes(before, build(new, target, precision, shape, disable, report))
     print(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
     if lines:
         raise CheckError(f"{old}: {len(lines)} differences")
