@@ -83,8 +83,7 @@ def write(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
     as_json: AsJson = False,
 ) -> None:
-    """Write which plan runs each partition of a model: the first that cuDNN builds, not measured; of a .fusec file those
-    it holds."""
+    """Write which plan runs each partition: the first that cuDNN builds, not measured; of a .fusec file its own."""
     from fusec import driver, lockfile
 
     cli_io.check_writable(output)
@@ -152,10 +151,15 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
 
 
 def required(path: Path, compiled: Sequence[Compiled]) -> Lock:
-    """The lock of a file; CheckError unless it decides every partition."""
+    """The lock of a file; CheckError unless it decides every partition, by plans not in quarantine."""
     from fusec import lockfile
+    from fusec.plan_store import PlanStore
 
-    lock = lockfile.read(path)
+    lock, store, cudnn = lockfile.read(path), PlanStore(), lockfile.versions()["cudnn"]
     for c in compiled:
         lock.require(c.program, c.target, c.options.tensor_cores)
+        for key, (choice,) in lock.choices(c).items():
+            for engine, knobs, reason in store.quarantined(key, c.target.name, cudnn):
+                if (engine, knobs) == choice.identity:
+                    raise CheckError(f"{path}: engine {engine} on {c.target.name} is in quarantine: {reason}")
     return lock
