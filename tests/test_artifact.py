@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from examples.models import light, randomised
 from safetensors.numpy import load as read_safetensors
 
 import fusec
+from examples.models import light, randomised
 from fusec import artifact, container, frontends
 from fusec.compiled import Compiled
 from fusec.errors import FusecError, LoweringError, ModelError

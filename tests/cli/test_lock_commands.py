@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli.command import SHAPE, fusec
 
-from fusec import artifact, lockfile
+from fusec import artifact, lockfile, plan_store
 from fusec.plan_store import PlanStore
 
 pytestmark = pytest.mark.cudnn
@@ -64,23 +64,22 @@ def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path:
     assert "at line" in fusec("compile", model, *SHAPE, "--locked", other).stderr
 
 
-def test_a_quarantined_plan_is_neither_taken_nor_let_pass(lock: Path, model: Path, tmp_path: Path) -> None:
+def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
+    lock: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_store, "cache_folder", lambda: tmp_path)
     path = tmp_path / "tiny.fusec"
     compile = ("compile", model, *SHAPE, "--target", "h200", "-o", path)
     assert fusec(*compile).exit_code == 0
     loaded = artifact.load(path, "h200")
     store, cudnn = PlanStore(), lockfile.versions()["cudnn"]
-    try:
-        for key, entries in loaded.plans.items():
-            store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
-        assert fusec(*compile).exit_code == 0
-        again = artifact.load(path, "h200")
-        for key, entries in again.plans.items():
-            assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
-        for key, (choice,) in lockfile.read(lock).choices(loaded.compiled).items():
-            store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")
-        result = fusec(*compile, "--locked", lock)
-        assert result.exit_code == 1
-        assert "on h200 is in quarantine: wrong numbers" in result.stderr
-    finally:
-        store.clear()
+    for key, entries in loaded.plans.items():
+        store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
+    assert fusec(*compile).exit_code == 0
+    for key, entries in artifact.load(path, "h200").plans.items():
+        assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
+    for key, (choice,) in lockfile.read(lock).choices(loaded.compiled).items():
+        store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")
+    result = fusec(*compile, "--locked", lock)
+    assert result.exit_code == 1
+    assert "on h200 is in quarantine: wrong numbers" in result.stderr
