@@ -6,7 +6,6 @@ handed on only if this machine trusts it (`PlanStore.trusts`); else engine and k
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fusec import __version__, container
+from fusec import __version__, container, lockfile
 from fusec.compiled import Compiled
 from fusec.container import Reader, written
 from fusec.errors import FusecError, ModelError, VerifyError
 from fusec.gpu import device
-from fusec.gpu.deviceless import cudnn_version
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.worker import decode, encode
@@ -43,21 +41,18 @@ Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cu
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a file holds for one target. `plans`: by key of the cuDNN graph, best first. `notes`: what the
-    user should know, such as plans that must be built anew."""
+    """What a file holds for one target. `plans`: by key of the cuDNN graph, best first; `lock`: the choice of
+    each partition, for all targets; `notes`: what the user should know, such as plans that are built anew."""
 
     compiled: Compiled
     plans: Mapping[str, tuple[Entry, ...]]
+    lock: lockfile.Lock
     notes: tuple[str, ...] = ()
 
 
 def versions() -> dict[str, str]:
     """What made the plans: the versions of cuDNN and its frontend, empty where there is none."""
-    try:
-        frontend = importlib.metadata.version("nvidia-cudnn-frontend")
-    except importlib.metadata.PackageNotFoundError:
-        frontend = ""
-    return {"cudnn": cudnn_version(), "frontend": frontend}
+    return {name: version for name, version in lockfile.versions().items() if name != "fusec"}
 
 
 # writing -------------------------------------------------------------------------------------------
@@ -83,6 +78,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
         file.add(SOURCE, source.encode())
         for c in compiled:
             _save_program(file, c, plans or {})
+        file.add(lockfile.NAME, lockfile.text_of(lockfile.make(compiled, plans)).encode())
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
         options = {"precision": first.options.precision, "disable": sorted(first.options.disable)}
@@ -275,15 +271,16 @@ def _with_plans(
     if manifest["targets"][compiled.target.name] != compiled.target.digest:
         stale.append(f"another description of {compiled.target.name}")
     plans: dict[str, tuple[Entry, ...]] = {}
-    trust = store or PlanStore()
     strange = 0
     for key, items in data.items():
         entries: list[Entry] = []
         for item in items:
             blob = None if item["blob"] is None or stale else bytes(file.check(item["blob"]))
-            if blob is not None and not trust.trusts(blob):
-                strange += 1
-                blob = None
+            if blob is not None:
+                store = store or PlanStore()  # not before there is a plan: the cache folder may be read-only
+                if not store.trusts(blob):
+                    strange += 1
+                    blob = None
             entries.append(Entry(Choice.from_json(item["choice"]), blob))
         if key in keys:
             plans[key] = tuple(entries)
@@ -294,7 +291,8 @@ def _with_plans(
         notes.append(f"{file.path}: {strange} of its plans were not built here and are built anew")
     if data.keys() - keys:
         notes.append(f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs fusec now writes otherwise")
-    return Artifact(compiled, plans, tuple(notes))
+    lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
+    return Artifact(compiled, plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:

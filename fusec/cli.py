@@ -134,6 +134,9 @@ def compile(
         Path | None,
         typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
     ] = None,
+    locked: Annotated[
+        Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
+    ] = None,
 ) -> None:
     """Compile a model and print what it became."""
     cli_io.check_writable(output)
@@ -146,8 +149,9 @@ def compile(
             raise FusecError("several targets need -o FILE.fusec, which holds them all")
         all_compiled = [request.build(goal, report) for goal in goals]
         compiled = all_compiled[0]
+        lock = cli_lock.required(locked, all_compiled) if locked is not None else None
         if output is not None and saves:
-            cli_lock.save(output, all_compiled, report)
+            cli_lock.save(output, all_compiled, report, lock)
     summary, words = _summary(request, compiled, time.perf_counter() - start)
     if output is not None and not saves:
         text = cli_io.json_text(summary) + "\n"
@@ -155,7 +159,7 @@ def compile(
     if as_json:
         print(cli_io.json_text(summary))
         return
-    print(f"{model} for {summary['target']} in {precision}, compiled in {summary['seconds']:.1f} s")
+    print(f"{model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s")
     for kind in ("inputs", "outputs"):
         for spec in summary[kind]:
             print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}")
@@ -197,6 +201,7 @@ def run(
     with cli_io.progress() as report:
         if model.endswith(".fusec"):
             executable = driver.load(model, target=target, tune=tune)
+            cli_lock.check_options(model, executable.compiled, precision, shape, disable)
         else:
             executable = driver.compile(
                 model, target=target, tune=tune, budget=limit, progress=report, **request.options
@@ -254,6 +259,7 @@ def explain(
             explained.append(
                 (goal, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
             )
+            precision = compiled.options.precision
             for pattern in must_fuse or ():
                 miss = ""
                 try:
@@ -311,6 +317,7 @@ app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")
 app.add_typer(cli_cache.app, name="cache")
+app.add_typer(cli_lock.app, name="lock")
 
 
 @dataclass(frozen=True)
@@ -329,11 +336,7 @@ class _Request:
         return {"precision": self.precision, "shapes": shapes, "disable": tuple(self.disable or ())}
 
     def build(self, target: str, report: cli_io.Report) -> Compiled:
-        from fusec import driver
-
-        if self.model.endswith(".fusec"):
-            return driver.load_artifact(self.model, target).compiled
-        return driver.build(self.model, target=target, progress=report, **self.options)
+        return cli_lock.build(self.model, target, self.precision, self.shape, self.disable, report)
 
 
 def _os_error(error: OSError) -> str:
@@ -367,8 +370,8 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
     data = {
         "model": request.model,
         "target": compiled.target.name,
-        "precision": request.precision,
-        "disabled": list(request.disable or ()),
+        "precision": compiled.options.precision,
+        "disabled": sorted(compiled.options.disable),
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
         "totals": explanation.totals,

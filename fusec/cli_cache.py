@@ -62,3 +62,15 @@ def import_(
 
     count = PlanStore().import_(file)
     print(cli_io.json_text({"imported": count}) if as_json else f"{count} plans taken over from {file}")
+
+
+@app.command()
+def trust(
+    file: Annotated[Path, typer.Argument(metavar="FILE.fusec", help="A compiled model whose maker is known.")],
+    as_json: AsJson = False,
+) -> None:
+    """Let this machine run the serialized plans of a compiled model as they are: they hold machine code."""
+    from fusec import artifact
+
+    count = artifact.trust(file)
+    print(cli_io.json_text({"trusted": count}) if as_json else f"{count} serialized plans of {file} are trusted")

@@ -3,19 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fusec.cli_io import Report
+import typer
+from typer.core import TyperGroup
+
+from fusec import cli_io
+from fusec.cli_io import AsJson, Report
+from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
+    from fusec.lockfile import Lock
 
 # What a command needs is imported inside it, as in cli.py.
 
 
-def save(path: Path, compiled: Sequence[Compiled], report: Report) -> None:
-    """Write a `.fusec` file with plans built here, also for GPUs this machine does not have."""
+class _WriteUnlessNamed(TyperGroup):
+    """`fusec lock MODEL` is `fusec lock write MODEL`; a model of a command's name is ./diff."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, "--help"):
+            args = ["write", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.", no_args_is_help=True
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for `fusec compile`.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+]
+Disable = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
+]
+
+
+def build(
+    model: str, target: str, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None, report: Report
+) -> Compiled:
+    """The model compiled; a `.fusec` file as it was compiled, so that other options are an error."""
+    from fusec import driver
+
+    if not model.endswith(".fusec"):
+        shapes = cli_io.shapes_of(shape or ())
+        options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": tuple(disable or ())}
+        return driver.build(model, target=target, progress=report, **options)
+    compiled = driver.load_artifact(model, target).compiled
+    check_options(model, compiled, precision, shape, disable)
+    return compiled
+
+
+def check_options(
+    model: str, compiled: Compiled, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None
+) -> None:
+    """FusecError for options that a model compiled already cannot follow; fp32 is what is meant by none."""
+    if precision not in ("fp32", compiled.options.precision):
+        raise FusecError(f"{model}: was compiled in {compiled.options.precision}: compile it again for {precision}")
+    if shape or disable:
+        raise FusecError(f"{model}: is compiled already: {'--shape' if shape else '--disable'} comes too late")
+
+
+@app.command()
+def write(
+    model: Model,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="A GPU of `fusec targets`; may be repeated. auto: this machine's, or an H200."),
+    ] = None,
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
+    as_json: AsJson = False,
+) -> None:
+    """Write which plan runs each partition: the first that cuDNN builds, not measured; of a .fusec file its own."""
+    from fusec import driver, lockfile
+
+    cli_io.check_writable(output)
+    goals = list(dict.fromkeys(target or ["auto"]))
+    with cli_io.progress() as report:
+        compiled = [build(model, goal, precision, shape, disable, report) for goal in goals]
+    if model.endswith(".fusec"):  # which holds what was chosen
+        lock = driver.load_artifact(model, goals[0]).lock
+        lock = replace(lock, entries=tuple(e for e in lock.entries if e.target in {c.target.name for c in compiled}))
+    else:
+        lock = lockfile.make(compiled)
+    lockfile.write(output, lock)
+    count = len(lock.entries)
+    print(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock.")],
+    new: Annotated[str, typer.Argument(metavar="LOCK|MODEL", help="Another, or a model to compile with this cuDNN.")],
+    target: Annotated[str, typer.Option(help="For a model: a GPU of `fusec targets`.")] = "auto",
+    precision: Precision = "fp32",
+    shape: Shapes = None,
+    disable: Disable = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what differs between two locks, or what this cuDNN and GPU would change; no GPU is needed."""
+    from fusec import lockfile
+
+    before = lockfile.read(old)
+    if new.endswith((".lock", ".toml")):
+        lines = lockfile.differences(before, lockfile.read(new))
+    else:
+        with cli_io.progress() as report:
+            lines = lockfile.changes(before, build(new, target, precision, shape, disable, report))
+    print(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
+    if lines:
+        raise CheckError(f"{old}: {len(lines)} differences")
+
+
+def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | None = None) -> None:
+    """Write a `.fusec` file with plans built here, also for GPUs this machine does not have: those of a
+    lock, else the first that cuDNN offers."""
     from fusec import artifact
     from fusec.gpu import blobs
     from fusec.plan_store import PlanStore
@@ -27,10 +138,28 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report) -> None:
         graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
         cudnn = artifact.versions()["cudnn"]
         skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
-        made = blobs.serialize(graphs, c.target, skip=skip, progress=lambda done, total: report("plans", done, total))
+        choices = None if lock is None else lock.choices(c)
+        made = blobs.serialize(
+            graphs, c.target, choices=choices, skip=skip, progress=lambda done, total: report("plans", done, total)
+        )
         plans.update({(c.target.name, key): entries for key, entries in made.items()})
     for entries in plans.values():
         for entry in entries:
             if entry.blob is not None:
                 store.trust(entry.blob)  # built by this very machine
     artifact.save(path, compiled, plans)
+
+
+def required(path: Path, compiled: Sequence[Compiled]) -> Lock:
+    """The lock of a file; CheckError unless it decides every partition, by plans not in quarantine."""
+    from fusec import lockfile
+    from fusec.plan_store import PlanStore
+
+    lock, store, cudnn = lockfile.read(path), PlanStore(), lockfile.versions()["cudnn"]
+    for c in compiled:
+        lock.require(c.program, c.target, c.options.tensor_cores)
+        for key, (choice,) in lock.choices(c).items():
+            for engine, knobs, reason in store.quarantined(key, c.target.name, cudnn):
+                if (engine, knobs) == choice.identity:
+                    raise CheckError(f"{path}: engine {engine} on {c.target.name} is in quarantine: {reason}")
+    return lock

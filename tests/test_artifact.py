@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import load as read_safetensors
 
 import fusec
-from fusec import artifact, container
+from examples.models import light, randomised
+from fusec import artifact, container, frontends
 from fusec.compiled import Compiled
 from fusec.errors import FusecError, LoweringError, ModelError
 from fusec.ir import Graph, print_graph
@@ -358,3 +360,19 @@ def test_public_names_and_lean_imports(path: Path) -> None:
     environment = {"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == ["simulated h200", "[]"]
+
+
+@pytest.mark.slow
+def test_resnet50_is_ready_in_far_less_than_the_second_and_a_half_it_may_take(path: Path) -> None:
+    model = randomised(onnx.load(light("resnet50")), 0)
+    source, options, judge = frontends.load(model), Options("fp16"), LowersJudge()
+    goal = load_target("h200")
+    graph = run(PIPELINE, source.clone(), options)
+    artifact.save(path, [Compiled(source, partition(graph, judge, goal), goal, options, judge)])
+    program = (
+        "import time; start = time.perf_counter(); import fusec;"
+        f"fusec.load({str(path)!r}, target='h200'); print(time.perf_counter() - start)"
+    )
+    environment = {"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert float(done.stdout) < 1.5

@@ -24,6 +24,8 @@ from fusec.plans import Choice, Entry, Knobs
 from fusec.target import Target
 
 SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes up to a second
+# Engines that cuDNN 9.19 offers on an H200 and does not build devicelessly, not even when named.
+DEVICE_ONLY = frozenset({4, 53})
 _MODULE = "fusec.gpu.blobs"
 
 
@@ -39,6 +41,7 @@ def serialize(
 ) -> dict[str, tuple[Entry, ...]]:
     """For each graph, by its key, plans built and serialized for the target: those of `choices` (by key),
     else the first `count` that cuDNN offers and builds, without those of `skip` (such as quarantined ones).
+    A named plan of an engine that comes up on the device alone (DEVICE_ONLY) has no blob.
 
     Raises TargetError if cuDNN does not come up, builds no plan of a graph, or not one that was named.
     """
@@ -80,6 +83,19 @@ def serialize(
     return {key: made[key] for key in by_key}
 
 
+def can_build(graph: CudnnGraph, choice: Choice, target: Target) -> bool:
+    """Whether cuDNN builds the plan for the target, in its list or not; TargetError if cuDNN does not come up."""
+    worker = WorkerProcess(target, False, _MODULE)
+    try:
+        question = {"graph": graph.to_json(), "choices": [choice.to_json()], "skip": [], "count": 1}
+        answer = worker.exchange(question)
+    finally:
+        worker.close()
+    if not isinstance(answer, Died) and "defect" in answer:
+        raise RuntimeError(f"fusec failed to build a plan of\n{graph}\n{answer['defect']}")
+    return not isinstance(answer, Died) and any(entry["blob"] for entry in answer.get("entries", ()))
+
+
 def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
     """Let cuDNN read a serialized plan for the target, without a GPU; its workspace in bytes.
 
@@ -91,6 +107,22 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
         return int(_answer(worker, graph, question, ExecutionError)["workspace"])
     finally:
         worker.close()
+
+
+def revive(blob: bytes, handle: Any) -> Any:
+    """A serialized plan on this machine's GPU, as a frontend graph to execute by uid, in milliseconds:
+    `graph.execute(addresses, workspace, handle)`, `graph.get_workspace_size()`.
+
+    ExecutionError if cuDNN does not take it. Only for a blob that is trusted: it holds machine code.
+    """
+    import cudnn  # present wherever there is a handle
+
+    graph = cudnn.pygraph()
+    try:
+        graph.deserialize(handle, list(blob))
+    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+        raise ExecutionError(f"cuDNN does not read a serialized plan: {', '.join(reason_of(error))}") from error
+    return graph
 
 
 def _answer(
@@ -107,7 +139,8 @@ def _answer(
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:
-    return Entry(Choice.from_json(data["choice"]), base64.b64decode(data["blob"]))
+    blob = data["blob"]
+    return Entry(Choice.from_json(data["choice"]), None if blob is None else base64.b64decode(blob))
 
 
 # the child's side ----------------------------------------------------------------------------------
@@ -159,6 +192,9 @@ class _Builder:
                     index = g.get_execution_plan_count() - 1
                 entries.append(self._built(g, index, choice))
             except self.declined as error:
+                if choice.engine in DEVICE_ONLY:
+                    entries.append({"choice": choice.to_json(), "blob": None})
+                    continue
                 what = f"engine {choice.engine} with knobs {dict(choice.knobs)}"
                 return {"failed": f"cuDNN builds no plan of {what} for {self.target.name}: {reason_of(error)[1]}"}
         return {"entries": entries}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cli.command import SHAPE, fusec
 
-from fusec import artifact
+from fusec import artifact, lockfile
 from fusec.plan_store import PlanStore
 
 pytestmark = pytest.mark.cudnn
@@ -38,6 +38,15 @@ def test_elsewhere_no_plan_of_it_is_trusted(saved: Path, tmp_path: Path) -> None
     assert not any(entry.blob for entries in loaded.plans.values() for entry in entries)
 
 
+def test_the_user_may_trust_it(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    assert any("not built here" in note for note in artifact.load(saved, "h200").notes)
+    assert json.loads(fusec("cache", "trust", saved, "--json").stdout)["trusted"] > 1
+    loaded = artifact.load(saved, "h200")
+    assert loaded.notes == ()
+    assert all(entry.blob for entries in loaded.plans.values() for entry in entries)
+
+
 def test_it_runs_and_gives_the_same_bits(saved: Path, model: Path, tmp_path: Path) -> None:
     for source, name in ((model, "a.npz"), (saved, "b.npz")):
         shape = SHAPE if source is model else ()
@@ -52,6 +61,28 @@ def test_it_can_be_explained_and_verified(saved: Path, model: Path) -> None:
     explained = [json.loads(fusec("explain", *args, "--json").stdout) for args in ((saved,), (model, *SHAPE))]
     assert explained[0]["targets"] == explained[1]["targets"]
     assert fusec("verify", saved).exit_code == 0
+
+
+def test_options_it_was_not_compiled_with_are_refused(saved: Path, model: Path, tmp_path: Path) -> None:
+    for command in ("run", "explain", "verify", "compile", "lock"):
+        for given, words in (
+            (("--precision", "fp16"), "was compiled in fp32"),
+            (SHAPE, "--shape comes too late"),
+            (("--disable", "cse"), "--disable comes too late"),
+        ):
+            result = fusec(command, saved, *given, *(("-o", tmp_path / "x.lock") if command == "lock" else ()))
+            assert (result.exit_code, result.stdout) == (2, ""), command
+            assert words in result.stderr
+    half = tmp_path / "half.fusec"
+    assert fusec("compile", model, *SHAPE, "--precision", "fp16", "--target", "h200", "-o", half).exit_code == 0
+    for command in ("compile", "explain"):
+        assert json.loads(fusec(command, half, "--json").stdout)["precision"] == "fp16"
+
+
+def test_its_lock_is_the_one_it_holds(saved: Path, tmp_path: Path) -> None:
+    assert fusec("lock", saved, "--target", "a100", "-o", tmp_path / "a.lock").exit_code == 0
+    held = artifact.load(saved, "a100").lock
+    assert lockfile.read(tmp_path / "a.lock").entries == tuple(e for e in held.entries if e.target == "a100")
 
 
 def test_mistakes_are_one_error(model: Path, saved: Path, tmp_path: Path) -> None:

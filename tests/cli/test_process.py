@@ -165,9 +165,13 @@ def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "import" not in slow.err
 
 
-@pytest.mark.parametrize("command", ["compile", "run", "explain", "verify", "targets", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["compile", "run", "explain", "verify", "targets", "doctor", "lock write", "lock diff"]
+)
 def test_the_manual_names_every_option(command: str) -> None:
     manual = (Path(library.__file__).parent.parent / "docs" / "cli.md").read_text()
-    assert f"## `fusec {command}" in manual
-    for option in re.findall(r"(?<![\w`])--?[a-z][a-z-]*", fusec(command, "--help").stdout.partition("Options:")[2]):
+    assert f"`fusec {command.removesuffix(' write')}" in manual
+    for option in re.findall(
+        r"(?<![\w`])--?[a-z][a-z-]*", fusec(*command.split(), "--help").stdout.partition("Options:")[2]
+    ):
         assert f"`{option}" in manual or f"{option}`" in manual, option

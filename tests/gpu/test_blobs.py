@@ -6,15 +6,19 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from gpu.cudnn_graphs import conv
+from helpers import assert_close
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.blobs import reload, serialize
+from fusec.gpu.blobs import can_build, reload, revive, serialize
+from fusec.gpu.device import detect
 from fusec.gpu.oracle import PROBE
 from fusec.ir import DType
-from fusec.plans import Choice
+from fusec.plans import Choice, Entry
+from fusec.simulate import extent, simulate
 from fusec.target import load
 
 pytestmark = pytest.mark.cudnn
@@ -77,3 +81,33 @@ def test_this_process_stays_free_of_cudnn() -> None:
     program = "import sys, fusec.gpu.blobs; print('cudnn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_an_engine_that_only_the_device_has_is_kept_without_a_blob() -> None:
+    graph, choice = conv("bias", "relu"), Choice(4, (), 0, 9.5, 1e-4)
+    assert serialize([graph], H200, choices={graph.key: [choice]})[graph.key] == (Entry(choice),)
+    assert not can_build(graph, choice, H200)
+    assert can_build(graph, Choice(0, ()), H200)
+
+
+@pytest.mark.gpu
+def test_a_plan_made_without_the_device_runs_on_it(rng: np.random.Generator) -> None:
+    import cudnn
+    import cupy
+
+    here = detect()
+    assert here is not None
+    graph = conv("bias", "relu")
+    handle = cudnn.create_handle()
+    buffers = {t.uid: rng.standard_normal(extent(t)).astype(t.dtype.numpy) for t in (*graph.inputs, *graph.outputs)}
+    device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
+    simulate(graph, buffers)
+    (output,) = graph.outputs
+    for entry in serialize([graph], here)[graph.key]:
+        assert entry.blob is not None
+        device[output.uid][...] = cupy.nan
+        plan = revive(entry.blob, handle)
+        workspace = cupy.empty(max(plan.get_workspace_size(), 1), cupy.uint8)
+        plan.execute({uid: array.data.ptr for uid, array in device.items()}, workspace.data.ptr, handle)
+        cupy.cuda.runtime.deviceSynchronize()
+        assert_close(device[output.uid].get(), buffers[output.uid], 2e-3)

@@ -1,0 +1,85 @@
+"""`fusec lock`, `fusec lock diff` and `fusec compile --locked`, with the real cuDNN."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.command import SHAPE, fusec
+
+from fusec import artifact, lockfile, plan_store
+from fusec.plan_store import PlanStore
+
+pytestmark = pytest.mark.cudnn
+
+
+@pytest.fixture(scope="module")
+def lock(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lock") / "fusec.lock"
+    result = fusec("lock", model, *SHAPE, "--target", "h200", "--target", "a100", "-o", path)
+    assert result.exit_code == 0, result.stderr
+    assert "partitions locked in" in result.stdout
+    return path
+
+
+def test_the_lock_is_the_models_and_changes_nothing(lock: Path, model: Path) -> None:
+    assert {entry.target for entry in lockfile.read(lock).entries} == {"h200", "a100"}
+    for target in ("h200", "a100"):
+        same = fusec("lock", "diff", lock, model, *SHAPE, "--target", target)
+        assert (same.exit_code, same.stdout) == (0, "no difference\n")
+    assert fusec("lock", "diff", lock, lock).exit_code == 0
+
+
+def test_another_gpu_is_a_difference(lock: Path, model: Path) -> None:
+    result = fusec("lock", "diff", lock, model, *SHAPE, "--target", "l4", "--json")
+    assert result.exit_code == 1
+    assert "nothing is locked for l4" in json.loads(result.stdout)["differences"]
+
+
+def test_a_model_compiled_to_a_lock_has_its_plans(lock: Path, model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.fusec"
+    result = fusec("compile", model, *SHAPE, "--target", "h200", "--locked", lock, "-o", path)
+    assert result.exit_code == 0, result.stderr
+    loaded, wanted = artifact.load(path, "h200"), lockfile.read(lock)
+    assert loaded.plans
+    for key, choices in wanted.choices(loaded.compiled).items():
+        assert [entry.choice.identity for entry in loaded.plans[key]] == [choices[0].identity]
+        assert all(entry.blob for entry in loaded.plans[key])
+    assert all(wanted.choice(e.work, "h200") is not None for e in loaded.lock.entries)
+
+
+def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path: Path) -> None:
+    missing = fusec("compile", model, *SHAPE, "--target", "l4", "--locked", lock)
+    assert missing.exit_code == 1
+    assert "on l4: has no entry" in missing.stderr
+    other = tmp_path / "fusec.lock"
+    text = lock.read_text()
+    engine = lockfile.read(lock).entries[-1].choice.engine
+    other.write_text(text.replace(f"engine = {engine}\n", "engine = 4711\n"))
+    gone = fusec("compile", model, *SHAPE, "--target", "h200", "--locked", other)
+    assert gone.exit_code == 1
+    assert "engine 4711" in gone.stderr and "is no longer offered" in gone.stderr
+    other.write_text(text.replace("engine = ", "engine ", 1))
+    assert "at line" in fusec("compile", model, *SHAPE, "--locked", other).stderr
+
+
+def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
+    lock: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_store, "cache_folder", lambda: tmp_path)
+    path = tmp_path / "tiny.fusec"
+    compile = ("compile", model, *SHAPE, "--target", "h200", "-o", path)
+    assert fusec(*compile).exit_code == 0
+    loaded = artifact.load(path, "h200")
+    store, cudnn = PlanStore(), lockfile.versions()["cudnn"]
+    for key, entries in loaded.plans.items():
+        store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
+    assert fusec(*compile).exit_code == 0
+    for key, entries in artifact.load(path, "h200").plans.items():
+        assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
+    for key, (choice,) in lockfile.read(lock).choices(loaded.compiled).items():
+        store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")
+    result = fusec(*compile, "--locked", lock)
+    assert result.exit_code == 1
+    assert "on h200 is in quarantine: wrong numbers" in result.stderr
