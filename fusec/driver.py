@@ -110,7 +110,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
 
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-        return Executable(found.compiled, CudnnBackend(tune))
+        suggested = {key: entries[0].choice for key, entries in found.plans.items() if entries}
+        return Executable(found.compiled, CudnnBackend(tune, suggested=suggested))
     return Executable(found.compiled, SimulatorBackend())
 
 

@@ -6,6 +6,7 @@ what runs a cuDNN graph.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fusec import artifact
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
@@ -221,6 +223,10 @@ class Executable:
         with self._lock, self.backend.calling(), self.backend.scratch():
             whole = self.backend.time_us(self._replay or self._run_steps, count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything."""
+        artifact.save(os.fspath(path), [self.compiled])
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import assert_close
 
+from fusec import driver
 from fusec.compiled import Compiled
 from fusec.errors import ExecutionError, LoweringError
 from fusec.ir import Graph
@@ -190,6 +192,13 @@ def test_bad_calls_are_named(net: Executable, feeds: dict[str, np.ndarray]) -> N
         net(feeds["x"], x=feeds["x"])
     with pytest.raises(ExecutionError, match="no output %nothing; outputs are %flat, %map"):
         net.run(["nothing"], feeds)
+
+
+def test_a_saved_executable_runs_the_same(net: Executable, feeds: dict[str, np.ndarray], tmp_path: Path) -> None:
+    net.save(tmp_path / "net.fusec")
+    again = driver.load(tmp_path / "net.fusec", target="h200")
+    for array, right in zip(again.run(None, feeds), net.run(None, feeds), strict=True):
+        np.testing.assert_array_equal(array, right)
 
 
 def test_results_go_into_arrays_that_are_given(net: Executable, feeds: dict[str, np.ndarray]) -> None:

@@ -32,7 +32,8 @@ class CudnnBackend:
 
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
-    whose plan is chosen. Choices are kept in `store`.
+    whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
+    nothing is known and they were measured, or nothing shall be.
     """
 
     xp: Any = cupy
@@ -43,12 +44,14 @@ class CudnnBackend:
         progress: Callable[[str, int, int], None] | None = None,
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
+        suggested: Mapping[str, Choice] | None = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
         self.progress = progress
         self.budget_s = budget_s
         self._store = store or PlanStore()
+        self._suggested = suggested or {}
         here = device.detect()
         self._target = here.name if here is not None else ""
         self._driver = str(cupy.cuda.runtime.driverGetVersion())
@@ -99,7 +102,9 @@ class CudnnBackend:
         if not missing:
             return
         keys = {key: self._key(key) for key in missing} if self.tune != "none" else {}  # which measures nothing
-        known = {key: entry.choice for key, at in keys.items() if (entry := self._store.get(at)) is not None}
+        taken = self._suggested.items()
+        known = {key: choice for key, choice in taken if self.tune == "none" or choice.time_us is not None}
+        known |= {key: entry.choice for key, at in keys.items() if (entry := self._store.get(at)) is not None}
 
         def report(done: int, total: int) -> None:
             if self.progress is not None:

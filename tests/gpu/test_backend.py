@@ -15,6 +15,7 @@ from fusec.errors import ExecutionError
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plan_store import PlanStore
+from fusec.plans import Choice
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -106,6 +107,18 @@ def test_the_fastest_plan_is_chosen_and_remembered(machine: Machine, tmp_path: P
     assert set(machine.built) == {3}, "what is known is not timed again"
     check(second, 1)
     assert {c.engine for c in build(tmp_path, "none").backend.choices().values()} == {7}
+
+
+def test_choices_made_elsewhere_are_taken_if_they_were_measured(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    (key,) = {lowered.graph.key for lowered in compiled().lowered if lowered is not None}
+    for tune, time_us, engine in (("none", None, 3), ("quick", 5.0, 3), ("quick", None, 7)):
+        store = PlanStore(tmp_path / f"{tune} {time_us}")
+        machine.times_us = {7: 5.0, 4: 20.0, 3: 30.0}
+        suggested = {key: Choice(3, ((2, 2),), 128, time_us)}
+        net = Executable(compiled(), CudnnBackend(tune, store=store, suggested=suggested))
+        assert {choice.engine for choice in net.backend.choices().values()} == {engine}
 
 
 def test_a_wrong_plan_is_not_taken_now_or_later(machine: Machine, tmp_path: Path) -> None:
