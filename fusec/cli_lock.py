@@ -30,9 +30,7 @@ class _WriteUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.", no_args_is_help=True
-)
+app = typer.Typer(cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for `fusec compile`.")]
 Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
