@@ -13,7 +13,7 @@ from fusec.cli_io import AsJson
 
 # What a command needs is imported inside it, as in cli.py.
 
-app = typer.Typer(help="The plan cache: what it holds; clear, export, import.", no_args_is_help=True)
+app = typer.Typer(help="The plan cache: what it holds; clear, export, import.")
 
 
 @app.command()

@@ -30,9 +30,7 @@ class _WriteUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.", no_args_is_help=True
-)
+app = typer.Typer(cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for `fusec compile`.")]
 Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
@@ -129,6 +127,7 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
     lock, else the first that cuDNN offers."""
     from fusec import artifact
     from fusec.gpu import blobs
+    from fusec.gpu.deviceless import cudnn_number
     from fusec.plan_store import PlanStore
     from fusec.plans import Entry
 
@@ -136,7 +135,7 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
     for c in compiled:
         graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
-        cudnn = artifact.versions()["cudnn"]
+        cudnn = cudnn_number()
         skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
         choices = None if lock is None else lock.choices(c)
         made = blobs.serialize(
@@ -153,9 +152,10 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
 def required(path: Path, compiled: Sequence[Compiled]) -> Lock:
     """The lock of a file; CheckError unless it decides every partition, by plans not in quarantine."""
     from fusec import lockfile
+    from fusec.gpu.deviceless import cudnn_number
     from fusec.plan_store import PlanStore
 
-    lock, store, cudnn = lockfile.read(path), PlanStore(), lockfile.versions()["cudnn"]
+    lock, store, cudnn = lockfile.read(path), PlanStore(), cudnn_number()
     for c in compiled:
         lock.require(c.program, c.target, c.options.tensor_cores)
         for key, (choice,) in lock.choices(c).items():

@@ -89,6 +89,8 @@ class Reader:
     def __init__(self, path: Path):
         self.path = path
         try:
+            if path.exists() and not path.is_file():  # a pipe would wait for ever
+                raise ModelError(f"{path}: is not a regular file")
             with path.open("rb") as file:
                 self._map = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
                 with zipfile.ZipFile(file) as archive:

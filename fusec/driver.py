@@ -106,6 +106,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
     """
     found = load_artifact(path, target)
     if device.is_present(found.compiled.target):
+        _require_types_of_the_device(found.compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # as in `compile`
 
         for note in found.notes:

@@ -14,7 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,7 @@ def make(compiled: Sequence[Compiled], plans: Mapping[tuple[str, str], Sequence[
             offered = step.verdict.plans
             choice = chosen[0].choice if chosen else Choice.of(next((p for p in offered if p.built), offered[0]))
             work = work_of(step, c.graph, c.options.tensor_cores)
+            choice = replace(choice, complete=True)  # a lock leaves nothing to be tried
             entry = Locked(step.signature, work, c.target.name, shapes_of(step), step.spelling, choice)
             entries.setdefault((work, c.target.name), entry)
     return Lock(versions(), _sorted(entries.values()))

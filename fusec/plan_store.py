@@ -192,6 +192,8 @@ class PlanStore:
         """Take over what `export` wrote, perhaps elsewhere; returns how many entries. What is here already
         stays, and no blob is trusted for it. FusecError, with nothing taken over, if the file is damaged."""
         taken: dict[str, bytes] = {}
+        if path.exists() and not path.is_file():  # a pipe would wait for ever
+            raise FusecError(f"{path}: is not a regular file")
         try:
             with zipfile.ZipFile(path) as archive:
                 for member in archive.infolist():

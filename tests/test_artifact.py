@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -331,6 +332,10 @@ def test_another_format_is_refused_in_words(path: Path) -> None:
         artifact.load(path, "h200")
     with pytest.raises(ModelError, match="No such file"):
         artifact.load(path.with_name("none.fusec"), "h200")
+    os.mkfifo(path.with_name("pipe.fusec"))
+    for other in (path.with_name("pipe.fusec"), path.parent):
+        with pytest.raises(ModelError, match="is not a regular file"):
+            artifact.load(other, "h200")
     path.write_text("graph")
     with pytest.raises(ModelError, match=r"not a readable \.fusec file"):
         artifact.load(path, "h200")

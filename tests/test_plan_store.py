@@ -217,7 +217,7 @@ def test_an_import_leaves_what_is_here(store: PlanStore, tmp_path: Path) -> None
     assert store.get(key("a")) == Entry(Choice(9, ()))
 
 
-@pytest.mark.parametrize("kind", ["cut", "flipped", "foreign", "outside", "compressed", "text", "missing"])
+@pytest.mark.parametrize("kind", ["cut", "flipped", "foreign", "outside", "compressed", "text", "missing", "pipe"])
 def test_a_bad_import_is_one_error_and_takes_nothing(store: PlanStore, tmp_path: Path, kind: str) -> None:
     store.put(key("a"), entry("a"))
     path = tmp_path / "plans.zip"
@@ -232,6 +232,9 @@ def test_a_bad_import_is_one_error_and_takes_nothing(store: PlanStore, tmp_path:
             path.write_text("plans")
         case "missing":
             path.unlink()
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path)
         case _:
             name = {"foreign": "notes.txt", "outside": "../plans/x", "compressed": f"plans/{key('a').digest}"}[kind]
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

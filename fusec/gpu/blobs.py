@@ -10,6 +10,7 @@ import base64
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -209,7 +210,9 @@ class _Builder:
                 continue
             seen.add(identity)
             try:
-                entries.append(self._built(g, index, Choice(engine, knobs)))
+                entries.append(
+                    self._built(g, index, Choice(engine, knobs, complete=False))
+                )  # the device may know a better
             except self.declined as error:
                 reason = reason_of(error)[1]
             if len(entries) == count:
@@ -224,9 +227,7 @@ class _Builder:
     @staticmethod
     def _built(g: Any, index: int, choice: Choice) -> dict[str, Any]:
         g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
-        workspace = int(g.get_workspace_size_plan_at_index(index))
-        measured = (choice.time_us, choice.error)
-        choice = Choice(choice.engine, choice.knobs, workspace, *measured)
+        choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
         return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
 
 

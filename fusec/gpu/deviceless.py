@@ -144,6 +144,15 @@ def cudnn_version() -> str:
         return ""
 
 
+def cudnn_number() -> str:
+    """cuDNN's version as it numbers itself, `91900` for 9.19.0, without loading a wheel; empty if there is none."""
+    version = cudnn_version()
+    if "." not in version:
+        return version
+    major, minor, patch = (int(part) for part in version.split(".")[:3])
+    return str(10_000 * major + 100 * minor + patch)
+
+
 def nvrtc_libraries() -> list[str]:
     """What to load, in order: the builtins and NVRTC itself, of the CUDA major cuDNN was made for (it asks
     for libnvrtc.so.<major> and takes no other); bare names where no wheel has them."""

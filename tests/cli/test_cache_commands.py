@@ -43,3 +43,10 @@ def test_a_bad_import_is_one_error(store: PlanStore, tmp_path: Path) -> None:
     result = fusec("cache", "import", tmp_path / "plans.zip")
     assert result.exit_code == 2
     assert "plans.zip: not a readable export" in result.stderr
+
+
+@pytest.mark.parametrize("group", ["cache", "lock"])
+def test_a_group_without_a_command_is_one_error(group: str) -> None:
+    result = fusec(group)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"fusec: error: Missing command (see fusec {group} --help)\n"

@@ -9,6 +9,7 @@ import pytest
 from cli.command import SHAPE, fusec
 
 from fusec import artifact, lockfile, plan_store
+from fusec.gpu.deviceless import cudnn_number
 from fusec.plan_store import PlanStore
 
 pytestmark = pytest.mark.cudnn
@@ -72,7 +73,7 @@ def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     compile = ("compile", model, *SHAPE, "--target", "h200", "-o", path)
     assert fusec(*compile).exit_code == 0
     loaded = artifact.load(path, "h200")
-    store, cudnn = PlanStore(), lockfile.versions()["cudnn"]
+    store, cudnn = PlanStore(), cudnn_number()
     for key, entries in loaded.plans.items():
         store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
     assert fusec(*compile).exit_code == 0

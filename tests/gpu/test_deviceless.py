@@ -111,3 +111,13 @@ def test_cudnn_of_the_library_path_comes_before_the_wheel(tmp_path: Path, monkey
     assert deviceless.cudnn_library() == tmp_path / "libcudnn.so.9"
     assert deviceless.cudnn_wheel() is None
     assert deviceless.cudnn_version() == ""  # it does not load
+
+
+@pytest.mark.cudnn
+def test_cudnns_number_is_what_cudnn_says() -> None:
+    program = (
+        "from fusec.gpu.deviceless import bring_up, cudnn_number; number = cudnn_number(); bring_up(90);"
+        "import cudnn; print(number == str(cudnn.backend_version()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
