@@ -16,7 +16,7 @@ def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Arra
     """The results of one node; a failure names it."""
     try:
         return node.op.reference(xp, *operands)
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, MemoryError) as error:
         raise ExecutionError(f"{node!r}: {error}") from error
 
 

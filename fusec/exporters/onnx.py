@@ -347,7 +347,8 @@ def _resize(e: _Exporter, node: Node, x: str) -> str:
     """A Resize for the dims whose scale is that of their sizes, and another for those that a scale in 32 bits gives."""
     op, shape = cast(Resize, node.op), node.operands[0].type.shape
     modes = {"mode": op.mode, "coordinate_transformation_mode": op.coordinates, "nearest_mode": op.rounding}
-    ratio = [math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(op.scales, op.sizes, shape, strict=True)]
+    fixed = op.coordinates == "align_corners"  # the sizes alone decide; ONNX would count a fractional length
+    ratio = [fixed or math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(op.scales, op.sizes, shape, strict=True)]
     scales = np.where(ratio, 1.0, op.scales).astype(np.float32)
     sizes = [n if same else d for same, n, d in zip(ratio, op.sizes, shape, strict=True)]
     if sizes != list(shape) or all(ratio):

@@ -53,6 +53,16 @@ def test_names_that_meet_are_kept_apart() -> None:
     }
 
 
+def test_aligned_corners_are_exported_by_their_sizes() -> None:
+    """A scale of 1.5 makes 4 of 3, and ONNX would put the last corner at 4.5."""
+    graph = Graph("g")
+    op = BY_NAME["resize"](sizes=(4,), scales=(1.5,), mode="linear", coordinates="align_corners")
+    graph.set_outputs([graph.add(op, graph.add_input("x", TensorType((3,), DType.F32)))], ["y"])
+    feeds = {"x": np.array([1.0, 5.0, -2.0], np.float32)}
+    back = evaluate(frontends.load(to_onnx(graph).SerializeToString()), feeds)
+    np.testing.assert_allclose(back["y"], evaluate(graph, feeds)["y"], rtol=1e-6)
+
+
 def _resized(mode: str, sizes: tuple[int, ...], scales: tuple[float, ...]) -> Graph:
     graph = Graph("resized")
     x = graph.add_input("x", TensorType((1, 2, 3, 3), DType.F32))

@@ -179,6 +179,7 @@ def _sampling() -> list[Case]:
              {"mode": "linear"}, rtol=1e-4),
         Case("RoiAlign", 10, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], align, rtol=1e-4),
+        Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)], {**align, "mode": "max"}, rtol=1e-4),
         Case("RoiAlign", 16, [f32(2, 3, 6, 6), rois, i64(0, 1, 1)],
              {**align, "coordinate_transformation_mode": "output_half_pixel"}, rtol=1e-4),
         Case("DeformConv", 19, [f32(1, 4, 6, 6), f32(2, 2, 3, 3), f32(1, 36, 6, 6), f32(2), f32(1, 18, 6, 6)],
@@ -222,6 +223,12 @@ def _spectra() -> list[Case]:
         Case("STFT", 17, [f32(1, 32, 1), np.array(4), None, np.array(8)], {"onesided": 0}),
         Case("MelWeightMatrix", 17, [np.array(8), np.array(16), np.array(8192), floats(0.0).reshape(()),
                                      floats(4096.0).reshape(())]),
+        *(
+            Case("TfIdfVectorizer", 9, [integers(2, 12, low=0, high=4)],
+                 {"mode": mode, "min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 2, "ngram_counts": [0, 2],
+                  "ngram_indexes": [3, 0, 1, 2], "pool_int64s": [2, 3, 1, 2, 3, 3], "weights": [0.5, 2.0, 3.0, 0.1]})
+            for mode in ("TF", "IDF", "TFIDF")
+        ),
         Case("Det", 11, [f32(3, 3)]),
         Case("Det", 11, [f32(2, 4, 4)]),
     ]  # fmt: skip

@@ -53,6 +53,17 @@ def test_a_condition_on_a_shape_is_known() -> None:
     assert _agrees(proto, x=X_VALUE) == ["relu"]
 
 
+def test_a_function_called_in_a_branch_is_inlined() -> None:
+    double = helper.make_function("me", "Double", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])],
+                                  [helper.make_opsetid("", 16)])  # fmt: skip
+    call = helper.make_graph([node("Double", ["x"], ["d"], domain="me")], "then", [], [info("d", None)])
+    branches = {"then_branch": call, "else_branch": _branch("Neg", "b")}
+    proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(True)}, opset=16,
+                  functions=[double])  # fmt: skip
+    proto.opset_import.add(domain="me", version=1)
+    assert _agrees(proto, x=X_VALUE) == ["add"]
+
+
 def _loop_body(condition: list[onnx.NodeProto]) -> onnx.GraphProto:
     nodes = [
         node("Add", ["v", "x"], ["next"]),

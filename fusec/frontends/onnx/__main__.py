@@ -17,7 +17,6 @@ WHY_NOT: Mapping[str, str] = {
     **dict.fromkeys(("RandomUniform", "RandomUniformLike"), "random numbers"),
     **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), "optional values"),
     "ImageDecoder": "compressed images",
-    "TfIdfVectorizer": "text",
     "MaxRoiPool": "windows whose size depends on values",
 }
 

@@ -202,7 +202,7 @@ def _evaluated(op: Op, arrays: list[Array], types: Sequence[TensorType]) -> list
     try:
         with np.errstate(all="ignore"):
             results = op.reference(np, *arrays)
-    except (ValueError, TypeError, IndexError, OverflowError, ArithmeticError) as error:
+    except (ValueError, TypeError, IndexError, ArithmeticError, MemoryError) as error:
         raise VerifyError(f"{op.name} of constants: {error}") from error
     return [np.asarray(a).astype(t.dtype.numpy, copy=False) for a, t in zip(results, types, strict=True)]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
 
 from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_inference
 
 from fusec.errors import ModelError
+from fusec.frontends.onnx.structure import bodies as graphs_of
 
 _MAX_NODES = 1_000_000
 
@@ -20,8 +21,8 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         key = _key_of(function)
         if key in bodies:
             raise ModelError(f"{file}: two functions are named {'.'.join(filter(None, key))}")
-        bodies[key] = list(function.node)
-    called = [key for node in model.graph.node if (key := _key(node)) in bodies]
+        bodies[key] = list(_all_nodes(function.node))
+    called = [key for node in _all_nodes(model.graph.node) if (key := _key(node)) in bodies]
     if not called:
         return model
     sizes: dict[Key, int] = {}
@@ -35,6 +36,14 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         return inliner.inline_local_functions(model)
     except (RuntimeError, ValueError, TypeError, checker.ValidationError, shape_inference.InferenceError) as error:
         raise ModelError(f"{file}: its functions cannot be inlined: {error}") from error
+
+
+def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """The nodes, and those of the bodies among their attributes."""
+    for node in nodes:
+        yield node
+        for body in graphs_of(node):
+            yield from _all_nodes(body.node)
 
 
 def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:

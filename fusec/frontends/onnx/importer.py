@@ -100,6 +100,9 @@ class Importer:
             except VerifyError as error:
                 self._note(scope, node, names[index], error)
         outputs = [self._value(scope, v.name) for v in self.source.output]
+        for declared, value in zip(self.source.output, outputs, strict=True):
+            if value is None and declared.name not in scope.failed:
+                self.problems.append(f"output {declared.name!r} is not computed: its node gives fewer results")
         if self.problems:
             raise self._report()
         flat: list[tuple[str, Value]] = []
@@ -241,11 +244,13 @@ class Importer:
         absent = {n for n in body.input if n not in inner.values}
         nodes = [_without(absent, n) for n in body.node]
         wanted = [n for n, given in zip(body.output, node.output, strict=False) if given]
+        require(bool(wanted), "has no output")
         with self._within(scope, name, node.output):
             made = dict(zip(wanted, self._inner(inner, nodes, _names(nodes), wanted), strict=True))
-        last = max((i for i, given in enumerate(node.output) if given), default=-1)
-        filler = next(iter(made.values()))
-        return tuple(made.get(n, filler) for n in body.output[: last + 1])
+        count = len(node.output)
+        require(count <= len(body.output), f"has {count} outputs, the op gives {len(body.output)}")
+        # an output without a name stands for nothing: any value will do
+        return tuple(made.get(n) or next(iter(made.values())) for n in body.output[:count])
 
     def _inner(
         self, scope: Scope, nodes: Iterable[NodeProto], names: Sequence[str], outputs: Sequence[str]

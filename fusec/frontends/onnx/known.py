@@ -55,6 +55,10 @@ def non_max_suppression(
     center_point_box: int = 0,
 ) -> Value:
     """[batch, class, box] of each box that is kept: the best first, and none that overlaps a better one too much."""
+    shapes = boxes.type.shape, scores.type.shape
+    fit = len(shapes[0]) == len(shapes[1]) == 3 and shapes[0] == (shapes[1][0], shapes[1][2], 4)
+    floats = boxes.type.dtype.is_float and scores.type.dtype.is_float
+    require(fit and floats, f"takes [N, boxes, 4] and [N, classes, boxes] of floats, not {boxes.type}, {scores.type}")
     limit = 0 if most is None else int(g.number(most, "max_output_boxes_per_class"))
     overlap = 0.0 if iou is None else g.number(iou, "iou_threshold")
     held, marks = g.array(boxes, "the boxes"), g.array(scores, "the scores")

@@ -183,6 +183,8 @@ def tensor_scatter(
     axis = normalize_axis(axis, cache.type.rank)
     require(mode in ("linear", "circular"), f"knows no mode {mode!r}")
     require(axis > 0, "axis 0 is the batch")
+    require(update.type.rank == cache.type.rank, f"an update {update.type} of a cache {cache.type}")
+    require(starts is None or starts.type.shape == cache.type.shape[:1], "needs one write index for each image")
     rank, length = cache.type.rank, cache.type.shape[axis]
     at = g.constant(along(update.type.shape[axis], axis, rank))
     if starts is not None:
@@ -206,6 +208,7 @@ def reverse_sequence(g: Emitter, x: Value, lengths: Value, /, *, batch_axis: int
 def reversed_in_time(g: Emitter, x: Value, lengths: Value, time: int) -> Value:
     """The first `lengths[b]` steps of each sequence b in the opposite order, the rest as they are."""
     rank, shape = x.type.rank, x.type.shape
+    require(rank >= 2, f"takes [steps, batch, …], not {list(shape)}")
     step = g.constant(along(shape[time], time, rank))
     require(lengths.type.shape == (shape[1 - time],), f"lengths of shape {list(lengths.type.shape)} for x {x.type}")
     length = g.reshape(g.cast(lengths, DType.I64), [shape[d] if d == 1 - time else 1 for d in range(rank)])

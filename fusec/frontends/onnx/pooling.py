@@ -108,7 +108,8 @@ def lp_pool(
     window = _window(x, kernel_shape, auto_pad, ceil_mode, dilations, pads, strides)
     shape, steps, edges, spread, _ = window
     n, channels = len(shape), x.type.shape[1]
-    counts = MaxPool(*window).counts(x.type.shape[2:])
+    (pooled,) = MaxPool(*window).infer(x.type)
+    counts = pooled.shape[2:]
     need = [(c - 1) * s + d * (k - 1) + 1 for c, s, d, k in zip(counts, steps, spread, shape, strict=True)]
     ends = [max(e, m - i - b) for e, m, i, b in zip(edges[n:], need, x.type.shape[2:], edges, strict=False)]
     powers = g(pw("pow"), g(pw("abs"), x), g.scalar(p, x))

@@ -10,6 +10,7 @@ import numpy as np
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table, axes_of
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Reduce
+from fusec.ops.spec import require
 
 
 def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int) -> Value:
@@ -23,6 +24,7 @@ def _reduce(g: Emitter, kind: str, x: Value, axes: Sequence[int], keepdims: int)
 
 def _of_nothing(g: Emitter, kind: str, x: Value, dims: Sequence[int], keepdims: int) -> Value:
     """The least value there is for a maximum, the greatest for a minimum."""
+    require(x.type.dtype.is_float or (kind != "log_sum_exp" and x.type.dtype.is_int), f"{kind} of {x.type.dtype.value}")
     shape = [1 if d in dims else n for d, n in enumerate(x.type.shape) if keepdims or d not in dims]
     high = kind == "min"
     if x.type.dtype.is_float:

@@ -14,6 +14,8 @@ from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, MatMul, Reduce, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
+_MAX_BINS = 4096
+
 
 def _limited(g: Emitter, at: Value, n: int) -> Value:
     """Within 0..n-1; NaN at 0, so that it indexes something."""
@@ -83,8 +85,9 @@ def _mixed(
     taps: Sequence[Sequence[tuple[Value, Value]]],
     shape: Sequence[int],
     zeros: bool,
+    combine: str = "add",
 ) -> Value:
-    """The sum over all combinations of taps, one a dim, of pixel times weights."""
+    """The sum (or maximum) over all combinations of taps, one a dim, of pixel times weights."""
     total: Value | None = None
     for chosen in itertools.product(*taps):
         weight = chosen[0][1]
@@ -92,7 +95,7 @@ def _mixed(
             weight = g(pw("mul"), weight, more)
         pixel = _pixels(g, rows, base, [at for at, _ in chosen], shape, zeros)
         part = g(pw("mul"), pixel, g.cast(g.reshape(weight, (*weight.type.shape, 1)), pixel.type.dtype))
-        total = part if total is None else g(pw("add"), total, part)
+        total = part if total is None else g(pw(combine), total, part)
     assert total is not None
     return total
 
@@ -225,8 +228,10 @@ def _roi_align(
     require(mode in ("avg", "max"), f"knows no mode {mode!r}")
     require(x.type.rank == 4 and rois.type.rank == 2 and rois.type.shape[1] == 4, f"rois {rois.type} for {x.type}")
     require(sampling_ratio > 0, "sampling_ratio=0 is not supported: the number of samples would depend on the rois")
-    require(mode == "avg", "mode='max' is not supported")
     count, s = rois.type.shape[0], sampling_ratio
+    most = max(*bins, s)
+    require(min(bins) >= 1 and most <= _MAX_BINS, f"{bins[0]}x{bins[1]} bins of {s}x{s} samples")
+    require(batches.type.shape == (count,), f"batch_indices {batches.type} for {count} rois")
     scaled = g(pw("sub"), g(pw("mul"), rois, g.scalar(spatial_scale, rois)), g.scalar(shift, rois))
     corners = [g.reshape(g.window(scaled, 1, i, 1), (count, 1)) for i in range(4)]  # x1, y1, x2, y2
     at: list[Value] = []
@@ -244,12 +249,14 @@ def _roi_align(
     base = g(pw("mul"), g.cast(batches, DType.I64), g.constant(np.array(height * width, np.int64)))
     near = [_beyond_by_one(g, c, n) for c, n in ((rows_at, height), (columns_at, width))]
     taps = [_two(g, _limited(g, c, n)) for c, n in ((rows_at, height), (columns_at, width))]
-    read = _mixed(g, _rows(g, x), g.reshape(base, (count, 1, 1)), taps, (height, width), False)
+    # the standard takes the maximum of what the pixels contribute, not of what is read between them
+    combine = "add" if mode == "avg" else "max"
+    read = _mixed(g, _rows(g, x), g.reshape(base, (count, 1, 1)), taps, (height, width), False, combine)
     kept = g(pw("logical_and"), near[0], near[1])
     read = g(pw("where"), g.reshape(kept, (*kept.type.shape, 1)), read, g.scalar(0, read))
     channels = x.type.shape[1]
     split = g.reshape(read, (count, bins[0], s, bins[1], s, channels))
-    pooled = g(Reduce("mean", (2, 4), False), split)
+    pooled = g(Reduce("mean" if mode == "avg" else "max", (2, 4), False), split)
     return g(Transpose((0, 3, 1, 2)), pooled)
 
 
@@ -282,6 +289,7 @@ def deform_conv(
     steps, spread = per_dim("strides", strides, 2, 1), per_dim("dilations", dilations, 2, 1)
     edges = per_dim("pads", pads, 4, 0)
     taps = math.prod(window)
+    require(all(v >= 1 for v in (*steps, *spread)), "strides and dilations must be positive")
     out = [
         (n + edges[d] + edges[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1 for d, n in enumerate(spatial)
     ]
@@ -330,6 +338,7 @@ def col2im(
     steps, spread = per_dim("strides", strides, n, 1), per_dim("dilations", dilations, n, 1)
     edges = per_dim("pads", pads, 2 * n, 0)
     taps = math.prod(block)
+    require(all(v >= 1 for v in (*block, *image, *steps, *spread)), "sizes, strides and dilations must be positive")
     counts = [
         (i + edges[d] + edges[d + n] - spread[d] * (block[d] - 1) - 1) // steps[d] + 1 for d, i in enumerate(image)
     ]

@@ -15,6 +15,7 @@ from fusec.frontends.onnx import (
     indexing,
     known,
     matmul,
+    ngrams,
     normalization,
     picking,
     pointwise,
@@ -55,6 +56,7 @@ TABLE: Table = {
     **sampling.TABLE,
     **spectral.TABLE,
     **known.TABLE,
+    **ngrams.TABLE,
     **sequence.TABLE,
 }
 
