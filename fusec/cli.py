@@ -187,6 +187,9 @@ def run(
     ] = TOLERANCE,
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
+    locked: Annotated[
+        Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
+    ] = None,
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
@@ -200,11 +203,13 @@ def run(
     request = _Request(model, precision, shape, disable)
     with cli_io.progress() as report:
         if model.endswith(".fusec"):
+            if locked is not None:
+                raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
             executable = driver.load(model, target=target, tune=tune)
             cli_lock.check_options(model, executable.compiled, precision, shape, disable)
         else:
             executable = driver.compile(
-                model, target=target, tune=tune, budget=limit, progress=report, **request.options
+                model, target=target, tune=tune, budget=limit, lock=locked, progress=report, **request.options
             )
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fusec import artifact, frontends, passes
+from fusec import artifact, frontends, lockfile, passes
 from fusec.compiled import Compiled
-from fusec.errors import FusecError, ModelError, TargetError
+from fusec.errors import CheckError, FusecError, ModelError, TargetError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
@@ -42,6 +42,7 @@ def compile(
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
+    lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
@@ -55,15 +56,28 @@ def compile(
         takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
     budget: seconds for timing plans; what it does not reach is left for the next time.
     disable: names of passes and rewrite rules to leave out.
+    lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
+        cuDNN does not offer the one it names.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
+    locked = None if lock is None else lockfile.read(os.fspath(lock))
+    if locked is not None:
+        locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
     if device.is_present(compiled.target):
         _require_types_of_the_device(compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
+        if locked is not None:
+            chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
+            backend = CudnnBackend("none", progress, suggested=chosen)
+            executable = Executable(compiled, backend)
+            for key, choice in backend.choices().items():
+                if choice.identity != chosen[key].identity:
+                    raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
+            return executable
         backend = CudnnBackend(tune, progress, budget)
         program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
         return Executable(replace(compiled, program=program), backend)

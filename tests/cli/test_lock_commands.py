@@ -84,3 +84,11 @@ def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     result = fusec(*compile, "--locked", lock)
     assert result.exit_code == 1
     assert "on h200 is in quarantine: wrong numbers" in result.stderr
+
+
+def test_run_takes_the_plans_of_a_lock_or_fails(lock: Path, model: Path, tmp_path: Path) -> None:
+    assert fusec("run", model, *SHAPE, "--target", "h200", "--locked", lock).exit_code == 0
+    result = fusec("run", model, *SHAPE, "--target", "l4", "--locked", lock)
+    assert result.exit_code == 1 and "on l4" in result.stderr
+    result = fusec("run", tmp_path / "x.fusec", "--locked", lock)
+    assert result.exit_code == 2 and "compile it with --locked instead" in result.stderr

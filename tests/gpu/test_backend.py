@@ -11,11 +11,11 @@ from gpu.stand_in_gpu import Machine, on_device
 from test_runtime import LowersJudge
 
 from fusec.compiled import Compiled
-from fusec.errors import ExecutionError
+from fusec.errors import CheckError, ExecutionError
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plan_store import PlanStore
-from fusec.plans import Choice
+from fusec.plans import Choice, Entry
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -190,3 +190,25 @@ def test_times_are_those_of_events(machine: Machine, tmp_path: Path) -> None:
     launches = sum(lowered is not None for lowered in net.compiled.lowered)
     assert whole == pytest.approx([12.0 * launches] * 5)
     assert len(steps) == len(net.compiled.program.steps)
+
+
+def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec import driver, lockfile
+
+    of = compiled()
+    monkeypatch.setattr(driver, "build", lambda *_, **__: compiled())
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(lockfile.Lock, "require", lambda *_: None)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    (key,) = {lowered.graph.key for lowered in of.lowered if lowered is not None}
+    for choice, engine in ((Choice(3, ((2, 2),)), 3), (Choice(9, ((2, 2),)), None)):
+        lock = lockfile.make([of], {("h200", key): [Entry(choice)]})
+        lockfile.write(tmp_path / "fusec.lock", lock)
+        if engine is None:
+            with pytest.raises(CheckError, match="engine 9 does not build on this GPU"):
+                driver.compile("model", lock=tmp_path / "fusec.lock")
+            continue
+        net = driver.compile("model", lock=tmp_path / "fusec.lock")
+        assert isinstance(net.backend, SimulatorBackend) is False
+        assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
+        check(net, 0)
