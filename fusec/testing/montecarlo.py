@@ -179,11 +179,22 @@ class _Sampler:
             made = self._disturb(node, operands, results, exact or summed)
         if floating and not is_move(op):
             made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
+        if op.name in ("add", "sub") and self.rounding.meaning and not self.constants_exact:
+            made = [self._joined(node, s) for s in made]
         if self.rounding.device:
             made = [self._approximated(op, plain, s) for s in made]
         if flipped is not None:
             made = [self._flip(s, flipped) for s in made]
         return made
+
+    def _joined(self, node: Node, made: Samples) -> Samples:
+        """A sum with a constant, which passes may join with others: the sum of those is rounded on its own."""
+        constants = [v for v in node.operands if v in self.constant and v.literal is not None]
+        if node.result in self.constant or not constants or not node.result.type.dtype.is_float:
+            return made
+        size = np.abs(_wide(cast(Constant, cast(Node, constants[0].node).op).literal.array))
+        error = max(_F32, self.narrowest.epsilon / 2) * np.where(np.isfinite(size), size, 0.0)
+        return Samples(made.plain, [s + error * self._signs(s.shape, 7 + k) for k, s in enumerate(made.disturbed)])
 
     def _as_read(self, value: Samples, place: int) -> Samples:
         """A value of 16 bits as one op reads it: in one sample of three as it was before it was rounded."""
