@@ -49,6 +49,7 @@ POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
+        "attention",
     )
 )
 PRODUCTS = frozenset({"conv", "conv_transpose", "matmul"})
@@ -182,6 +183,8 @@ def sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
     if op.name == "matmul":
         return max(x.shape[-1], 1)
+    if op.name == "attention":
+        return max(x.shape[-1] + node.operands[1].type.shape[2], 1)
     if isinstance(op, AvgPool):
         return math.prod(op.window)
     if isinstance(op, Reduce):

@@ -11,6 +11,7 @@ from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import (
     ALL,
+    Attention,
     AvgPool,
     BatchNorm,
     Cast,
@@ -126,6 +127,19 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),
     (MatMul(), "f32[2,3] f32[2,3]", "inner dims differ: [2, 3] and [2, 3]"),
     (MatMul(), "f32[2,1,3] f32[3,3,1]", "shapes [2], [3] do not broadcast"),
+    (Attention(), "f32[1,2,3,4] f32[1,2,3,4]", "attention takes 3 to 4 operands, not 2"),
+    (Attention(), "f32[2,3,4] f32[2,3,4] f32[2,3,4]", "attention: q has shape [2, 3, 4], not four dims"),
+    (Attention(), "f32[2,1,3,4] f32[1,1,3,4] f32[1,1,3,4]", "attention: batches of 2, 1 and 1"),
+    (Attention(), "f32[1,1,3,4] f32[1,1,3,5] f32[1,1,3,4]", "attention: q has 4 features, k has 5"),
+    (Attention(), "f32[1,2,3,4] f32[1,2,3,4] f32[1,1,3,4]", "attention: k has shape [1, 2, 3, 4], v [1, 1, 3, 4]"),
+    (Attention(), "f32[1,3,3,4] f32[1,2,3,4] f32[1,2,3,4]", "attention: 3 heads of q do not divide among 2 of k and v"),
+    (
+        Attention(),
+        "f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,4] f32[5,3]",
+        "attention: a bias of shape [5, 3] for scores [1, 1, 3, 5]",
+    ),
+    (Attention(), "i32[1,1,3,4] i32[1,1,3,4] i32[1,1,3,4]", "attention takes floating-point operands, not i32"),
+    (Attention(), "f32[1,1,3,4] f32[1,1,3,4] f32[1,1,3,4] f16[3,3]", "operands differ in dtype: f32, f32, f32, f16"),
     (BatchNorm(), "f32[1,2,3]", "batch_norm takes 5 operands, not 1"),
     (BatchNorm(), "f32[1,2] f32[2] f32[2] f32[3] f32[2]", "batch_norm: parameter of shape [3] for 2 channels"),
     (BatchNorm(), "f32[2] f32[2] f32[2] f32[2] f32[2]", "batch_norm needs a channel dim, x has shape [2]"),
