@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusec.passes.attend import Attend
 from fusec.passes.base import Pass
 from fusec.passes.canonicalise import Canonicalise
 from fusec.passes.cse import MergeEqual
@@ -27,6 +28,8 @@ PIPELINE: tuple[Pass, ...] = (
     Canonicalise(),
     # Before factors are folded: the 1/6 of a hard swish would go into the weights that follow it.
     Recognise(),
+    # After softmax is recognised; before the factor and views it takes in are moved elsewhere.
+    Attend(),
     # After recognition, which wants what it looks for unmoved; before the folds, so that a convolution
     # meets the BatchNorm, factor or pad from which a transpose kept it.
     MoveViews(),
