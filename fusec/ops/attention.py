@@ -17,13 +17,15 @@ class Attention(Op):
 
     H is a multiple of G: that many heads of q in a row share one of k and v. `causal` adds -infinity where a
     key comes after the query (counted from the first of each); `hides` says that where -infinity is added the
-    score is -infinity whatever it was, NaN too; `guarded` makes rows of weights zero that are NaN.
+    score is -infinity whatever it was, NaN too; `guarded` makes rows of weights zero that are NaN. `seen` is known
+    of the bias and changes nothing: that it leaves every query a key.
     """
 
     scale: float = 1.0
     causal: bool = False
     hides: bool = False
     guarded: bool = False
+    seen: bool = False
     name: ClassVar[str] = "attention"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:

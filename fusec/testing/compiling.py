@@ -197,7 +197,7 @@ def _poisoned(
 ) -> dict[int, Array]:
     """Flat buffers by uid: operands and constants packed, outputs full of poison."""
     types = {v.name: v.type for v in (*step.inputs, *step.outputs)}
-    buffers = {uid: pack(np, feeds[name], types[name]).copy() for uid, name in lowered.inputs}
+    buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name]).copy()) for uid, name in lowered.inputs}
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
     for uid, name in lowered.outputs:
         dtype = types[name].dtype

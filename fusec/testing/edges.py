@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.ir import DType, Node, Op
 from fusec.ops import (
+    Attention,
     Cast,
     Conv,
     ConvTranspose,
@@ -261,6 +262,22 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
         return None
     info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
     bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
+    return bad if bad.any() else None
+
+
+def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
+    """Where a fused attention meets NaN or an infinity: it masks before or after it adds, skips blocks of keys
+    that are masked anyway, and what it gives for a query without keys is its own."""
+    if not isinstance(op, Attention):
+        return None
+    q, k, v, *bias = operands
+    shared = q.shape[1] // k.shape[1]
+    keys = np.isfinite(k).all(axis=(2, 3)) & np.isfinite(v).all(axis=(2, 3))
+    right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
+    for mask in bias:
+        rows = np.atleast_2d(mask)
+        right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & np.isfinite(rows).any(axis=-1))
+    bad = np.broadcast_to(~right[..., None], result.shape)
     return bad if bad.any() else None
 
 

@@ -296,7 +296,8 @@ def _attention(b: Builder) -> None:
         mask = b.fresh(TensorType(shape, q.type.dtype))
         shut = b.pointwise("where", b.mask(mask), mask, hidden) if b.chance(50) else mask
         bias.append(shut if shut.type.shape == shape else mask)
-    op = Attention(b.pick([1.0, 0.5, 0.35355339, 0.125]), b.chance(40), b.chance(25), b.chance(40))
+    scale = b.pick([1.0, 0.5, 0.35355339, 0.125])
+    op = Attention(scale, b.chance(40), b.chance(25), b.chance(40), b.chance(20) and not bias)
     b.add(op, q, k, v, *bias)
 
 

@@ -34,7 +34,11 @@ class Measured(AcceptAll):
     """What cuDNN 9.19 was measured to say for an H200, as far as the tests' graphs need it."""
 
     def verdict(self, body: Graph) -> Verdict:
-        nodes = [n for n in body.nodes if not isinstance(n.op, Constant) and n.op.name not in ("reshape", "transpose")]
+        nodes = [
+            n
+            for n in body.nodes
+            if not isinstance(n.op, Constant) and n.op.name not in ("reshape", "transpose", "split", "slice")
+        ]
         convs = [n for n in nodes if isinstance(n.op, (Conv, ConvTranspose))]
         products = [n for n in nodes if isinstance(n.op, MatMul)]
         reductions = [n for n in nodes if isinstance(n.op, Reduce)]
@@ -43,6 +47,8 @@ class Measured(AcceptAll):
         if len(convs) + len(products) > 1:
             return Refused("plan", "NOT_SUPPORTED", "two convolutions or products in one graph")
         if products:
+            return RUNTIME
+        if any(n.op.name == "attention" for n in nodes):
             return RUNTIME
         if reductions:
             if reductions[0].result.type.dtype is not DType.F32:

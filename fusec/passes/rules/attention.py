@@ -74,10 +74,10 @@ def attention(graph: Graph, node: Node) -> Value | None:
     make = _Maker(graph, node)
     try:
         bias, hides = _bias(make, scores, (batch, heads))
-        bias, causal = _causal(make, bias)
+        bias, causal, seen = _causal(make, bias)
         q = _placed(make, query, (batch, heads))
         k, held = (_placed(make, x, (batch, heads // key.repeats)) for x in (key, values))
-        made = make(Attention(scale, causal, hides, guarded), *(x for x in (q, k, held, bias) if x is not None))
+        made = make(Attention(scale, causal, hides, guarded, seen), *(x for x in (q, k, held, bias) if x is not None))
         return made if made.type.shape == node.result.type.shape else make(Reshape(node.result.type.shape), made)
     except (NoMatch, VerifyError) as miss:
         make.undo()
@@ -319,28 +319,28 @@ def _is_finite(value: Value) -> bool:
     return literal is not None and literal.type.nbytes <= EAGER_BYTES and bool(np.isfinite(literal.array).all())
 
 
-def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool]:
-    """The mask that is left, and whether the rest says that no query sees a later key.
+def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool, bool]:
+    """The mask that is left; whether the rest says that no query sees a later key; whether it leaves each one some.
 
     What a constant adds to hide a key becomes -infinity: that survives a smaller storage type.
     """
     array = None if bias is None else _known(bias)
-    if bias is None or array is None or array.ndim < 2:
-        return bias, False
-    dtype = bias.type.dtype
-    lowest = max(NEVER, float(ml_dtypes.finfo(dtype.numpy).min))
-    wide = array.astype(np.float64)
+    if bias is None or array is None:
+        return bias, False, False
+    lowest = max(NEVER, float(ml_dtypes.finfo(bias.type.dtype.numpy).min))
+    wide = np.atleast_2d(array.astype(np.float64))
     hidden = wide <= lowest
-    if not hidden.any() or hidden.all(axis=-1).any():
-        return bias, False
-    rows, columns = array.shape[-2:]
+    if hidden.all(axis=-1).any() or np.isnan(wide).any():
+        return bias, False, False
+    rows, columns = wide.shape[-2:]
     later = np.arange(columns)[None, :] > np.arange(rows)[:, None]
-    if rows > 1 and not wide[~hidden].any() and bool((hidden == later).all()):
-        return None, True
+    if rows > 1 and hidden.any() and not wide[~hidden].any() and bool((hidden == later).all()):
+        return None, True, False
     if bias.literal is None or np.isneginf(wide[hidden]).all():
-        return bias, False
+        return bias, False, True
     least = _WithInfinity(lowest)
-    return make.keep(derive(make.graph, make.before, bias.literal.type, [bias.literal], least, bias.literal)), False
+    folded = derive(make.graph, make.before, bias.literal.type, [bias.literal], least, bias.literal)
+    return make.keep(folded), False, True
 
 
 def _known(value: Value, depth: int = 3) -> Array | None:
