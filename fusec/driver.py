@@ -21,6 +21,8 @@ from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph
 from fusec.passes.base import PRECISIONS, Options, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.settle import settle
+from fusec.program import Program
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import Target
 from fusec.target import load as load_target
@@ -108,7 +110,11 @@ def build(
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
-    program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+
+    def cut(graph: Graph) -> Program:
+        return partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+
+    program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     return Compiled(source, program, goal, options, judge)
 
 

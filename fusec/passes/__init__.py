@@ -22,7 +22,7 @@ from fusec.passes.simplify import Simplify
 # show once shapes and operands are numbers; merging last, when equal things have become equal nodes.
 CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), MergeEqual())
 
-PIPELINE: tuple[Pass, ...] = (
+UNLAID: tuple[Pass, ...] = (
     *CLEAN_UP,
     # Before every rule that looks for a pattern: each then needs one spelling.
     Canonicalise(),
@@ -46,9 +46,10 @@ PIPELINE: tuple[Pass, ...] = (
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
     *CLEAN_UP,
-    # Last: a node made after it would have no considered memory order.
-    Layout(),
 )
+
+# Last: a node made after it would have no considered memory order.
+PIPELINE: tuple[Pass, ...] = (*UNLAID, Layout())
 
 
 def rules() -> dict[str, tuple[Rewriter, ...]]:
@@ -61,4 +62,4 @@ def names() -> frozenset[str]:
     return frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
 
 
-__all__ = ["CLEAN_UP", "PIPELINE", "names", "rules"]
+__all__ = ["CLEAN_UP", "PIPELINE", "UNLAID", "names", "rules"]
