@@ -215,6 +215,14 @@ class Executable:
                     picked[place] = given[name]
         return picked
 
+    def replay(self) -> None:
+        """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
+        they are, so this is for timing. ExecutionError before the first call."""
+        if not self._launches:
+            raise ExecutionError("nothing to run again before the first call")
+        with self._lock, self.backend.calling():
+            self._at_once()
+
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
         alone, over what the last call left in memory. ExecutionError before the first call."""
@@ -287,10 +295,13 @@ class Executable:
             for index in range(len(self._launches)):
                 self._launch(index)
         else:
-            if self._replay is None:
-                self._replay = self.backend.record(self._run_steps)
-            self._replay()
+            self._at_once()
         return [unpack(self._buffer(v), v.type).copy() for v in graph.outputs]
+
+    def _at_once(self) -> None:
+        if self._replay is None:
+            self._replay = self.backend.record(self._run_steps)
+        self._replay()
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it."""
