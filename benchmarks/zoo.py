@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class UNet(nn.Module):
@@ -28,7 +28,7 @@ class UNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kept: list[torch.Tensor] = []
         for level, pair in enumerate(self.down):
-            x = pair(F.max_pool2d(x, 2) if level else x)
+            x = pair(functional.max_pool2d(x, 2) if level else x)
             kept.append(x)
         for up, join, skip in zip(self.up, self.join, reversed(kept[:-1]), strict=True):
             x = join(torch.cat([skip, up(x)], 1))
@@ -55,11 +55,11 @@ class Hourglass(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
         for layer in self.down:
-            x = layer(F.max_pool2d(x, 2))
+            x = layer(functional.max_pool2d(x, 2))
         for first, second in zip(self.first, self.second, strict=True):
             x = x + second(first(x))
         for layer in self.up:
-            x = layer(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+            x = layer(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
         return torch.tanh(self.head(x))
 
 

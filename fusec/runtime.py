@@ -63,8 +63,8 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -106,8 +106,8 @@ class SimulatorBackend:
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        return run
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        return lambda: _all(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         times: list[float] = []
@@ -229,7 +229,7 @@ class Executable:
         if not self._launches:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
-            whole = self.backend.time_us(self._replay or self._run_steps, count)
+            whole = self.backend.time_us(self._replay or (lambda: _all(self._launches)), count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -300,7 +300,7 @@ class Executable:
 
     def _at_once(self) -> None:
         if self._replay is None:
-            self._replay = self.backend.record(self._run_steps)
+            self._replay = self.backend.record(self._launches)
         self._replay()
 
     def _allocate(self) -> None:
@@ -310,10 +310,6 @@ class Executable:
             self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
-
-    def _run_steps(self) -> None:
-        for launch in self._launches:
-            launch()
 
     def _launch(self, index: int) -> None:
         """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
@@ -372,6 +368,11 @@ class Executable:
                 raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
             if value.uses:
                 unpack(self._places[value], value.type)[...] = array
+
+
+def _all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
 
 
 def _on_host(array: Any) -> bool:
