@@ -272,8 +272,10 @@ NHWC, NCHW = (0, 2, 3, 1), ()
     ("graph", "engine", "tile", "wrong"),
     [
         (conv_graph(NCHW), 7, 29, True),
-        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 7, 30, True),
+        (conv_graph(NHWC), 7, 30, False),
         (conv_graph(NCHW), 7, 21, False),
+        (conv_graph(NHWC), 7, 29, False),
         (conv_graph(NCHW), 4, 29, False),
         (conv_graph(NCHW, groups=2), 7, 29, False),
         (conv_graph(NHWC, window=3), 7, 29, True),

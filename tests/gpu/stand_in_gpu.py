@@ -59,7 +59,7 @@ class Machine:
         self.built: list[int] = []
         self.allocated = 0
         self.limit = 1 << 40
-        self.uncapturable = False
+        self.uncapturable: list[Callable[[], None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -137,7 +137,7 @@ class Machine:
 
             def end_capture(self) -> Graph:
                 work, machine.recording = machine.recording, None
-                if machine.uncapturable:
+                if any(one in machine.uncapturable for one in work or []):
                     raise RuntimeFaultError("operation not permitted when stream is capturing")
                 machine.captured += 1
                 return Graph(work or [])
