@@ -11,6 +11,7 @@ from fusec.passes.fold_constants import FoldConstants
 from fusec.passes.fold_pads import FoldPads
 from fusec.passes.fold_scales import FoldScales
 from fusec.passes.layout import Layout
+from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.precision import Precision
@@ -48,8 +49,16 @@ UNLAID: tuple[Pass, ...] = (
     *CLEAN_UP,
 )
 
-# Last: a node made after it would have no considered memory order.
-PIPELINE: tuple[Pass, ...] = (*UNLAID, Layout())
+# Once more where attention is written out again, since its operands are then better left apart.
+FINISH: tuple[Pass, ...] = (
+    # After the folds and narrowing: weights are put beside each other as they will be stored.
+    MergeSiblings(),
+    *CLEAN_UP,
+    # Last: a node made after it would have no considered memory order.
+    Layout(),
+)
+
+PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
 
 
 def rules() -> dict[str, tuple[Rewriter, ...]]:
@@ -62,4 +71,4 @@ def names() -> frozenset[str]:
     return frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
 
 
-__all__ = ["CLEAN_UP", "PIPELINE", "UNLAID", "names", "rules"]
+__all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "UNLAID", "names", "rules"]
