@@ -53,6 +53,8 @@ POLES = frozenset(
         "attention",
     )
 )
+# Gradients of functions whose slope fades away.
+_FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 PRODUCTS = frozenset({"conv", "conv_transpose", "matmul"})
 
 
@@ -262,6 +264,16 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
         return None
     info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
     bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
+    return bad if bad.any() else None
+
+
+def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
+    """Where an infinite gradient meets a slope that is not zero in float64, but may be in fp32."""
+    if op.name not in _FADING or not np.isinf(operands[0]).any():
+        return None
+    loss, x = np.broadcast_arrays(*operands)
+    (slope,) = op.reference(np, np.ones_like(x), x)
+    bad = np.isinf(loss) & (np.abs(slope) < 2.0**-20)
     return bad if bad.any() else None
 
 

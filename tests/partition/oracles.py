@@ -44,7 +44,8 @@ class Measured(AcceptAll):
         reductions = [n for n in nodes if isinstance(n.op, Reduce)]
         if any(n.op.name in ("sign", "round", "atan") for n in nodes):
             return Refused("lower", "", "cuDNN has no pointwise mode for it")
-        if len(convs) + len(products) > 1:
+        shared = len({n.operands[0] for n in products}) == 1 and not convs
+        if len(convs) + len(products) > 1 and not shared:
             return Refused("plan", "NOT_SUPPORTED", "two convolutions or products in one graph")
         if products:
             return RUNTIME

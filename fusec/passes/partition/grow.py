@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from fusec.ir import Node, Op, TensorType
+from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
     Attention,
     Cast,
@@ -97,6 +97,8 @@ class Grower:
             return candidate
         self._epilogue(candidate, anchor)
         self._sides(candidate)
+        if isinstance(op, MatMul):
+            self._sibling(candidate, anchor)
         candidate.core = len(candidate.nodes)
         if isinstance(op, (Conv, MatMul)):
             self._prologue(candidate, anchor)
@@ -161,6 +163,32 @@ class Grower:
                         continue
                     if self._take(candidate, inside, p):
                         stack.append(p)
+
+    def _sibling(self, candidate: Candidate, anchor: int) -> None:
+        """Another product of the same rows that the epilogue alone reads, directly or through pointwise ops: the
+        gate of a SwiGLU. Two products that share their first operand are one graph (runtime-compiled)."""
+        inside, kind = set(candidate.nodes), self.type[anchor]
+        rows = self.wiring.nodes[anchor].operands[0]
+        for i in candidate.nodes[1:]:
+            for p in self.wiring.preds[i]:
+                chain = [] if p in inside else self._up_to_product(p, rows, kind, inside)
+                fits = chain and len(inside) + len(chain) <= MAX_POINTWISE
+                if fits and all(self._take(candidate, inside, c) for c in chain):
+                    return
+
+    def _up_to_product(self, i: int, rows: Value, kind: TensorType, inside: set[int]) -> list[int]:
+        """The free nodes from `i` up to a product of the same rows, if each feeds the one below it alone."""
+        chain: list[int] = []
+        while self.free[i] and self.type[i].shape == kind.shape and self._feeds_only(i, {*inside, *chain}):
+            chain.append(i)
+            node = self.wiring.nodes[i]
+            if isinstance(node.op, MatMul):
+                return chain if node.operands[0] is rows else []
+            above = [p for p in self.wiring.preds[i] if p not in inside]
+            if not self.pointwise[i] or len(above) != 1:
+                return []
+            (i,) = above
+        return []
 
     def _prologue(self, candidate: Candidate, anchor: int) -> None:
         """One chain above the image of a convolution, or above each operand of a matmul."""
