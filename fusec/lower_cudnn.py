@@ -725,6 +725,7 @@ WITHOUT: Mapping[str, str] = {
     "lrn": "cuDNN graphs have no local response norm",
     "max_pool": "the cuDNN frontend's Python binding has no resample operation",
     "avg_pool": "the cuDNN frontend's Python binding has no resample operation",
+    "rotary": _MOVES,
     "softmax": "a reduction may not feed another op of the same cuDNN graph",
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),

@@ -306,6 +306,13 @@ def _attention(e: _Exporter, node: Node, q: str, k: str, v: str, bias: str = "")
     return e.op("Reshape", e.op("MatMul", weights, v), e.ints(node.result.type.shape), allowzero=1)
 
 
+def _rotary(e: _Exporter, node: Node, x: str, cos: str, sin: str) -> str:
+    width = node.result.type.shape[-1]
+    first, second = e.several("Split", [x], 2, {"axis": -1, "num_outputs": 2}) if width else (x, x)
+    turned = e.op("Concat", e.op("Neg", second), first, axis=-1)
+    return e.op("Add", e.op("Mul", x, cos), e.op("Mul", turned, sin))
+
+
 def _pool(kind: str) -> Export:
     def export(e: _Exporter, node: Node, x: list[str]) -> list[str]:
         a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
@@ -491,6 +498,7 @@ EXPORT: Mapping[str, Export] = {
     "conv": _conv,
     "conv_transpose": _conv,
     "attention": _formula(_attention),
+    "rotary": _formula(_rotary),
     "batch_norm": _same("BatchNormalization", "epsilon"),
     "instance_norm": _same("InstanceNormalization", "epsilon"),
     "group_norm": lambda e, node, x: [

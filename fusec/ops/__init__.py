@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Op
-from fusec.ops.attention import Attention
+from fusec.ops.attention import Attention, Rotary
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
@@ -22,6 +22,7 @@ ALL: tuple[type[Op], ...] = (
     ConvTranspose,
     MatMul,
     Attention,
+    Rotary,
     BatchNorm,
     InstanceNorm,
     GroupNorm,
@@ -76,6 +77,7 @@ __all__ = [
     "Reshape",
     "Resize",
     "RmsNorm",
+    "Rotary",
     "Scatter",
     "Slice",
     "Softmax",

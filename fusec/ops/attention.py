@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one op: products, mask and softmax that one kernel does without storing scores."""
+"""Attention as one op, whose kernel need not store scores, and the rotary embedding of its operands."""
 
 from __future__ import annotations
 
@@ -69,3 +69,32 @@ class Attention(Op):
         e = xp.exp(scores - scores.max(axis=-1, keepdims=True))
         weights = e / e.sum(axis=-1, keepdims=True)
         return xp.where(xp.isnan(weights), weights.dtype.type(0), weights) if self.guarded else weights
+
+
+@dataclass(frozen=True)
+class Rotary(Op):
+    """x * cos + turned * sin, turned being x with the halves of its last dim exchanged and the first negated.
+
+    The rotary position embedding; cos and sin broadcast to x.
+    """
+
+    name: ClassVar[str] = "rotary"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 3)
+        require_float(self.name, *operands)
+        x, *angles = operands
+        require(x.rank > 0 and x.shape[-1] % 2 == 0, f"{self.name}: x has shape {list(x.shape)}, not two halves")
+        for t in angles:
+            own = (1,) * (x.rank - t.rank) + t.shape
+            fits = len(own) == x.rank and all(d in (1, full) for d, full in zip(own, x.shape, strict=False))
+            require(fits, f"{self.name}: {list(t.shape)} does not broadcast to {list(x.shape)}")
+        return (x,)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        def compute(x: Array, cos: Array, sin: Array) -> Array:
+            half = x.shape[-1] // 2
+            turned = xp.concatenate((-x[..., half:], x[..., :half]), axis=-1)
+            return x * cos + turned * sin
+
+        return (widened(compute, *operands),)

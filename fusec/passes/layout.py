@@ -37,6 +37,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Slice,
     Softmax,
     Split,
@@ -57,13 +58,14 @@ _FIRST_OPERAND = (
     MaxPool,
     Pad,
     Resize,
+    Rotary,
     Slice,
     Split,
 )
 # what cuDNN runs over one iteration space: there the operands' order must be the result's
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
-_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize)
+_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary)
 _CONVOLUTIONS = (Conv, ConvTranspose)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)

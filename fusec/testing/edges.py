@@ -202,7 +202,7 @@ def sum_length(node: Node) -> int:
         return max(math.prod(x.shape[1:]) // op.groups, 1)
     if isinstance(op, LocalResponseNorm):
         return op.size
-    return 4 if op.name == "resize" else 2 if op.name == "add_square" else 1
+    return 4 if op.name == "resize" else 2 if op.name in ("add_square", "rotary") else 1
 
 
 # where ops jump ------------------------------------------------------------------------------------------

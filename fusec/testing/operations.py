@@ -35,6 +35,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Scatter,
     Slice,
     Softmax,
@@ -301,6 +302,11 @@ def _attention(b: Builder) -> None:
     b.add(op, q, k, v, *bias)
 
 
+def _rotary(b: Builder) -> None:
+    x = b.some(lambda t: t.dtype is b.dtype and t.rank > 0 and t.shape[-1] % 2 == 0)
+    b.add(Rotary(), x, *(b.fresh(TensorType(b.part(x.type.shape), x.type.dtype)) for _ in range(2)))
+
+
 def _channel_parameters(b: Builder, x: Value, styles: Sequence[str]) -> list[Value]:
     """Vectors of one number per channel, constant but seldom; a style that is named stays."""
     type = TensorType((x.type.shape[1],), x.type.dtype)
@@ -551,6 +557,7 @@ DRAWS: Mapping[str, Draw] = {
     "conv_transpose": _conv_transpose,
     "matmul": _matmul,
     "attention": _attention,
+    "rotary": _rotary,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
     "group_norm": _group_norm,

@@ -33,6 +33,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Scatter,
     Slice,
     Softmax,
@@ -318,6 +319,18 @@ def attended(scale: float, causal: bool = False) -> Oracle:
     return formula(compute)
 
 
+def rotated(x: Array, cos: Array, sin: Array) -> Array:
+    """Each pair of a feature and the one half a row further on turned by its angle."""
+    result = np.zeros_like(x)
+    half = x.shape[-1] // 2
+    cos, sin = np.broadcast_to(cos, x.shape), np.broadcast_to(sin, x.shape)
+    for i in range(half):
+        a, b = x[..., i], x[..., i + half]
+        result[..., i] = a * cos[..., i] - b * sin[..., i]
+        result[..., i + half] = b * cos[..., i + half] + a * sin[..., i + half]
+    return result
+
+
 def top_k(k: int, axis: int, largest: bool, draw: Draw) -> Case:
     def oracle(x: Array) -> list[Array]:
         return run("TopK", [x, np.array([k])], 2, axis=axis, largest=int(largest))
@@ -449,6 +462,10 @@ OTHERS: dict[str, Sequence[Case]] = {
         Case(Attention(0.5), ((2, 6, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8), (6, 1, 5)), attended(0.5), normal),
         Case(Attention(0.5, guarded=True), ((1, 2, 1, 4),) * 3, attended(0.5), normal),
         Case(Attention(0.5, hides=True), ((1, 2, 3, 4),) * 3 + ((3, 3),), attended(0.5), normal),
+    ],
+    "rotary": [
+        Case(Rotary(), ((2, 3, 4, 6), (4, 6), (1, 1, 4, 6)), formula(rotated), normal),
+        Case(Rotary(), ((5, 2), (5, 1), (1,)), formula(rotated), normal),
     ],
     "softmax": [
         Case(Softmax(), ((2, 3, 4),), onnx_op("Softmax"), normal),
