@@ -19,10 +19,12 @@ from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph
-from fusec.passes.base import PRECISIONS, Options, run
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
 from fusec.passes.partition import partition
 from fusec.passes.partition.settle import settle
+from fusec.passes.partition.strict import AsSource
 from fusec.program import Program
+from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import Target
 from fusec.target import load as load_target
@@ -44,6 +46,7 @@ def compile(
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
+    rounding: str = "fused",
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Executable:
@@ -58,13 +61,17 @@ def compile(
         takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
     budget: seconds for timing plans; what it does not reach is left for the next time.
     disable: names of passes and rewrite rules to leave out.
+    rounding: `fused`: inside a step, values of 16 bits stay in fp32 from op to op; `source`: each is rounded to its
+        storage type wherever the model does, and fusions and rewrites that would change that are left out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
-    compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
+    compiled = build(
+        model, target=target, precision=precision, shapes=shapes, disable=disable, rounding=rounding, progress=progress
+    )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
@@ -81,7 +88,8 @@ def compile(
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget)
-        program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
+        options, goal = compiled.options, compiled.target
+        program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         return Executable(replace(compiled, program=program), backend)
     return Executable(compiled, SimulatorBackend())
 
@@ -93,6 +101,7 @@ def build(
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
+    rounding: str = "fused",
     progress: Progress | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
@@ -102,14 +111,19 @@ def build(
     if unknown:
         raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
     report = progress or (lambda stage, done, total: None)
-    options = Options(precision, frozenset(disable))
+    if rounding not in ROUNDINGS:
+        raise FusecError(f"rounding is one of {', '.join(ROUNDINGS)}, not {rounding!r}")
+    options = Options(precision, frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]()))
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
+    if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
+        options = replace(options, disable=options.disable | passes.REROUNDING)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    judge = AsSource(cudnn) if options.as_source else cudnn
 
     def cut(graph: Graph) -> Program:
         return partition(graph, judge, goal, lambda count, total: report("partition", count, total))

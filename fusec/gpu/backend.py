@@ -119,15 +119,16 @@ class CudnnBackend:
                 self._store.put(keys[key], Entry(result.plans[0][0]))
         self._tuned.update(tuned)
 
-    def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
-        """The program with each step in the form that is fastest on this GPU, or in one that runs."""
+    def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
+        """The program with each step in the form that is fastest on this GPU, or in one that runs. kept: other forms,
+        which round otherwise, are not tried."""
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
         def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
             return self.times_us(graphs, footprint_bytes)
 
-        return rewrite(program, tensor_cores, launch_us, self.tune, time_us)
+        return rewrite(program, tensor_cores, launch_us, "none" if kept else self.tune, time_us)
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.passes.attend import Attend
-from fusec.passes.base import Pass
+from fusec.passes.base import UNROUNDED, Pass
 from fusec.passes.canonicalise import Canonicalise
 from fusec.passes.cse import MergeEqual
 from fusec.passes.fold_batchnorm import FoldBatchNorm
@@ -61,6 +61,16 @@ FINISH: tuple[Pass, ...] = (
 PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
 
 
+# What changes where (or of what) a value is rounded to 16 bits, by the name of a pass or rule: left out where
+# rounding follows the model's own ops.
+REROUNDING = frozenset(
+    {
+        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums"),
+        *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
+    }
+)
+
+
 def rules() -> dict[str, tuple[Rewriter, ...]]:
     """The rules of every pass that has some, by the pass's name; `Options.disable` takes both names."""
     return {step.name: getattr(step, "rules", ()) for step in PIPELINE}
@@ -68,7 +78,8 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
 
 def names() -> frozenset[str]:
     """Everything `Options.disable` can name."""
-    return frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+    found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+    return found | {UNROUNDED}
 
 
-__all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "UNLAID", "names", "rules"]
+__all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "REROUNDING", "UNLAID", "names", "rules"]

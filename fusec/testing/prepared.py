@@ -21,6 +21,7 @@ from fusec.passes import PIPELINE, UNLAID
 from fusec.passes.base import Pass, run
 from fusec.passes.partition import partition
 from fusec.passes.partition.settle import settle
+from fusec.passes.partition.strict import AsSource
 from fusec.program import Partition, Program
 from fusec.reference import evaluate, evaluate_node
 from fusec.target import load
@@ -123,7 +124,8 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     if optimised is None:
         with quiet():
             optimised = run(PIPELINE, graph.clone(), case.options)
-    target, judge = load(case.target), JUDGES[case.judge](case)
+    target, asked = load(case.target), JUDGES[case.judge](case)
+    judge = AsSource(asked) if case.options.as_source else asked
 
     def unlaid() -> Graph:
         with quiet():
