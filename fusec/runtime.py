@@ -21,11 +21,11 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, Node, TensorType, Value, quote
+from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
@@ -61,6 +61,11 @@ class Backend(Protocol):
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
+        ...
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
+        value, a constant's in the memory order of the type."""
         ...
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -105,6 +110,9 @@ class SimulatorBackend:
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        return None
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
@@ -155,7 +163,7 @@ class Executable:
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
-                for value in step.nodes[0].operands:
+                for value in inputs_of(step.nodes):
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
@@ -326,8 +334,10 @@ class Executable:
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        (node,) = step.nodes
-        return lambda: self._run_kernel(node)
+        kernel = self.backend.kernel(step, self._memory)
+        if kernel is not None:
+            return kernel
+        return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand; what does not is copied."""
@@ -354,13 +364,22 @@ class Executable:
         literal = value.literal
         return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_kernel(self, node: Node) -> None:
-        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-            if array.dtype != value.type.dtype.numpy:
-                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            if value.uses:
-                unpack(self._places[value], value.type)[...] = array
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constant(literal, type) if literal is not None else self._places[value]
+
+    def _run_reference(self, step: Partition) -> None:
+        """The step's nodes one by one, each result rounded to its own type."""
+        held: dict[Value, Array] = {}
+        for node in step.nodes:
+            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
+            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
+                if array.dtype != value.type.dtype.numpy:
+                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                held[value] = array
+        for value in step.outputs:
+            unpack(self._places[value], value.type)[...] = held[value]
 
 
 def _on_host(array: Any) -> bool:

@@ -14,15 +14,16 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.forms import rewrite
+from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
-from fusec.program import Program
+from fusec.program import Partition, Program
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
@@ -64,6 +65,7 @@ class CudnnBackend:
         self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
+        self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -175,6 +177,10 @@ class CudnnBackend:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
 
         return run
+
+    def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        kernel = kernels.find(step.nodes, step.outputs)
+        return None if kernel is None else self._launcher.bind(kernel, memory)
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
         """One CUDA graph of all that `run` launches; `run` itself, with a warning, if that cannot be captured."""

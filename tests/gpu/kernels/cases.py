@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from gpu.kernels.emulator import Emulator
 
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
@@ -113,3 +114,15 @@ def assert_same(case: Case, got: Sequence[np.ndarray], want: Sequence[np.ndarray
 
 def _exact(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype.kind in "fV" or array.dtype.itemsize == 2 else array
+
+
+def check(cases: Sequence[Case], rng: np.random.Generator) -> None:
+    """Each case has a kernel, and in the emulator that gives what the reference gives."""
+    kernels = [case.kernel for case in cases]
+    missing = [case.name for case, kernel in zip(cases, kernels, strict=True) if kernel is None]
+    assert not missing, f"no kernel for {missing}"
+    emulator = Emulator([kernel for kernel in kernels if kernel is not None])
+    for case, kernel in zip(cases, kernels, strict=True):
+        assert kernel is not None
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
