@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 from fusec.gpu.kernels.pointwise import pointwise
 from fusec.gpu.kernels.pooling import pooling
+from fusec.gpu.kernels.rows import rows
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
-FAMILIES: tuple[Family, ...] = (pointwise, pooling)
+FAMILIES: tuple[Family, ...] = (pointwise, pooling, rows)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:

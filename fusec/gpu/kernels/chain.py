@@ -87,10 +87,10 @@ class Chain:
         self.inside.append(f"const {compute_type(dtype)} {name} = {text};")
         self.known[result] = name
 
-    def get(self, value: Value) -> str:
-        """The element of a value, in the type it is computed in."""
+    def get(self, value: Value, type: TensorType | None = None) -> str:
+        """The element of a value, in the type it is computed in; `type`: how its memory is to be read, if otherwise."""
         if value not in self.known:
-            self.known[value] = self._loaded(value)
+            self.known[value] = self._loaded(value, type or value.type)
         return self.known[value]
 
     def store(self, value: Value) -> None:
@@ -113,19 +113,20 @@ class Chain:
             loop.insert(0, "#pragma unroll")
         return ["{", *(f"  {line}" for line in (*self.before, *loop, *self.after)), "}"]
 
-    def _loaded(self, value: Value) -> str:
-        number = value.literal.array.reshape(-1)[0] if value.literal is not None and value.type.size == 1 else None
+    def _loaded(self, value: Value, type: TensorType) -> str:
+        number = value.literal.array.reshape(-1)[0] if value.literal is not None and type.size == 1 else None
         if number is not None:
-            return literal(number.item() if not value.type.dtype.is_float else float(number), value.type.dtype)
-        c_type, vector = C_TYPES[value.type.dtype], self.space.vector
-        pointer, at, step = self.arguments.read(value), self.space.offset(value.type), self.space.step(value.type)
+            return literal(float(number) if type.dtype.is_float else number.item(), type.dtype)
+        c_type, vector = C_TYPES[type.dtype], self.space.vector
+        pointer, at, step = self.arguments.read(value), self.space.offset(type), self.space.step(type)
         name = f"{self.prefix}{pointer}"
         if vector > 1 and step == 1:
-            self.before.append(f"const Pack<{c_type}, {vector}> {name} = load_pack<{c_type}, {vector}>({pointer} + {at});")
+            pack = f"Pack<{c_type}, {vector}>"
+            self.before.append(f"const {pack} {name} = load_pack<{c_type}, {vector}>({pointer} + {at});")
             return f"wide({name}.v[j])"
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"
-        self.before.append(f"const {compute_type(value.type.dtype)} {name} = wide({pointer}[{at}]);")
+        self.before.append(f"const {compute_type(type.dtype)} {name} = wide({pointer}[{at}]);")
         return name
 
 
