@@ -51,8 +51,8 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -102,7 +102,7 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -167,7 +167,8 @@ class Executable:
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
+        others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
 
     @property
     def device(self) -> str:

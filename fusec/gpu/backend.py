@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -77,8 +77,11 @@ class CudnnBackend:
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Choose and build a plan of each graph; ExecutionError if one has none."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
+        no plan."""
+        found = (kernels.find(step.nodes, step.outputs) for step in others)
+        self._launcher.compile(kernel for kernel in found if kernel is not None)
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:

@@ -194,4 +194,3 @@ def decoded(index: str, sizes: Sequence[tuple[str, int]], wide: bool = False) ->
         if not last:
             lines.append(f"{index}_rest /= {size}{suffix};")
     return lines
-

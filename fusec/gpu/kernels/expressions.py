@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.ir import DType
 from fusec.gpu.kernels.spec import compute_type
+from fusec.ir import DType
 from fusec.ops import Pointwise
 
 ANY: Mapping[str, str] = {

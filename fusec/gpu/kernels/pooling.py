@@ -87,7 +87,9 @@ def _windows(pool: Node, names: Sequence[str | None], vector: int, arguments: Ar
         if inside:
             lines.append(f"{indent}if (!({' && '.join(inside)})) continue;")
     coordinates = Space(x.shape, (*names[:2], *(f"({_index(x.size)})p{d}" for d in range(n))))
-    lines.append(f"{indent}const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({pointer} + {coordinates.offset(x)});")
+    pack = f"Pack<{kind}, {vector}>"
+    place = f"{pointer} + {coordinates.offset(x)}"
+    lines.append(f"{indent}const {pack} taken = load_pack<{kind}, {vector}>({place});")
     combined = "pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))"
     lines.append(f"{indent}for (int j = 0; j < {vector}; ++j) pooled[j] = {combined};")
     lines += reversed(closes)

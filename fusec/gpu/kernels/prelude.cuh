@@ -60,8 +60,7 @@ template <class T, class C> DEVICE T narrow(C x) { return Narrow<T>::from(x); }
 template <class T, class C> DEVICE typename Compute<T>::type rounded(C x) { return wide(narrow<T>(x)); }
 
 // So many neighbours, moved by one instruction (or two, of 16 bytes).
-constexpr int aligned_to(int nbytes) { return nbytes < 16 ? nbytes : 16; }
-template <class T, int N> struct alignas(aligned_to(N * sizeof(T))) Pack { T v[N]; };
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T v[N]; };
 template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) { return *reinterpret_cast<const Pack<T, N>*>(p); }
 template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) { *reinterpret_cast<Pack<T, N>*>(p) = x; }
 

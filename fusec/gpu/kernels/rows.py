@@ -84,7 +84,9 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return Kernel(name, ())
     if x.type.size >= 1 << 31:
         return None
-    read = [v.type for v in (*inputs_of([*before, anchor]), *early) if v.type.size != 1 and v not in anchor.operands[1:]]
+    read = [
+        v.type for v in (*inputs_of([*before, anchor]), *early) if v.type.size != 1 and v not in anchor.operands[1:]
+    ]
     written = [] if isinstance(anchor.op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
     plan = _plan(anchor, [*read, *(t for t in written if t.size != 1)])
     source = _Source(anchor, what, plan, before, behind, early, late)
@@ -190,9 +192,13 @@ class _Source:
             mine, term = f"{acc}[{'0' if plan.row else 'j'}]", self._filled(each.term)
             lines += self._turns(f"{mine} = {each.combine}()({mine}, ({self.kind})({term}));", first=number == 0)
             by = 1 if plan.row else plan.lanes
-            lines.append(f"reduce_threads<{block}, {plan.threads}, {by}, {plan.width}>({acc}, shared, {each.combine}());")
+            lines.append(
+                f"reduce_threads<{block}, {plan.threads}, {by}, {plan.width}>({acc}, shared, {each.combine}());"
+            )
             if each.finish:
-                lines.append(f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.finish.replace('#', f'{acc}[w]')};")
+                lines.append(
+                    f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.finish.replace('#', f'{acc}[w]')};"
+                )
         lines += self._reduced() if isinstance(self.anchor.op, Reduce) else self._written()
         grid = ceil_div(max(plan.groups, 1), plan.lanes)
         return self.arguments.launch(self.anchor.op.name, lines, grid, block)

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from fusec.gpu.kernels.spec import Kernel, Launch, prelude
+from fusec.gpu.kernels.spec import Kernel, prelude
 from fusec.ir import TensorType, Value
 from fusec.storage import pack, unpack
 
 GUARD = 64  # bytes behind each buffer that must stay as they are
 
 
-def compiler() -> str | None:
-    return shutil.which("g++")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
 class Emulator:
     """The launches of some kernels as one library, built once for equal sources."""
 
     def __init__(self, kernels: Sequence[Kernel]):
-        launches = {launch.entry: launch for kernel in kernels for launch in kernel.launches}
-        self._library = ctypes.CDLL(str(_built("".join(map(_text, launches.values())))))
+        sources = {launch.entry: launch.source for kernel in kernels for launch in kernel.launches}
+        self._functions = functions(prelude() + "".join(sources.values()))
 
     def run(self, kernel: Kernel, arrays: Mapping[Value, np.ndarray], outputs: Sequence[Value]) -> list[np.ndarray]:
         """The outputs as logical arrays, from logical arrays of what is read."""
@@ -45,11 +46,7 @@ class Emulator:
                     flat = pack(np, arrays[argument.value], argument.type)
                     buffers[key][:-GUARD] = flat.view(np.uint8)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
-            entry = getattr(self._library, f"run_{launch.entry}")
-            entry.restype = ctypes.c_char_p
-            meets = int("reduce_threads" in launch.source or "__syncthreads" in launch.source)
-            problem = entry(launch.grid, launch.block, meets, (ctypes.c_void_p * len(pointers))(*pointers))
-            assert problem is None, problem
+            self._functions[launch.entry](launch.grid, launch.block, pointers)
         for buffer in buffers.values():
             assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
         results = (buffers[value, value.type][:-GUARD].view(value.type.dtype.numpy) for value in outputs)
@@ -63,15 +60,34 @@ def _guarded(nbytes: int) -> np.ndarray:
     return raw[start : start + nbytes + GUARD]
 
 
-def _text(launch: Launch) -> str:
-    passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(launch.parameters))
-    head = f'extern "C" const char* run_{launch.entry}(unsigned grid, unsigned block, int meets, void** a) {{'
-    return f"{launch.source}{head} return run_blocks(grid, block, meets, [&] {{ {launch.entry}({passed}); }}); }}\n"
+def functions(code: str) -> dict[str, Callable[[int, int, Sequence[int]], None]]:
+    """What runs each kernel of some CUDA C over a grid, a block and addresses."""
+    found = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\((.*?)\) \{(.*?)\n\}\n", code, re.DOTALL)
+    library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))
+
+    def bound(entry: str, body: str) -> Callable[[int, int, Sequence[int]], None]:
+        function = getattr(library, f"run_{entry}")
+        function.restype = ctypes.c_char_p
+        meets = int("reduce_threads" in body or "__syncthreads" in body)
+
+        def run(grid: int, block: int, pointers: Sequence[int]) -> None:
+            problem = function(grid, block, meets, (ctypes.c_void_p * len(pointers))(*pointers))
+            assert problem is None, problem
+
+        return run
+
+    return {entry: bound(entry, body) for entry, _, body in found}
 
 
-def _built(text: str) -> Path:
-    host = Path(__file__).with_name("host.h").read_text()
-    source = f"{host}{prelude()}{text}"
+def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
+    """The code as a library, with a function that the outside can call for each kernel."""
+    calls = ""
+    for entry, parameters in entries:
+        types = [each.split("__restrict__")[0] for each in parameters.split(",")]
+        passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(types))
+        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int meets, void** a) {{\n'
+        calls += f"  return run_blocks(grid, block, meets, [&] {{ {entry}({passed}); }});\n}}\n"
+    source = Path(__file__).with_name("host.h").read_text() + code + calls
     folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
     folder.mkdir(exist_ok=True)
     library = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.so"

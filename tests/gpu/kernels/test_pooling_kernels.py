@@ -6,15 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
-from gpu.kernels.emulator import compiler
+from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
 from fusec.ir import DType
 from fusec.ops import AvgPool, MaxPool, pw
 
-needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
 
@@ -23,7 +21,9 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
     while True:
         n = int(rng.integers(1, 4))
         window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
-        pads = tuple(int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True))
+        pads = tuple(
+            int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True)
+        )
         shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
         attributes: Any = (window, strides, pads, dilations, bool(rng.integers(2)))
         dtype = rng.choice(np.array([F32, F16, BF16, DType.I32, DType.I8], dtype=object))
@@ -36,15 +36,24 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             return g.add(pw("relu"), g.add(pw("add"), y, y)) if extra else y
 
         try:
-            return build(f"{number} {op} {dtype.value} {shape} {kind.__name__}", [kind(dtype, *shape)], make, awkward if op.name == "max_pool" else normal)
+            return build(
+                f"{number} {op} {dtype.value} {shape} {kind.__name__}",
+                [kind(dtype, *shape)],
+                make,
+                awkward if op.name == "max_pool" else normal,
+            )
         except VerifyError:
             continue
 
 
+def random_cases() -> list[Case]:
+    fixed = np.random.default_rng(7)  # the same sources each time: they are compiled once
+    return [random_case(fixed, i) for i in range(60)]
+
+
 @needs_compiler
 def test_random_pools(rng: np.random.Generator) -> None:
-    fixed = np.random.default_rng(7)  # the same sources each time: they are compiled once
-    check([random_case(fixed, i) for i in range(60)], rng)
+    check(random_cases(), rng)
 
 
 @needs_compiler
