@@ -22,6 +22,12 @@ DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }
 DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
 DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
 DEVICE u16 f64_to_f16(double x) { u16 h; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h) : "d"(x)); return h; }
+DEVICE void store_words(void* p, u32 a, u32 b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(a), "r"(b) : "memory");
+}
+DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 #endif
 
 DEVICE u16 f32_to_bf16(float x) {
@@ -59,10 +65,43 @@ template <class T, class C> DEVICE T narrow(C x) { return Narrow<T>::from(x); }
 // A number as it is after having been stored.
 template <class T, class C> DEVICE typename Compute<T>::type rounded(C x) { return wide(narrow<T>(x)); }
 
+DEVICE u16 element_bits(f16 x) { return x.bits; }
+DEVICE u16 element_bits(bf16 x) { return x.bits; }
+DEVICE u16 element_bits(i16 x) { return (u16)x; }
+DEVICE u16 element_bits(u16 x) { return x; }
+DEVICE u8 element_bits(i8 x) { return (u8)x; }
+DEVICE u8 element_bits(u8 x) { return x; }
+DEVICE u8 element_bits(bool x) { return x; }
+
 // So many neighbours, moved by one instruction (or two, of 16 bytes).
 template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T v[N]; };
 template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) { return *reinterpret_cast<const Pack<T, N>*>(p); }
-template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) { *reinterpret_cast<Pack<T, N>*>(p) = x; }
+// By instructions of 16 bytes, written down: left to itself the compiler cuts some stores into pieces.
+template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
+  u32 word = 0;
+  if constexpr (sizeof(T) < 4) {
+    for (int k = 0; k < 4 / (int)sizeof(T); ++k)
+      word |= (u32)element_bits(x.v[i * (4 / sizeof(T)) + k]) << (8 * sizeof(T) * k);
+    return word;
+  } else {
+    return reinterpret_cast<const u32*>(&x)[i];
+  }
+}
+template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
+  constexpr int nbytes = N * sizeof(T);
+  if constexpr (nbytes % 16 == 0) {
+    for (int i = 0; i < nbytes / 16; ++i) {
+      store_words((char*)p + 16 * i, word_of(x, 4 * i), word_of(x, 4 * i + 1), word_of(x, 4 * i + 2),
+                  word_of(x, 4 * i + 3));
+    }
+  } else if constexpr (nbytes == 8) {
+    store_words(p, word_of(x, 0), word_of(x, 1));
+  } else if constexpr (nbytes == 4) {
+    *reinterpret_cast<u32*>(p) = word_of(x, 0);
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(p) = x;
+  }
+}
 
 // NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
@@ -165,6 +204,19 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
     return;
   }
   const int i = threadIdx.x, t = i / STEP % T;
+  if (STEP == 1) {  // warps first, then one number of each
+    for (int w = 0; w < W; ++w) {
+      for (int s = 16; s > 0; s /= 2) x[w] = op(x[w], __shfl_xor_sync(0xffffffffu, x[w], s));
+      if (i % 32 == 0) shared[w * B + i / 32] = x[w];
+    }
+    __syncthreads();
+    for (int w = 0; w < W; ++w) {
+      x[w] = shared[w * B + (i - t) / 32];
+      for (int s = 1; s < T / 32; ++s) x[w] = op(x[w], shared[w * B + (i - t) / 32 + s]);
+    }
+    __syncthreads();
+    return;
+  }
   for (int w = 0; w < W; ++w) shared[w * B + i] = x[w];
   __syncthreads();
   for (int s = T / 2; s > 0; s /= 2) {

@@ -135,7 +135,7 @@ def _plan(anchor: Node, types: Sequence[TensorType]) -> Plan:
     count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     if row:
-        threads = min(BLOCK, power_of_two(ceil_div(count, max(1, 16 // vector))))
+        threads = min(BLOCK, power_of_two(ceil_div(count, max(1, CACHED // vector))))
     else:
         side_by_side = max(1, COALESCED_BYTES // (vector * anchor.operands[0].type.dtype.itemsize))
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))

@@ -44,6 +44,12 @@ static unsigned short f64_to_f16(double x) {
   return sign | (unsigned short)(base + kept);
 }
 static unsigned short f32_to_f16(float x) { return f64_to_f16(x); }
+static int misaligned;  // set by a wide access that a GPU would refuse
+template <class... Words> static void store_words(void *p, Words... words) {
+  unsigned all[] = {words...};
+  misaligned |= (size_t)p % sizeof(all) != 0;
+  memcpy(p, all, sizeof(all));
+}
 
 enum { STACK = 1 << 16, MOST = 1024 };
 static ucontext_t scheduler, fibers[MOST];
@@ -78,6 +84,7 @@ template <class F> static void call(void *f) { (*(F *)f)(); }
 template <class F> static const char *run_blocks(unsigned grid, unsigned block, int meets, F f) {
   body = call<F>;
   closure = &f;
+  misaligned = 0;
   if (meets && block % 32) return "a block of no whole warps";
   if (meets && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
   for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
@@ -101,5 +108,5 @@ template <class F> static const char *run_blocks(unsigned grid, unsigned block, 
       }
     }
   }
-  return 0;
+  return misaligned ? "a wide store at an address it does not divide" : 0;
 }
