@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels.pointwise import pointwise
-from fusec.gpu.kernels.pooling import pooling
-from fusec.gpu.kernels.rows import rows
+from fusec.gpu.kernels import depthwise, pointwise, pooling, rows
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
-FAMILIES: tuple[Family, ...] = (pointwise, pooling, rows)
+FAMILIES: tuple[Family, ...] = (
+    pointwise.pointwise,
+    pooling.pooling,
+    rows.rows,
+    depthwise.depthwise,
+)
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:

@@ -32,7 +32,8 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     dims = [d for d in order if y.type.shape[d] != 1] or [order[-1]]
     along = dims[-1]
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
-    types = [*(v.type for v in outputs), x.type, *read] if along == 1 else []  # neighbours are channels of one window
+    # neighbours are channels, which have the same window
+    types = [*(v.type for v in outputs), x.type, *read] if along == 1 and x.type.strides[1] == 1 else []
     steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in types]
     vector = widest(y.type.shape[along], types, steps) if types else 1
     total = y.type.size // vector

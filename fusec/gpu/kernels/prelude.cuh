@@ -16,6 +16,7 @@ struct bf16 { u16 bits; };
 #ifndef FUSEC_EMULATED
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
+#define ALIGNED(p, n)
 #define INFINITE __int_as_float(0x7f800000)
 DEVICE float bits_to_f32(u32 b) { return __uint_as_float(b); }
 DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }
@@ -75,7 +76,10 @@ DEVICE u8 element_bits(bool x) { return x; }
 
 // So many neighbours, moved by one instruction (or two, of 16 bytes).
 template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T v[N]; };
-template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) { return *reinterpret_cast<const Pack<T, N>*>(p); }
+template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) {
+  ALIGNED(p, alignof(Pack<T, N>));
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
 // By instructions of 16 bytes, written down: left to itself the compiler cuts some stores into pieces.
 template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
   u32 word = 0;

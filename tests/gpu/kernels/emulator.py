@@ -46,7 +46,10 @@ class Emulator:
                     flat = pack(np, arrays[argument.value], argument.type)
                     buffers[key][:-GUARD] = flat.view(np.uint8)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
-            self._functions[launch.entry](launch.grid, launch.block, pointers)
+            try:
+                self._functions[launch.entry](launch.grid, launch.block, pointers)
+            except AssertionError as error:
+                raise AssertionError(f"{error} in\n{launch.source}") from None
         for buffer in buffers.values():
             assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
         results = (buffers[value, value.type][:-GUARD].view(value.type.dtype.numpy) for value in outputs)
@@ -72,7 +75,7 @@ def functions(code: str) -> dict[str, Callable[[int, int, Sequence[int]], None]]
 
         def run(grid: int, block: int, pointers: Sequence[int]) -> None:
             problem = function(grid, block, meets, (ctypes.c_void_p * len(pointers))(*pointers))
-            assert problem is None, problem
+            assert problem is None, problem.decode()
 
         return run
 

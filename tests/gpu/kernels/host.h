@@ -45,6 +45,7 @@ static unsigned short f64_to_f16(double x) {
 }
 static unsigned short f32_to_f16(float x) { return f64_to_f16(x); }
 static int misaligned;  // set by a wide access that a GPU would refuse
+#define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
 template <class... Words> static void store_words(void *p, Words... words) {
   unsigned all[] = {words...};
   misaligned |= (size_t)p % sizeof(all) != 0;
@@ -108,5 +109,5 @@ template <class F> static const char *run_blocks(unsigned grid, unsigned block, 
       }
     }
   }
-  return misaligned ? "a wide store at an address it does not divide" : 0;
+  return misaligned ? "a wide access at an address it does not divide" : 0;
 }

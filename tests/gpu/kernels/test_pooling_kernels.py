@@ -57,6 +57,13 @@ def test_random_pools(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
+def test_one_window_of_rows(rng: np.random.Generator) -> None:
+    """The result's channels lie side by side, the operand's do not."""
+    pool = MaxPool((4, 4), (1, 1), (0, 0, 0, 0), (1, 1))
+    check([build("rows", [rows(F16, 2, 8, 4, 4)], lambda g, x: g.add(pool, x), exact=True)], rng)
+
+
+@needs_compiler
 def test_the_stem_of_a_resnet(rng: np.random.Generator) -> None:
     pool = MaxPool((3, 3), (2, 2), (1, 1, 1, 1), (1, 1))
     case = build("stem", [last(F16, 2, 64, 17, 17)], lambda g, x: g.add(pool, x), exact=True)
