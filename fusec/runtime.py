@@ -21,11 +21,11 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, Node, TensorType, Value, quote
+from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
@@ -51,8 +51,8 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -61,6 +61,11 @@ class Backend(Protocol):
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
+        ...
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
+        value, a constant's in the memory order of the type."""
         ...
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
@@ -97,7 +102,7 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -105,6 +110,9 @@ class SimulatorBackend:
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        return None
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         return lambda: _all(runs)
@@ -155,11 +163,12 @@ class Executable:
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
-                for value in step.nodes[0].operands:
+                for value in inputs_of(step.nodes):
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
+        others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
 
     @property
     def device(self) -> str:
@@ -333,8 +342,10 @@ class Executable:
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        (node,) = step.nodes
-        return lambda: self._run_kernel(node)
+        kernel = self.backend.kernel(step, self._memory)
+        if kernel is not None:
+            return kernel
+        return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand; what does not is copied."""
@@ -361,13 +372,22 @@ class Executable:
         literal = value.literal
         return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_kernel(self, node: Node) -> None:
-        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-            if array.dtype != value.type.dtype.numpy:
-                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            if value.uses:
-                unpack(self._places[value], value.type)[...] = array
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constant(literal, type) if literal is not None else self._places[value]
+
+    def _run_reference(self, step: Partition) -> None:
+        """The step's nodes one by one, each result rounded to its own type."""
+        held: dict[Value, Array] = {}
+        for node in step.nodes:
+            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
+            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
+                if array.dtype != value.type.dtype.numpy:
+                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                held[value] = array
+        for value in step.outputs:
+            unpack(self._places[value], value.type)[...] = held[value]
 
 
 def _all(runs: Sequence[Callable[[], None]]) -> None:

@@ -15,15 +15,16 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.forms import rewrite
+from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
-from fusec.program import Program
+from fusec.program import Partition, Program
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
@@ -65,6 +66,7 @@ class CudnnBackend:
         self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
+        self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -76,8 +78,11 @@ class CudnnBackend:
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Choose and build a plan of each graph; ExecutionError if one has none."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
+        no plan."""
+        found = (kernels.find(step.nodes, step.outputs) for step in others)
+        self._launcher.compile(kernel for kernel in found if kernel is not None)
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
@@ -174,6 +179,10 @@ class CudnnBackend:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
 
         return run
+
+    def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        kernel = kernels.find(step.nodes, step.outputs)
+        return None if kernel is None else self._launcher.bind(kernel, memory)
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
+from helpers import assert_close
 from test_runtime import LowersJudge
 
 from fusec.compiled import Compiled
@@ -36,9 +38,11 @@ TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     from fusec.gpu import backend, lab
+    from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
+    monkeypatch.setattr(launch, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cupy", cupy)
         monkeypatch.setattr(module, "cudnn", cudnn)
@@ -148,6 +152,26 @@ def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path
         ExecutionError, match=r"step 0 add\+relu.*CUDNN_STATUS_EXECUTION_FAILED|step 0 .*: cuDNN failed"
     ):
         net.run(None, {"x": fresh(0)})
+
+
+KERNELS = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
+  %p = max_pool(%x) {window=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], dilations=[1, 1]} : f32[2,8,3,3]{0,2,3,1}
+  %m = reduce(%p) {kind="mean", axes=[2, 3]} : f32[2,8,1,1]{0,2,3,1}
+  %s = softmax(%m) {axis=1} : f32[2,8,1,1]{0,2,3,1}
+  return %p, %s
+}"""
+
+
+@needs_compiler
+def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=KERNELS)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((2, 8, 6, 6)).astype(np.float32)
+        want = Executable(compiled(KERNELS), SimulatorBackend()).run(None, {"x": x})
+        for got, right in zip(net.run(None, {"x": x}), want, strict=True):
+            assert_close(got, right, 1e-6)
+    assert {entry.rsplit("_", 1)[0] for entry in machine.launched} == {"max_pool", "reduce", "softmax"}
+    assert machine.replayed == 2, "kernels are captured with the rest"
 
 
 def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:
