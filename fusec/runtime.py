@@ -68,8 +68,8 @@ class Backend(Protocol):
         value, a constant's in the memory order of the type."""
         ...
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -114,8 +114,8 @@ class SimulatorBackend:
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         return None
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        return run
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        return lambda: _all(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         times: list[float] = []
@@ -224,13 +224,21 @@ class Executable:
                     picked[place] = given[name]
         return picked
 
+    def replay(self) -> None:
+        """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
+        they are, so this is for timing. ExecutionError before the first call."""
+        if not self._launches:
+            raise ExecutionError("nothing to run again before the first call")
+        with self._lock, self.backend.calling():
+            self._at_once()
+
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
         alone, over what the last call left in memory. ExecutionError before the first call."""
         if not self._launches:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
-            whole = self.backend.time_us(self._replay or self._run_steps, count)
+            whole = self.backend.time_us(self._replay or (lambda: _all(self._launches)), count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -296,10 +304,13 @@ class Executable:
             for index in range(len(self._launches)):
                 self._launch(index)
         else:
-            if self._replay is None:
-                self._replay = self.backend.record(self._run_steps)
-            self._replay()
+            self._at_once()
         return [unpack(self._buffer(v), v.type).copy() for v in graph.outputs]
+
+    def _at_once(self) -> None:
+        if self._replay is None:
+            self._replay = self.backend.record(self._launches)
+        self._replay()
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it."""
@@ -308,10 +319,6 @@ class Executable:
             self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
-
-    def _run_steps(self) -> None:
-        for launch in self._launches:
-            launch()
 
     def _launch(self, index: int) -> None:
         """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
@@ -381,6 +388,11 @@ class Executable:
                 held[value] = array
         for value in step.outputs:
             unpack(self._places[value], value.type)[...] = held[value]
+
+
+def _all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
 
 
 def _on_host(array: Any) -> bool:

@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import cudnn
@@ -94,7 +95,7 @@ class CudnnBackend:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
         known: dict[str, float] = {}
         for key in graphs:
-            entry = self._store.get(self._key(key))
+            entry = self._store.get(self._key(key)) if self.tune != "none" else None
             if entry is not None and entry.choice.complete and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
         self._choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
@@ -124,9 +125,7 @@ class CudnnBackend:
         self._tuned.update(tuned)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
-        """The program with each step in the form that is fastest on this GPU."""
-        if self.tune == "none":
-            return program
+        """The program with each step in the form that is fastest on this GPU, or in one that runs."""
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -185,21 +184,41 @@ class CudnnBackend:
         kernel = kernels.find(step.nodes, step.outputs)
         return None if kernel is None else self._launcher.bind(kernel, memory)
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """One CUDA graph of all that `run` launches; `run` itself, with a warning, if that cannot be captured."""
-        self._stream.synchronize()
-        try:
-            self._stream.begin_capture(mode=RELAXED)
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
+        parts: list[Callable[[], None]] = []
+        start = 0
+        while start < len(runs):
+            graph, end = self._captured(runs, start)
+            if graph is not None:
+                graph.upload(self._stream)
+                parts.append(partial(graph.launch, self._stream))
+            if end < len(runs):
+                parts.append(runs[end])
+            start = end + 1
+        return parts[0] if len(parts) == 1 else lambda: _all(parts)
+
+    def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
+        """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
+        end = len(runs)
+        while start < end:
+            self._stream.synchronize()
+            failed = end
             try:
-                with self.scratch():
-                    run()
-            finally:
-                graph = self._stream.end_capture()
-        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
-            warnings.warn(f"the steps run one by one, since they cannot be captured: {error}", stacklevel=2)
-            return run
-        graph.upload(self._stream)
-        return lambda: graph.launch(self._stream)
+                self._stream.begin_capture(mode=RELAXED)
+                try:
+                    with self.scratch():
+                        for index in range(start, end):
+                            failed = index
+                            runs[index]()
+                        failed = end
+                finally:
+                    graph = self._stream.end_capture()
+                return graph, end
+            except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+                # most often CuPy's own word on cuBLAS, or on what waits for the device
+                end = failed if failed < end else start + (end - start) // 2
+        return None, end
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""
@@ -242,6 +261,11 @@ class CudnnBackend:
             self._stream.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+def _all(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class Machine:
         self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
         self.limit = 1 << 40
-        self.uncapturable = False
+        self.uncapturable: list[Callable[[], None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -139,7 +139,7 @@ class Machine:
 
             def end_capture(self) -> Graph:
                 work, machine.recording = machine.recording, None
-                if machine.uncapturable:
+                if any(one in machine.uncapturable for one in work or []):
                     raise RuntimeFaultError("operation not permitted when stream is capturing")
                 machine.captured += 1
                 return Graph(work or [])

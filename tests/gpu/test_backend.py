@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +180,36 @@ def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: P
         build(tmp_path)
 
 
-def test_steps_that_cannot_be_captured_run_one_by_one(machine: Machine, tmp_path: Path) -> None:
-    net = build(tmp_path)
-    machine.uncapturable = True
-    check(net, 0)
-    with pytest.warns(UserWarning, match="run one by one"):
-        check(net, 1)
-    check(net, 2)
-    assert machine.replayed == 0
+@pytest.mark.parametrize("how", ["refuses", "spoils"])
+@pytest.mark.parametrize("where", [(), (0,), (2,), (4,), (1, 2), (0, 1, 2, 3, 4)])
+def test_what_cannot_be_captured_runs_between_graphs(
+    machine: Machine, tmp_path: Path, how: str, where: tuple[int, ...]
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    backend, done = CudnnBackend("none", store=PlanStore(tmp_path)), list[int]()
+
+    def step(index: int) -> Callable[[], None]:
+        def work() -> None:
+            done.append(index)
+
+        def run() -> None:
+            if machine.recording is not None and index in where and how == "refuses":
+                raise NotImplementedError("not while a stream is captured")
+            machine.do(work)
+
+        if index in where and how == "spoils":
+            machine.uncapturable.append(work)
+        return run
+
+    replay = backend.record([step(index) for index in range(5)])
+    assert done == []
+    for _ in range(2):
+        done.clear()
+        replay()
+        assert done == [0, 1, 2, 3, 4]
+    alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
+    assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
 
 
 def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:
