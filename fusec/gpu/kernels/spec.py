@@ -69,6 +69,11 @@ class Kernel:
     launches: tuple[Launch, ...]
     scratch_bytes: int = 0
 
+    @property
+    def key(self) -> str:
+        """Equal for equal work."""
+        return " ".join(f"{launch.entry}:{launch.grid}" for launch in self.launches) or "nothing"
+
 
 @dataclass
 class Arguments:
