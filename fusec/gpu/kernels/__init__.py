@@ -14,8 +14,8 @@ from fusec.ir import Node, Value
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     pointwise.pointwise,
+    rows.rows,  # before pooling, since a pool over everything is a reduction
     pooling.pooling,
-    rows.rows,
     depthwise.depthwise,
     sampled.sampled,
 )
