@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.spec import compute_type
-from fusec.ir import DType, Node, TensorType
+from fusec.ir import DType, Node, Op, TensorType
 from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
 
@@ -34,9 +34,9 @@ class Formula:
     parameters: tuple[TensorType, ...] = ()
 
 
-def formula(node: Node) -> Formula | None:
-    """The formula of a node; None if it has none."""
-    op, x = node.op, node.operands[0].type
+def formula(node: Node, op: Op) -> Formula | None:
+    """The formula of an op, applied as the node applies its own; None if it has none."""
+    x = node.operands[0].type
     if isinstance(op, Reduce):
         return _reduction(op, x)
     if not x.dtype.is_float:

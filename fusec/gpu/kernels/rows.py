@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, stored, takes, widest
 from fusec.gpu.kernels.formulas import Formula, formula
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
-from fusec.ir import Node, TensorType, Value
-from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
+from fusec.ir import Node, Op, TensorType, Value
+from fusec.ops import AvgPool, GroupNorm, InstanceNorm, LayerNorm, MaxPool, Reduce, RmsNorm, Softmax
 from fusec.program import inputs_of
 
-ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm)
+ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool, MaxPool)
 CACHED = 32  # elements a thread keeps in registers, rather than to read them once for each pass
 COALESCED_BYTES = 64  # that threads side by side read in one go, at least
 ENOUGH_THREADS = 1 << 17  # to fill the largest GPU
@@ -67,9 +67,12 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if len(anchors) != 1 or not all(takes(node) for node in nodes if node is not anchors[0]):
         return None
     (anchor,) = anchors
+    op = _meant(anchor)
+    if op is None:
+        return None
     x, y = anchor.operands[0], anchor.result
     before, behind = _split(nodes, anchor)
-    what = formula(anchor)
+    what = formula(anchor, op)
     made = {v for node in nodes for v in node.results}
     if what is None or x.type.dtype not in C_TYPES or any(v in made for v in anchor.operands[1:]):
         return None
@@ -87,10 +90,20 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     read = [
         v.type for v in (*inputs_of([*before, anchor]), *early) if v.type.size != 1 and v not in anchor.operands[1:]
     ]
-    written = [] if isinstance(anchor.op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
-    plan = _plan(anchor, [*read, *(t for t in written if t.size != 1)])
-    source = _Source(anchor, what, plan, before, behind, early, late)
+    written = [] if isinstance(op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
+    plan = _plan(op, x.type, [*read, *(t for t in written if t.size != 1)])
+    source = _Source(anchor, op, what, plan, before, behind, early, late)
     return Kernel(name, (source.launch(),))
+
+
+def _meant(anchor: Node) -> Op | None:
+    """The op; of a pool with one window over everything the reduction it is, of another pool None."""
+    op, x = anchor.op, anchor.operands[0].type
+    if not isinstance(op, (AvgPool, MaxPool)):
+        return op
+    whole = op.window == x.shape[2:] and not any(op.pads) and set(op.dilations) == {1}
+    kind = "mean" if isinstance(op, AvgPool) else "max"
+    return Reduce(kind, tuple(range(2, x.rank))) if whole and x.size else None
 
 
 def _split(nodes: Sequence[Node], anchor: Node) -> tuple[list[Node], list[Node]]:
@@ -104,8 +117,7 @@ def _split(nodes: Sequence[Node], anchor: Node) -> tuple[list[Node], list[Node]]
     return before, [node for node in nodes if node is not anchor and node not in before]
 
 
-def _axes(anchor: Node) -> list[Axis]:
-    op, x = anchor.op, anchor.operands[0].type
+def _axes(op: Op, x: TensorType) -> list[Axis]:
     if isinstance(op, Reduce):
         reduced = set(op.axes)
     elif isinstance(op, Softmax):
@@ -124,8 +136,8 @@ def _axes(anchor: Node) -> list[Axis]:
     return [axis for axis in axes if axis.size != 1]
 
 
-def _plan(anchor: Node, types: Sequence[TensorType]) -> Plan:
-    axes, rank = _axes(anchor), anchor.operands[0].type.rank
+def _plan(op: Op, x: TensorType, types: Sequence[TensorType]) -> Plan:
+    axes, rank = _axes(op, x), x.rank
     row = not axes or axes[-1].reduced
     vector = 1
     if axes and axes[-1].scale == 1:
@@ -137,7 +149,7 @@ def _plan(anchor: Node, types: Sequence[TensorType]) -> Plan:
     if row:
         threads = min(BLOCK, power_of_two(ceil_div(count, max(1, CACHED // vector))))
     else:
-        side_by_side = max(1, COALESCED_BYTES // (vector * anchor.operands[0].type.dtype.itemsize))
+        side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
         wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
         threads = min(most, wanted)
@@ -148,6 +160,7 @@ def _plan(anchor: Node, types: Sequence[TensorType]) -> Plan:
 @dataclass
 class _Source:
     anchor: Node
+    op: Op
     what: Formula
     plan: Plan
     before: Sequence[Node]
@@ -199,7 +212,7 @@ class _Source:
                 lines.append(
                     f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.finish.replace('#', f'{acc}[w]')};"
                 )
-        lines += self._reduced() if isinstance(self.anchor.op, Reduce) else self._written()
+        lines += self._reduced() if isinstance(self.op, Reduce) else self._written()
         grid = ceil_div(max(plan.groups, 1), plan.lanes)
         return self.arguments.launch(self.anchor.op.name, lines, grid, block)
 
@@ -269,7 +282,7 @@ class _Source:
 
     def _reduced(self) -> list[str]:
         """The numbers of a reduction, by one of the threads that share each."""
-        op, plan = self.anchor.op, self.plan
+        op, plan = self.op, self.plan
         assert isinstance(op, Reduce)
         kept = [d for d in range(self.x.type.rank) if op.keepdims or d not in op.axes]
         names = tuple(None if d in op.axes else self.space.names[d] for d in kept)
