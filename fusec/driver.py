@@ -22,6 +22,7 @@ from fusec.ir import Graph
 from fusec.passes.base import PRECISIONS, Options, run
 from fusec.passes.partition import partition
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.shared import SharedWeights
 from fusec.target import Target
 from fusec.target import load as load_target
 
@@ -34,7 +35,7 @@ DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
 def compile(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
@@ -44,6 +45,7 @@ def compile(
     disable: Collection[str] = (),
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    weights: SharedWeights | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -58,11 +60,14 @@ def compile(
     disable: names of passes and rewrite rules to leave out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
+    weights: holds the constants in common with other programs it was given to.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
-    compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
+    compiled = build(
+        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, weights=weights
+    )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
@@ -73,25 +78,26 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend)
+            executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget)
         program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
-        return Executable(replace(compiled, program=program), backend)
-    return Executable(compiled, SimulatorBackend())
+        return Executable(replace(compiled, program=program), backend, weights)
+    return Executable(compiled, SimulatorBackend(), weights)
 
 
 def build(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
     progress: Progress | None = None,
+    weights: SharedWeights | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
     if precision not in PRECISIONS:
@@ -104,9 +110,13 @@ def build(
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
+    if weights is not None:
+        weights.share(source)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
+    if weights is not None:
+        weights.share(graph)
     judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
     program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
     return Compiled(source, program, goal, options, judge)
