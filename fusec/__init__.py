@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fusec.runtime import Executable
     from fusec.session import InferenceSession
     from fusec.text import parse
+    from fusec.torch_backend import from_torch
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _HOMES = {
     "compile_dynamic": "dynamic",
     "DynamicExecutable": "dynamic",
     "InferenceSession": "session",
+    "from_torch": "torch_backend",
     "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "compile",
     "compile_dynamic",
+    "from_torch",
     "load",
     "parse",
     "save",

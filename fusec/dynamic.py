@@ -120,6 +120,14 @@ class DynamicExecutable:
         self._dims(given)
         return self._at(tuple(given[spec.name] for spec in self.inputs))
 
+    def fits(self, shapes: Shapes) -> bool:
+        """Whether these input shapes agree with the model and each other."""
+        try:
+            self._dims({name: tuple(shape) for name, shape in shapes.items()})
+        except ExecutionError:
+            return False
+        return True
+
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """As an `Executable`: one output comes bare, several as a tuple."""
         if len(arrays) > len(self.inputs):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import DType, Graph
+from fusec.ir import DType, Graph, Literal
 from fusec.text import parse
 
 if TYPE_CHECKING:
@@ -34,10 +34,20 @@ class Declared:
 
 
 class Source:
-    """A model, read once; `load` gives its graph for the shapes it is told, as often as is asked."""
+    """A model, read once; `load` gives its graph for the shapes it is told, as often as is asked.
 
-    def __init__(self, model: str | os.PathLike[str] | bytes | ModelProto | Graph):
+    constants: values of some inputs of an ONNX model, by name; they are then no inputs any more. file: its name in
+    messages.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+        constants: Mapping[str, Literal] | None = None,
+        file: str = "",
+    ):
         self._folder: Path | None = None
+        self._constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
             self.file, self._folder = str(path), path.parent
@@ -48,10 +58,11 @@ class Source:
         else:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
+        self.file = file or self.file
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """As `frontends.load`."""
-        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder)
+        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder, self._constants)
 
     @cached_property
     def interface(self) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
@@ -66,7 +77,8 @@ class Source:
         from fusec.frontends.onnx.load import declared  # lazily, as below
 
         inputs, outputs = declared(self._model, self.file)
-        return tuple(Declared(*each) for each in inputs), tuple(Declared(*each) for each in outputs)
+        given = [each for each in inputs if each[0] not in self._constants]
+        return tuple(Declared(*each) for each in given), tuple(Declared(*each) for each in outputs)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -132,13 +144,19 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _imported(model: ModelProto | Graph, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
+def _imported(
+    model: ModelProto | Graph,
+    shapes: Mapping[str, Sequence[int]],
+    file: str,
+    folder: Path | None,
+    constants: Mapping[str, Literal],
+) -> Graph:
     if isinstance(model, Graph):
         return _checked(model, shapes, file)
     # lazily: onnx takes longer to import than all of fusec
     from fusec.frontends.onnx.load import load_onnx
 
-    return load_onnx(model, shapes, file, folder)
+    return load_onnx(model, shapes, file, folder, constants)
 
 
 def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:

@@ -18,9 +18,16 @@ from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, unsupport
 from fusec.ir import DType, Graph
 
 
-def load_onnx(model: ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
-    """The graph of a model; `file` names it in messages, `folder` is where its external data may lie."""
-    graph, lengths = load_bound(model, shapes, {}, file, folder)
+def load_onnx(
+    model: ModelProto,
+    shapes: Mapping[str, Sequence[int]],
+    file: str,
+    folder: Path | None,
+    bound: Mapping[str, Bound] | None = None,
+) -> Graph:
+    """The graph of a model; `file` names it in messages, `folder` is where its external data may lie, `bound` gives
+    values to some of its inputs."""
+    graph, lengths = load_bound(model, shapes, bound or {}, file, folder)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph
