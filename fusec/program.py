@@ -14,6 +14,7 @@ from functools import cached_property
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value, print_node, quote
 from fusec.verdict import Legal, Refused
+from fusec.views import is_view
 
 
 class Kind(enum.Enum):
@@ -154,6 +155,11 @@ def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
     constants = [v.node for v in operands if v.literal is not None and v.node is not None]
     inputs = [v for v in operands if v.literal is None]
     return graph.extract(inputs, [*constants, *nodes], outputs_of(nodes))
+
+
+def alone(graph: Graph, node: Node) -> Partition:
+    """A step of one node that is not cuDNN's."""
+    return Partition((node,), Kind.VIEW if is_view(node) else Kind.KERNEL, body_of(graph, [node]))
 
 
 def display_name(node: Node) -> str:

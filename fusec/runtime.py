@@ -21,11 +21,11 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, Node, TensorType, Value, quote
+from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
 from fusec.simulate import simulate
@@ -52,8 +52,8 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -64,8 +64,13 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
+        value, a constant's in the memory order of the type."""
+        ...
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -98,7 +103,7 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -107,8 +112,11 @@ class SimulatorBackend:
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        return run
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        return None
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        return lambda: _all(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         times: list[float] = []
@@ -158,11 +166,12 @@ class Executable:
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
-                for value in step.nodes[0].operands:
+                for value in inputs_of(step.nodes):
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
+        others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
 
     @property
     def device(self) -> str:
@@ -218,13 +227,21 @@ class Executable:
                     picked[place] = given[name]
         return picked
 
+    def replay(self) -> None:
+        """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
+        they are, so this is for timing. ExecutionError before the first call."""
+        if not self._launches:
+            raise ExecutionError("nothing to run again before the first call")
+        with self._lock, self.backend.calling():
+            self._at_once()
+
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
         alone, over what the last call left in memory. ExecutionError before the first call."""
         if not self._launches:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
-            whole = self.backend.time_us(self._replay or self._run_steps, count)
+            whole = self.backend.time_us(self._replay or (lambda: _all(self._launches)), count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -295,10 +312,13 @@ class Executable:
             for index in range(len(self._launches)):
                 self._launch(index)
         else:
-            if self._replay is None:
-                self._replay = self.backend.record(self._run_steps)
-            self._replay()
+            self._at_once()
         return [unpack(self._buffer(v), v.type).copy() for v in graph.outputs]
+
+    def _at_once(self) -> None:
+        if self._replay is None:
+            self._replay = self.backend.record(self._launches)
+        self._replay()
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it."""
@@ -307,10 +327,6 @@ class Executable:
             self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
-
-    def _run_steps(self) -> None:
-        for launch in self._launches:
-            launch()
 
     def _launch(self, index: int) -> None:
         """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
@@ -334,8 +350,10 @@ class Executable:
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        (node,) = step.nodes
-        return lambda: self._run_kernel(node)
+        kernel = self.backend.kernel(step, self._memory)
+        if kernel is not None:
+            return kernel
+        return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand; what does not is copied."""
@@ -362,13 +380,27 @@ class Executable:
         literal = value.literal
         return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_kernel(self, node: Node) -> None:
-        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-            if array.dtype != value.type.dtype.numpy:
-                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            if value.uses:
-                unpack(self._places[value], value.type)[...] = array
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constant(literal, type) if literal is not None else self._places[value]
+
+    def _run_reference(self, step: Partition) -> None:
+        """The step's nodes one by one, each result rounded to its own type."""
+        held: dict[Value, Array] = {}
+        for node in step.nodes:
+            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
+            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
+                if array.dtype != value.type.dtype.numpy:
+                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                held[value] = array
+        for value in step.outputs:
+            unpack(self._places[value], value.type)[...] = held[value]
+
+
+def _all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
 
 
 def on_host(array: Any) -> bool:

@@ -255,6 +255,13 @@ def test_strides_of_dims_of_one_do_not_matter() -> None:
     assert deadly(with_tensor(graph, 2, strides=(0, 5, 1))) is None
 
 
+def test_pointwise_graphs_larger_than_a_launch_grid_are_refused() -> None:
+    for good, bad in (((65535, 2, 3), (65536, 2, 3)), ((1, 2, 65535 * 128), (1, 2, 65535 * 128 + 1))):
+        assert misread(pointwise(good, good, good)) is None
+        assert "launch grid" in str(misread(pointwise(bad, bad, bad)))
+    assert misread(pointwise((1, 1 << 24, 2), (1, 1 << 24, 2), (1, 1 << 24, 2))) is None
+
+
 # plans ------------------------------------------------------------------------------------------------
 
 
@@ -272,9 +279,12 @@ NHWC, NCHW = (0, 2, 3, 1), ()
     ("graph", "engine", "tile", "wrong"),
     [
         (conv_graph(NCHW), 7, 29, True),
-        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 7, 30, True),
+        (conv_graph(NHWC), 7, 30, False),
         (conv_graph(NCHW), 7, 21, False),
-        (conv_graph(NCHW), 4, 29, False),
+        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 4, 29, True),
+        (conv_graph(NHWC), 4, 29, False),
         (conv_graph(NCHW, groups=2), 7, 29, False),
         (conv_graph(NHWC, window=3), 7, 29, True),
         (conv_graph(NHWC, window=3, dtype=DType.F32), 7, 29, True),

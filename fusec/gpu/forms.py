@@ -5,6 +5,7 @@ The partitioner's cost model proposes one form; on a device each competes with w
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fusec.cudnn_graph import CudnnGraph
@@ -15,7 +16,7 @@ from fusec.ops import Conv, ConvTranspose, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, body_of
+from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
@@ -53,7 +54,8 @@ def rewrite(
 ) -> Program:
     """The program with each step in its fastest form.
 
-    time_us: microseconds of graphs by key; one that cannot run is left out. launch_us: what each launch adds.
+    time_us: microseconds of graphs by key; one that cannot run is left out. launch_us: what each launch adds. Where
+    no form can run, ops run by themselves, with a warning.
     """
     options: dict[str, list[tuple[Form, list[str]]]] = {}
     graphs: dict[str, CudnnGraph] = {}
@@ -67,23 +69,22 @@ def rewrite(
             if made is not None:
                 options[key].append((form, [g.key for g in made]))
                 graphs |= {g.key: g for g in made}
-    contested = {k for choices in options.values() if len(choices) > 1 for _, names in choices for k in names}
-    times = time_us({key: graph for key, graph in graphs.items() if key in contested})
-    best = {
-        key: min(
-            range(len(choices)),
-            key=lambda i: sum(times.get(k, float("inf")) + launch_us for k in choices[i][1]),
-        )
-        for key, choices in options.items()
-        if len(choices) > 1
-    }
+    times = time_us(graphs)
+
+    def cost_us(names: Sequence[str]) -> float:
+        return sum(times.get(name, float("inf")) + launch_us for name in names)
+
+    best = {key: min((cost_us(names), i) for i, (_, names) in enumerate(made)) for key, made in options.items()}
     steps: list[Partition] = []
     for step, key in zip(program.steps, keys, strict=True):
-        if best.get(key, 0) == 0:
+        least_us, place = best.get(key, (0.0, 0))
+        if least_us == float("inf"):
+            warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)
+            steps += (alone(program.graph, node) for node in step.nodes)
+        elif place == 0:
             steps.append(step)
-            continue
-        chosen = options[key][best[key]][0]
-        steps += _again(program.graph, chosen, step)
+        else:
+            steps += _again(program.graph, options[key][place][0], step)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gpu.kernels.emulator import functions
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.simulate import extent, simulate
@@ -57,9 +58,10 @@ class Machine:
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.built: list[int] = []
+        self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
         self.limit = 1 << 40
-        self.uncapturable = False
+        self.uncapturable: list[Callable[[], None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -137,7 +139,7 @@ class Machine:
 
             def end_capture(self) -> Graph:
                 work, machine.recording = machine.recording, None
-                if machine.uncapturable:
+                if any(one in machine.uncapturable for one in work or []):
                     raise RuntimeFaultError("operation not permitted when stream is capturing")
                 machine.captured += 1
                 return Graph(work or [])
@@ -151,6 +153,20 @@ class Machine:
         @contextmanager
         def using_allocator(allocator: Any) -> Generator[None]:
             yield
+
+        class RawModule:
+            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+                self.functions = functions(code)
+
+            def get_function(self, entry: str) -> Any:
+                function = self.functions[entry]
+
+                def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...]) -> None:
+                    addresses = [array.data.ptr for array in arguments]
+                    machine.launched.append(entry)
+                    machine.do(lambda: function(*grid, *block, addresses))
+
+                return launch
 
         rng = np.random.default_rng(0)
         runtime = types.SimpleNamespace(
@@ -169,11 +185,13 @@ class Machine:
             get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
             runtime=runtime,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         )
         names = ("where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
             **{name: getattr(np, name) for name in (*names, "uint32")},
             ndarray=Array,
+            RawModule=RawModule,
             cuda=cuda,
             empty=empty,
             zeros=lambda size, dtype: on_device(np.zeros(size, dtype)),

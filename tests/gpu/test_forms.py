@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,9 +116,15 @@ def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
         assert any(len(form) == 2 for form in forms(of.graph, step, "quick"))
 
 
-def test_what_cannot_run_is_not_taken() -> None:
+@pytest.mark.parametrize("level", ["none", "quick"])
+def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
     of = compiled()
-    assert signatures(rewrite(of.program, True, 1.0, "full", lambda graphs: {})) == signatures(of.program)
+    with pytest.warns(UserWarning, match=r"no plan of conv\+bias\+add\+(relu|swish) runs on this GPU"):
+        program = rewrite(of.program, True, 1.0, level, lambda graphs: {})
+    assert signatures(program) == ["conv", "bias", "add", "relu", "softmax", "conv", "bias", "add", "swish"]
+    assert {step.kind for step in program.steps} == {Kind.KERNEL}
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_lowered_is_none_where_a_part_does_not_lower() -> None:
