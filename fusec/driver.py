@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
 from fusec.compiled import Compiled
@@ -34,6 +34,25 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
+@dataclass
+class Family:
+    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
+    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time."""
+
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    judge: CudnnJudge | None = None
+    share_kernels: bool = False
+    _kernels: Any = None
+
+    def kernels(self) -> Any:
+        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
+        if self.share_kernels and self._kernels is None:
+            from fusec.gpu.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
+
+            self._kernels = kernel_cache()
+        return self._kernels
+
+
 def compile(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
@@ -45,7 +64,7 @@ def compile(
     disable: Collection[str] = (),
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
-    weights: SharedWeights | None = None,
+    family: Family | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -60,15 +79,16 @@ def compile(
     disable: names of passes and rewrite rules to leave out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
-    weights: holds the constants in common with other programs it was given to.
+    family: shares constants and more with the other programs it was given to.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(
-        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, weights=weights
+        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, family=family
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
+    weights = None if family is None else family.weights
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
     if device.is_present(compiled.target):
@@ -83,7 +103,7 @@ def compile(
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
-        backend = CudnnBackend(tune, progress, budget)
+        backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
         return Executable(replace(compiled, program=program), backend, weights)
     return Executable(compiled, SimulatorBackend(), weights)
@@ -97,7 +117,7 @@ def build(
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
     progress: Progress | None = None,
-    weights: SharedWeights | None = None,
+    family: Family | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
     if precision not in PRECISIONS:
@@ -110,14 +130,18 @@ def build(
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
-    if weights is not None:
-        weights.share(source)
+    if family is not None:
+        family.weights.share(source)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    if weights is not None:
-        weights.share(graph)
-    judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.weights.share(graph)
+    judge = None if family is None else family.judge
+    if judge is None:
+        judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.judge = judge
     program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
     return Compiled(source, program, goal, options, judge)
 

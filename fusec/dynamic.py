@@ -20,7 +20,6 @@ from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
 from fusec.runtime import Executable, SimulatorBackend, on_host
-from fusec.shared import SharedWeights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -50,6 +49,7 @@ def compile_dynamic(
     progress: driver.Progress | None = None,
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
+    share_kernels: bool = False,
     simulate: bool = False,
 ) -> DynamicExecutable:
     """An executable for all shapes of a model with symbolic dims; nothing is compiled before shapes are known.
@@ -57,6 +57,8 @@ def compile_dynamic(
     max_shapes: so many programs are kept, those used last.
     buckets: for symbolic dims, by name, the sizes to compile for: a smaller size is padded up to the next of them, if
         no row of the results depends on another row's, which is proved from the graph; else ModelError says why not.
+    share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
+        for one size, and milliseconds instead of seconds for the next one.
     simulate: run in simulation, also where the target's GPU is present.
     The rest is as for `compile`. Raises ModelError for a model that cannot be read.
     """
@@ -65,12 +67,14 @@ def compile_dynamic(
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": disable, "progress": progress}
 
-    def compiled(shapes: Shapes, weights: SharedWeights) -> Executable:
+    family = driver.Family(share_kernels=share_kernels)
+
+    def compiled(shapes: Shapes) -> Executable:
         if simulate:
             return Executable(
-                driver.build(source, shapes=shapes, weights=weights, **options), SimulatorBackend(), weights
+                driver.build(source, shapes=shapes, family=family, **options), SimulatorBackend(), family.weights
             )
-        return driver.compile(source, shapes=shapes, weights=weights, tune=tune, budget=budget, **options)
+        return driver.compile(source, shapes=shapes, family=family, tune=tune, budget=budget, **options)
 
     here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
     return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
@@ -82,7 +86,7 @@ class DynamicExecutable:
     def __init__(
         self,
         source: frontends.Source,
-        compile: Callable[[Shapes, SharedWeights], Executable],
+        compile: Callable[[Shapes], Executable],
         device: str,
         max_shapes: int,
         buckets: Mapping[str, Sequence[int]],
@@ -102,7 +106,6 @@ class DynamicExecutable:
         self._buckets = {symbol: sorted(set(sizes)) for symbol, sizes in buckets.items()}
         self._compile = compile
         self._max_shapes = max_shapes
-        self._weights = SharedWeights()
         self._lock = threading.RLock()
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], Executable] = OrderedDict()
         self._cuts: OrderedDict[tuple[tuple[int, ...], ...], tuple[Cut, ...]] = OrderedDict()
@@ -195,7 +198,7 @@ class DynamicExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
-                made = self._compile(shapes, self._weights)
+                made = self._compile(shapes)
                 while len(self._programs) >= self._max_shapes:
                     self._programs.popitem(last=False)
                 self._programs[key] = made
