@@ -80,6 +80,13 @@ def compile_dynamic(
     return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
 
 
+def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quick") -> DynamicExecutable:
+    """A `.fusec` file, whose shapes are fixed, behind the same interface."""
+    program = driver.load(path, target=target, tune=tune)
+    source = frontends.Source(program.compiled.source, file=os.fspath(path))
+    return DynamicExecutable(source, lambda shapes: program, program.device, 1, {})
+
+
 class DynamicExecutable:
     """A model that is compiled for the shapes it is called with. Calls from several threads take turns to compile."""
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fusec import driver, frontends
-from fusec.dynamic import MAX_SHAPES, DynamicExecutable, SymbolicSpec, compile_dynamic
+from fusec import driver
+from fusec.dynamic import MAX_SHAPES, SymbolicSpec, compile_dynamic, loaded
 from fusec.errors import ExecutionError, FusecError
 from fusec.gpu import device
 from fusec.ir import Array, DType, quote
@@ -231,7 +231,8 @@ class InferenceSession:
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
-    target, precision, tune, disable, max_shapes, buckets: see `fusec.compile` and `fusec.compile_dynamic`.
+    target, precision, tune, disable, max_shapes, buckets: see `fusec.compile` and `fusec.compile_dynamic`. A `.fusec`
+        file is compiled already: it takes target and tune alone.
     Raises ModelError for what cannot be read, or not be compiled.
     """
 
@@ -250,19 +251,22 @@ class InferenceSession:
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
     ):
-        self._source = frontends.Source(path_or_bytes)
         simulate = _simulate(providers, target)
-        self.executable: DynamicExecutable = compile_dynamic(
-            self._source,
-            target=target,
-            precision=precision,
-            tune=tune,
-            budget=budget,
-            disable=disable,
-            max_shapes=max_shapes,
-            buckets=buckets,
-            simulate=simulate,
-        )
+        if isinstance(path_or_bytes, str | os.PathLike) and os.fspath(path_or_bytes).endswith(".fusec"):
+            self.executable = loaded(path_or_bytes, target, tune)
+        else:
+            self.executable = compile_dynamic(
+                path_or_bytes,
+                target=target,
+                precision=precision,
+                tune=tune,
+                budget=budget,
+                disable=disable,
+                max_shapes=max_shapes,
+                buckets=buckets,
+                simulate=simulate,
+            )
+        self._source = self.executable.source
         fixed: dict[str, tuple[int, ...]] = {}
         for spec in self.executable.inputs:
             if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):

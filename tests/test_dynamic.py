@@ -238,6 +238,25 @@ def test_constants_with_more_rows_of_the_same_beginning_are_fine() -> None:
     assert exe.shapes == [{"x": (8, 4)}]
 
 
+def test_ops_along_other_dims_let_a_batch_be_padded() -> None:
+    nodes = [
+        node("Slice", ["x", "from", "to", "dim"], ["a"]),
+        node("Pad", ["a", "pads"], ["b"]),
+        node("Resize", ["b", "", "scales"], ["c"], mode="linear"),
+        node("Shape", ["x"], ["n"], end=1),
+        node("Concat", ["n", "row"], ["shape"], axis=0),
+        node("Expand", ["token", "shape"], ["t"]),
+        node("Concat", ["t", "c"], ["y"], axis=3),
+    ]
+    ints_held = ints(**{"from": [1], "to": [4], "dim": [2], "pads": [0, 0, 1, 0, 0, 0, 0, 1], "row": [1, 8, 1]})
+    held = {**ints_held, **weights(token=[1, 8, 1]), "scales": np.array([1, 1, 2, 1], np.float32)}
+    proto = model(nodes, [info("x", ["N", 1, 4, 5])], [info("y", ["N", 1, 8, 7])], held)
+    exe = fusec.compile_dynamic(proto, buckets={"N": [4]})
+    for batch in (3, 1, 4):
+        check(exe, proto, x=fresh(batch, 1, 4, 5))
+    assert [s["x"] for s in exe.shapes] == [(4, 1, 4, 5)]
+
+
 def test_a_square_input_is_refused() -> None:
     proto = model([node("Relu", ["x"], ["y"])], [info("x", ["N", "N"])], ["y"])
     with pytest.raises(ModelError, match="input %x has it twice"):

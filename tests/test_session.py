@@ -88,6 +88,14 @@ def test_a_path_and_options_of_onnxruntime_are_taken(tmp_path: Path) -> None:
     assert_close(session.run(["y"], feeds(), None)[0], peer(net()).run(["y"], feeds())[0], 1e-6)
 
 
+def test_a_compiled_model_is_taken(tmp_path: Path) -> None:
+    fusec.compile(net(2), target="l4").save(tmp_path / "net.fusec")
+    session = fusec.InferenceSession(tmp_path / "net.fusec")
+    assert [a.shape for a in session.get_inputs()] == [[2, 4], [2, 6]]
+    assert_close(session.run(["z"], feeds())[0], peer(net()).run(["z"], feeds())[0], 1e-6)
+    assert session.executable.at({"x": (2, 4), "i": (2, 6)}).compiled.target.name == "l4"
+
+
 def test_shapes_come_with_the_feeds_and_buckets_hold() -> None:
     session = fusec.InferenceSession(net(), buckets={"N": [4]}, max_shapes=2)
     for batch in (1, 3, 4, 5):
