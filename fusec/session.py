@@ -327,7 +327,7 @@ def _simulate(providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None, t
     if not names or names[0] == CPU:
         return bool(names)
     if not device.is_present(driver.resolve_target(target)):
-        warnings.warn(f"{names[0]}: there is no such GPU here; the model runs in simulation", stacklevel=4)
+        warnings.warn(f"{names[0]}: there is no such GPU here; the model runs in simulation", stacklevel=3)
     return False
 
 
