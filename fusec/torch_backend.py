@@ -126,13 +126,20 @@ def _stream(device: Any) -> AbstractContextManager[Any]:
 # torch.compile ---------------------------------------------------------------------------------------------------
 
 
-def backend(gm: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-    """The backend `fusec` of torch.compile; `options` are those of `fusec.compile_dynamic`.
+MODES = {"default": "quick", "reduce-overhead": "quick", "max-autotune": "full", "max-autotune-no-cudagraphs": "full"}
+
+
+def backend(
+    gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend `fusec` of torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
 
     A graph is exported and compiled when it is first called, once for the sizes dynamo keeps symbolic. It runs in torch
     where gradients are wanted or fusec cannot take it, with a warning.
     """
-    given = dict(options or {})
+    if mode is not None and mode not in MODES:
+        raise FusecError(f"the backend has no mode {mode!r}; modes are {', '.join(MODES)}")
+    given = {**({} if mode is None else {"tune": MODES[mode]}), **(options or {})}
     known = [name for name in inspect.signature(compile_dynamic).parameters if name != "model"]
     if unknown := [name for name in given if name not in known]:
         raise FusecError(f"the backend has no option {unknown[0]!r}; options are {', '.join(known)}")

@@ -180,6 +180,16 @@ def test_options_are_those_of_compile_dynamic() -> None:
         Watched(speed=11).compile(net)(x)
 
 
+def test_modes_say_how_plans_are_tuned() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: (torch.relu(x),))
+    made = torch_backend.backend(graph, [torch.zeros(2)], mode="max-autotune", options={"target": "l4"})
+    assert made.options == {"tune": "full", "target": "l4"}
+    f = torch.compile(lambda x: torch.relu(x) + 1, backend=torch_backend.backend, mode="reduce-overhead")
+    close(f(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(FusecError, match="the backend has no mode 'warp'; modes are default"):
+        torch_backend.backend(graph, [torch.zeros(2)], mode="warp")
+
+
 def test_the_name_leads_to_the_backend() -> None:
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["torch_dynamo_backends"]["fusec"].partition(":")
