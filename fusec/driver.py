@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
 from fusec.compiled import Compiled
@@ -26,6 +26,7 @@ from fusec.passes.partition.strict import AsSource
 from fusec.program import Program
 from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.shared import SharedWeights
 from fusec.target import Target
 from fusec.target import load as load_target
 
@@ -37,8 +38,27 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
+@dataclass
+class Family:
+    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
+    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time."""
+
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    judge: CudnnJudge | None = None
+    share_kernels: bool = False
+    _kernels: Any = None
+
+    def kernels(self) -> Any:
+        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
+        if self.share_kernels and self._kernels is None:
+            from fusec.gpu.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
+
+            self._kernels = kernel_cache()
+        return self._kernels
+
+
 def compile(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
@@ -49,6 +69,7 @@ def compile(
     rounding: str = "fused",
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    family: Family | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -65,14 +86,23 @@ def compile(
         storage type wherever the model does, and fusions and rewrites that would change that are left out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
+    family: shares constants and more with the other programs it was given to.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(
-        model, target=target, precision=precision, shapes=shapes, disable=disable, rounding=rounding, progress=progress
+        model,
+        target=target,
+        precision=precision,
+        shapes=shapes,
+        disable=disable,
+        rounding=rounding,
+        progress=progress,
+        family=family,
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
+    weights = None if family is None else family.weights
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
     if device.is_present(compiled.target):
@@ -82,20 +112,20 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend)
+            executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
-        backend = CudnnBackend(tune, progress, budget)
+        backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
-        return Executable(replace(compiled, program=program), backend)
-    return Executable(compiled, SimulatorBackend())
+        return Executable(replace(compiled, program=program), backend, weights)
+    return Executable(compiled, SimulatorBackend(), weights)
 
 
 def build(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
@@ -103,6 +133,7 @@ def build(
     disable: Collection[str] = (),
     rounding: str = "fused",
     progress: Progress | None = None,
+    family: Family | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
     if precision not in PRECISIONS:
@@ -117,12 +148,20 @@ def build(
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
+    if family is not None:
+        family.weights.share(source)
     if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
         options = replace(options, disable=options.disable | passes.REROUNDING)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.weights.share(graph)
+    cudnn = None if family is None else family.judge
+    if cudnn is None:
+        cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.judge = cudnn
     judge = AsSource(cudnn) if options.as_source else cudnn
 
     def cut(graph: Graph) -> Program:

@@ -21,12 +21,13 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, Node, TensorType, Value, quote
+from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
+from fusec.shared import SharedWeights
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
@@ -51,8 +52,8 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -61,6 +62,11 @@ class Backend(Protocol):
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
+        ...
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
+        value, a constant's in the memory order of the type."""
         ...
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
@@ -97,7 +103,7 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -105,6 +111,9 @@ class SimulatorBackend:
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        return None
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         return lambda: _all(runs)
@@ -131,12 +140,15 @@ class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
     `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
-    stored value lies in the one arena that all calls share. The first call runs step by step, later ones at once.
+    stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
+    kernel of fusec's runs. The first call runs step by step, later ones at once.
     """
 
-    def __init__(self, compiled: Compiled, backend: Backend):
+    def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
+        """weights: shared with other executables of the same backend's kind; else it has its own."""
         self.compiled = compiled
         self.backend = backend
+        self._weights = weights
         graph = compiled.graph
         self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
         self.outputs = tuple(
@@ -148,6 +160,7 @@ class Executable:
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
+        self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
@@ -155,11 +168,12 @@ class Executable:
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
-                for value in step.nodes[0].operands:
+                for value in inputs_of(step.nodes):
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
+        others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
 
     @property
     def device(self) -> str:
@@ -198,13 +212,13 @@ class Executable:
         for name in given:
             if name not in wanted:
                 raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
-        on_host = all(_on_host(array) for array in (*feeds.values(), *given.values()))
+        all_on_host = all(on_host(array) for array in (*feeds.values(), *given.values()))
         bound = self._bind(feeds)
         into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
         with self._lock, self.backend.calling():
             results = self._execute(bound)
             picked = [results[known.index(name)] for name in wanted]
-            if on_host:
+            if all_on_host:
                 self.backend.finish()
                 if self.backend.xp is not np:
                     picked = [array.get() for array in picked]
@@ -262,7 +276,7 @@ class Executable:
     def _checked(self, given: Any, spec: TensorSpec, kind: str) -> Array:
         """An array of the caller's; one to be written to is not copied."""
         if kind == "out":
-            shared = not _on_host(given) and self.backend.xp is not np
+            shared = not on_host(given) and self.backend.xp is not np
             if not shared and not isinstance(given, np.ndarray):
                 raise ExecutionError(f"out {quote(spec.name)}: results cannot be written into {type(given).__name__}")
             array = self.backend.from_any(given) if shared else given
@@ -281,7 +295,12 @@ class Executable:
         key = (id(literal), type.order)
         if key not in self._constants:
             xp = self.backend.xp
-            self._constants[key] = pack(xp, xp.asarray(literal.array), type)
+
+            def packed() -> Array:
+                return pack(xp, xp.asarray(literal.array), type)
+
+            shared = self._weights
+            self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
         return self._constants[key]
 
     def _execute(self, arrays: Sequence[Array]) -> list[Array]:
@@ -334,8 +353,11 @@ class Executable:
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        (node,) = step.nodes
-        return lambda: self._run_kernel(node)
+        kernel = self.backend.kernel(step, self._memory)
+        if kernel is not None:
+            self.kernels.add(step)
+            return kernel
+        return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand; what does not is copied."""
@@ -362,13 +384,22 @@ class Executable:
         literal = value.literal
         return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_kernel(self, node: Node) -> None:
-        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-            if array.dtype != value.type.dtype.numpy:
-                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            if value.uses:
-                unpack(self._places[value], value.type)[...] = array
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constant(literal, type) if literal is not None else self._places[value]
+
+    def _run_reference(self, step: Partition) -> None:
+        """The step's nodes one by one, each result rounded to its own type."""
+        held: dict[Value, Array] = {}
+        for node in step.nodes:
+            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
+            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
+                if array.dtype != value.type.dtype.numpy:
+                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                held[value] = array
+        for value in step.outputs:
+            unpack(self._places[value], value.type)[...] = held[value]
 
 
 def _all(runs: Sequence[Callable[[], None]]) -> None:
@@ -376,7 +407,10 @@ def _all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-def _on_host(array: Any) -> bool:
-    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned)."""
+def on_host(array: Any) -> bool:
+    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
+    `__cuda_array_interface__`."""
     device = getattr(array, "__dlpack_device__", None)
-    return device is None or device()[0] in (1, 3)
+    if device is None:
+        return not hasattr(array, "__cuda_array_interface__")
+    return device()[0] in (1, 3)

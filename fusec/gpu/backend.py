@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,16 +16,20 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.forms import rewrite
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
+from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
-from fusec.program import Program
+from fusec.program import Partition, Program
 
+KERNEL_RUNS = 7
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
 
@@ -34,7 +39,7 @@ class CudnnBackend:
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
     whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
-    nothing is known and they were measured, or nothing shall be.
+    nothing is known and they were measured, or nothing shall be. kernels: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -46,6 +51,7 @@ class CudnnBackend:
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
         suggested: Mapping[str, Choice] | None = None,
+        kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
@@ -53,6 +59,7 @@ class CudnnBackend:
         self.budget_s = budget_s
         self._store = store or PlanStore()
         self._suggested = suggested or {}
+        self._kernels = kernels
         here = device.detect()
         self._target = here.name if here is not None else ""
         self._driver = str(cupy.cuda.runtime.driverGetVersion())
@@ -65,6 +72,7 @@ class CudnnBackend:
         self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
+        self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -76,8 +84,11 @@ class CudnnBackend:
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Choose and build a plan of each graph; ExecutionError if one has none."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
+        no plan."""
+        found = (kernels.find(step.nodes, step.outputs) for step in others)
+        self._launcher.compile(kernel for kernel in found if kernel is not None)
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
@@ -112,7 +123,7 @@ class CudnnBackend:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note)
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels)
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
             if key in keys and result.plans and known.get(key) != result.plans[0][0]:
@@ -120,15 +131,35 @@ class CudnnBackend:
         self._tuned.update(tuned)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
-        """The program with each step in the form that is fastest on this GPU, or in one that runs. kept: other forms,
-        which round otherwise, are not tried."""
+        """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
+        with what is beside them. kept: what would round otherwise is not tried."""
+        program = program if kept else grouped(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
         def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
             return self.times_us(graphs, footprint_bytes)
 
-        return rewrite(program, tensor_cores, launch_us, "none" if kept else self.tune, time_us)
+        def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
+            return self._kernels_us(asked, footprint_bytes)
+
+        if kept:
+            return rewrite(program, tensor_cores, launch_us, "none", time_us, kernels_us)
+        return grouped(rewrite(program, tensor_cores, launch_us, self.tune, time_us, kernels_us))
+
+    def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
+        """How long kernels take, by key."""
+        if not asked:
+            return {}
+        self._launcher.compile(asked.values())
+        times: dict[str, float] = {}
+        with _out_of_memory("timing kernels"), self._stream:
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            for key, kernel in asked.items():
+                run = self._launcher.with_random_data(kernel)
+                lab.run_us(run)
+                times[key] = statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
+        return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
@@ -175,6 +206,10 @@ class CudnnBackend:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
 
         return run
+
+    def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        kernel = kernels.find(step.nodes, step.outputs)
+        return None if kernel is None else self._launcher.bind(kernel, memory)
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
