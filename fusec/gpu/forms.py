@@ -136,10 +136,14 @@ def _slow_when_fused(step: Partition) -> bool:
 
 
 def _cuts(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
-    """Behind the product, and behind a first add (a bias or residual, which engines take best), if what is left is
-    pointwise. A step is convex and in graph order, so any beginning of it is a step, too."""
+    """Between two products; or behind the only one, and behind a first add (a bias or residual, which engines take
+    best), if what is left is pointwise. A step is convex and in graph order, so any beginning of it is a step, too."""
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:
+        return
+    second = next((i for i, node in enumerate(nodes[at + 1 :], at + 1) if isinstance(node.op, PRODUCTS)), None)
+    if second is not None:
+        yield nodes[:second], nodes[second:]
         return
     places = [at + 1]
     if at + 1 < len(nodes) and nodes[at + 1].op.name == "add":
