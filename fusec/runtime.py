@@ -140,7 +140,8 @@ class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
     `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
-    stored value lies in the one arena that all calls share. The first call runs step by step, later ones at once.
+    stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
+    kernel of fusec's runs. The first call runs step by step, later ones at once.
     """
 
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
@@ -159,6 +160,7 @@ class Executable:
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
+        self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
@@ -352,6 +354,7 @@ class Executable:
             return self._bound_view(step)
         kernel = self.backend.kernel(step, self._memory)
         if kernel is not None:
+            self.kernels.add(step)
             return kernel
         return lambda: self._run_reference(step)
 

@@ -16,10 +16,10 @@ from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
-from fusec.ops import Conv, ConvTranspose
+from fusec.ops import Cast, Conv, ConvTranspose, Pointwise
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.spell import REWRITES
-from fusec.program import Kind, Partition, Program, Refusal, display_name, inputs_of
+from fusec.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.target import Target
 from fusec.verdict import Legal, Refused
 
@@ -96,17 +96,18 @@ _Found = tuple[Decline, Refusal | None]  # with what a core search starts from
 
 
 def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None) -> _Found:
-    """Why a step of one op is not cuDNN's."""
-    node = step.nodes[0]
+    """Why a step's op is not cuDNN's: that of a kernel, if it has pointwise ops around one."""
+    node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
         ours = COPIES if isinstance(node.op, VIEWS) else WITHOUT[node.op.name]
         return Decline(name, name, "lower", "", "", ours, places), None
-    alone = next((r for r in refusals if r.nodes == step.nodes), None)
+    alone = next((r for r in refusals if r.nodes == (node,)), None)
     if alone is None and judge is not None:
-        (verdict,) = judge.judge([step.body])
+        body = step.body if len(step.nodes) == 1 else body_of(node.graph, [node])
+        (verdict,) = judge.judge([body])
         if isinstance(verdict, Refused):
-            alone = Refusal(step.nodes, step.body, verdict)
+            alone = Refusal((node,), body, verdict)
     if alone is None:
         return Decline(name, name, "none", "", "", STAGES["none"], places), None
     return replace(_declined(alone), op=name), alone
@@ -124,7 +125,7 @@ def _declined(refusal: Refusal) -> Decline:
 def _minimal(program: Program) -> list[Refusal]:
     """The refusals that do not follow from a smaller one (of some of the same ops), nor from an op that is
     left out and has its own entry, and were not overcome: their nodes are in one step after all."""
-    kernels = {s.nodes[0] for s in program.steps if s.kind is Kind.KERNEL}
+    kernels = {n for s in program.steps if s.kind is Kind.KERNEL for n in s.nodes}
     kept: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}
     result: list[Refusal] = []
     for refusal in sorted(program.refusals, key=lambda r: len(r.nodes)):

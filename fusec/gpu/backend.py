@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -17,6 +18,8 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.forms import rewrite
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
@@ -26,6 +29,7 @@ from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
 from fusec.program import Partition, Program
 
+KERNEL_RUNS = 7
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
 
@@ -127,14 +131,33 @@ class CudnnBackend:
         self._tuned.update(tuned)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
-        """The program with each step in the form that is fastest on this GPU, or in one that runs."""
+        """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
+        with what is beside them."""
+        program = grouped(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
         def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
             return self.times_us(graphs, footprint_bytes)
 
-        return rewrite(program, tensor_cores, launch_us, self.tune, time_us)
+        def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
+            return self._kernels_us(asked, footprint_bytes)
+
+        return grouped(rewrite(program, tensor_cores, launch_us, self.tune, time_us, kernels_us))
+
+    def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
+        """How long kernels take, by key."""
+        if not asked:
+            return {}
+        self._launcher.compile(asked.values())
+        times: dict[str, float] = {}
+        with _out_of_memory("timing kernels"), self._stream:
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            for key, kernel in asked.items():
+                run = self._launcher.with_random_data(kernel)
+                lab.run_us(run)
+                times[key] = statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
+        return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""

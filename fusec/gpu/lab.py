@@ -90,11 +90,15 @@ class GpuLaboratory:
     def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
+        return self.run_us(lambda: self._run(plan, addresses, scratch))
+
+    def run_us(self, run: Callable[[], None]) -> float:
+        """How long what `run` queues takes on the device, as it would within the model."""
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         with self._stream:
             self._sweep.fill(0)
             start.record(self._stream)
-            self._run(plan, addresses, scratch)
+            run()
             stop.record(self._stream)
         try:
             stop.synchronize()

@@ -16,6 +16,7 @@ from fusec.passes.precision import Precision
 from fusec.passes.recognise import Recognise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
+from fusec.passes.widen_channels import WidenChannels
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
 # show once shapes and operands are numbers; merging last, when equal things have become equal nodes.
@@ -40,6 +41,8 @@ PIPELINE: tuple[Pass, ...] = (
     *CLEAN_UP,
     # After the folds: it sees each weight in its final form and rounds it once.
     Precision(),
+    # Only where numbers are stored in 16 bits.
+    WidenChannels(),
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
     *CLEAN_UP,

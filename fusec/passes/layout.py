@@ -250,8 +250,8 @@ class _Regions:
         )
 
     def _turns(self, node: Node, type: TensorType) -> bool:
-        """Whether a kernel reads one order and writes another."""
-        if not isinstance(node.op, _KERNELS):
+        """Whether a kernel reads one order and writes another. A pad of channels turns an image in passing."""
+        if not isinstance(node.op, _KERNELS) or (isinstance(node.op, Pad) and _adds_channels(node.op)):
             return False
         sources = [self.type_of(v) for v in _tied(node)]
         return any(s is not None and not same_storage(type.shape, s.order, type.order) for s in sources)
@@ -282,6 +282,10 @@ class _Regions:
         if a in self.orders:
             self.orders[b] = self.orders.pop(a)
         self.parent[a] = b
+
+
+def _adds_channels(pad: Pad) -> bool:
+    return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])
 
 
 def _as_rows(user: Node, index: int, type: TensorType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,25 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
             assert_close(got, right, 1e-6)
     assert {entry.rsplit("_", 1)[0] for entry in machine.launched} == {"max_pool", "reduce", "softmax"}
     assert machine.replayed == 2, "kernels are captured with the rest"
+    assert {step.signature for step in net.kernels} == {"max_pool", "reduce", "softmax"}
+
+
+@needs_compiler
+def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    program = backend.improve(of.program, True, 1.0)
+    assert [step.signature for step in program.steps] == ["max_pool+relu", "reduce", "softmax"]
+    net = Executable(replace(of, program=program), backend)
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    want = Executable(of, SimulatorBackend()).run(None, {"x": x})
+    for got, right in zip(net.run(None, {"x": x}), want, strict=True):
+        assert_close(got, right, 1e-6)
+    assert any(entry.startswith("pointwise") for entry in machine.launched) is False
+    alone = backend.improve(compiled().program, True, 1.0)
+    assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
 
 
 def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:

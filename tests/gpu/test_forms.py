@@ -12,9 +12,10 @@ from test_runtime import LowersJudge
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu.forms import forms, lowered, rewrite
+from fusec.gpu.kernels import Kernel
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
-from fusec.program import Kind, Program
+from fusec.program import Kind, Program, alone
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -132,4 +133,29 @@ def test_lowered_is_none_where_a_part_does_not_lower() -> None:
     form = forms(of.graph, of.program.steps[0], "none")[0]
     assert lowered(form, True) is not None
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    assert lowered((softmax,), True) is None
+    (kernel,) = lowered((softmax,), True) or [None]
+    assert isinstance(kernel, Kernel) and kernel.name == "softmax"
+    assert lowered((replace(softmax, kind=Kind.CUDNN),), True) is None
+    conv = alone(of.graph, of.program.steps[0].nodes[0])
+    assert lowered((conv,), True) is None, "there is no kernel of a dense convolution"
+
+
+def test_kernels_compete() -> None:
+    of = compiled(groups=4)
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return dict.fromkeys(graphs, 10.0)
+
+    def kernels_us(asked: Mapping[str, Kernel], us: float = 1.0) -> dict[str, float]:
+        return {key: us for key, kernel in asked.items() if kernel.name.startswith("depthwise")}
+
+    program = rewrite(of.program, True, 1.0, "quick", time_us, kernels_us)
+    assert [step.kind for step in program.steps] == [Kind.KERNEL] * 3
+    assert signatures(program) == signatures(of.program)
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    slow = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: kernels_us(asked, 99.0))
+    assert [step.kind for step in slow.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    rest = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: dict.fromkeys(asked, 2.0))
+    assert {step.kind for step in rest.steps} == {Kind.KERNEL}
+    assert rewrite(of.program, True, 1.0, "none", time_us, kernels_us).steps[0].kind is Kind.CUDNN

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, pointwise, pooling, rows
+from fusec.gpu.kernels import depthwise, pointwise, pooling, rows, sampled
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     pointwise.pointwise,
+    rows.rows,  # before pooling, since a pool over everything is a reduction
     pooling.pooling,
-    rows.rows,
     depthwise.depthwise,
+    sampled.sampled,
 )
 
 

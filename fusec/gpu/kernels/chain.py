@@ -11,21 +11,24 @@ from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.expressions import expression, literal, pattern
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, MAX_VECTOR, VECTOR_BYTES, Arguments, compute_type
-from fusec.ir import DType, Node, TensorType, Value
-from fusec.ops import Cast, Pointwise
+from fusec.gpu.kernels.view import Laid, View
+from fusec.ir import DType, Node, Value
+from fusec.ops import Cast, Pointwise, Relayout
 
 
 @dataclass(frozen=True)
 class Space:
     """Elements of a logical shape: the C expression of each coordinate (None: zero), and `vector` neighbours along
-    dim `along`, whose coordinate is that of the first."""
+    dim `along`, whose coordinate is that of the first. `packs`: they may be moved at once where they lie side by
+    side."""
 
     shape: tuple[int, ...]
     names: tuple[str | None, ...]
     along: int = -1
     vector: int = 1
+    packs: bool = True
 
-    def offset(self, type: TensorType) -> str:
+    def offset(self, type: Laid) -> str:
         """Where a tensor that broadcasts to the shape has its (first) element."""
         lead = len(self.shape) - type.rank
         terms = [
@@ -33,9 +36,15 @@ class Space:
             for d, (size, stride) in enumerate(zip(type.shape, type.strides, strict=True))
             if size != 1 and self.names[lead + d] is not None
         ]
+        if isinstance(type, View) and type.start:
+            terms.append(str(type.start))
         return " + ".join(terms) or "0"
 
-    def step(self, type: TensorType) -> int:
+    def is_pack(self, type: Laid) -> bool:
+        """Whether neighbours in a tensor are moved at once."""
+        return self.packs and self.vector > 1 and self.step(type) == 1
+
+    def step(self, type: Laid) -> int:
         """How far apart neighbours lie in a tensor that broadcasts to the shape."""
         return step(type, len(self.shape), self.along) if self.along >= 0 else 0
 
@@ -73,6 +82,9 @@ class Chain:
         """Compute the results of a node; its operands are loaded if they are not known."""
         operands = [self.get(v) for v in node.operands]
         result = node.results[0]
+        if isinstance(node.op, Relayout):  # another place in memory, the same number
+            self.known[result] = operands[0]
+            return
         source, dtype = node.operands[-1].type, result.type.dtype
         if isinstance(node.op, Cast):
             text = cast(operands[0], source.dtype, dtype)
@@ -87,18 +99,19 @@ class Chain:
         self.inside.append(f"const {compute_type(dtype)} {name} = {text};")
         self.known[result] = name
 
-    def get(self, value: Value, type: TensorType | None = None) -> str:
-        """The element of a value, in the type it is computed in; `type`: how its memory is to be read, if otherwise."""
+    def get(self, value: Value, type: Laid | None = None, memory: Value | None = None) -> str:
+        """The element of a value, in the type it is computed in. It is read from its own memory or another's, as the
+        type says if it is not stored as its own."""
         if value not in self.known:
-            self.known[value] = self._loaded(value, type or value.type)
+            self.known[value] = self.load(memory or value, type or value.type)
         return self.known[value]
 
-    def store(self, value: Value) -> None:
-        """Write a value that is known."""
-        c_type, vector = C_TYPES[value.type.dtype], self.space.vector
-        pointer, at = self.arguments.write(value), self.space.offset(value.type)
-        text, step = f"narrow<{c_type}>({self.known[value]})", self.space.step(value.type)
-        if vector > 1 and step == 1:
+    def store(self, value: Value, known: Value | None = None, type: Laid | None = None) -> None:
+        """Write a value that is known, or known by the name of another, where `type` says."""
+        c_type, vector, type = C_TYPES[value.type.dtype], self.space.vector, type or value.type
+        pointer, at = self.arguments.write(value), self.space.offset(type)
+        text, step = f"narrow<{c_type}>({self.known[known or value]})", self.space.step(type)
+        if self.space.is_pack(type):
             pack = f"{pointer}_{len(self.after)}"
             self.before.append(f"Pack<{c_type}, {vector}> {pack};")
             self.inside.append(f"{pack}.v[j] = {text};")
@@ -113,14 +126,15 @@ class Chain:
             loop.insert(0, "#pragma unroll")
         return ["{", *(f"  {line}" for line in (*self.before, *loop, *self.after)), "}"]
 
-    def _loaded(self, value: Value, type: TensorType) -> str:
-        number = value.literal.array.reshape(-1)[0] if value.literal is not None and type.size == 1 else None
+    def load(self, value: Value, type: Laid) -> str:
+        """The element of a value read from memory."""
+        number = value.literal.array.reshape(-1)[0] if value.literal is not None and value.type.size == 1 else None
         if number is not None:
             return literal(float(number) if type.dtype.is_float else number.item(), type.dtype)
         c_type, vector = C_TYPES[type.dtype], self.space.vector
         pointer, at, step = self.arguments.read(value), self.space.offset(type), self.space.step(type)
-        name = f"{self.prefix}{pointer}"
-        if vector > 1 and step == 1:
+        name = f"{self.prefix}{pointer}_{len(self.known)}"
+        if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
             self.before.append(f"const {pack} {name} = load_pack<{c_type}, {vector}>({pointer} + {at});")
             return f"wide({name}.v[j])"
@@ -149,7 +163,7 @@ def cast(text: str, source: DType, to: DType) -> str:
     return f"({C_TYPES[to]})({text})"
 
 
-def widest(size: int, types: Sequence[TensorType], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
+def widest(size: int, types: Sequence[Laid], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
     """How many neighbours along a dim of that size can be moved at once. steps: for each type how far apart elements
     lie along the dim and, behind that, along all others. exact: the dim must divide into as many."""
     smallest = min((t.dtype.itemsize for t in types), default=1)
@@ -162,13 +176,13 @@ def widest(size: int, types: Sequence[TensorType], steps: Sequence[Sequence[int]
     return 1
 
 
-def step(type: TensorType, rank: int, dim: int) -> int:
+def step(type: Laid, rank: int, dim: int) -> int:
     """How far apart elements of a tensor lie along a dim of a shape of that rank that it broadcasts to."""
     own = dim - (rank - type.rank)
     return type.strides[own] if own >= 0 and type.shape[own] != 1 else 0
 
 
-def merged(shape: tuple[int, ...], order: Sequence[int], types: Sequence[TensorType]) -> list[list[int]]:
+def merged(shape: tuple[int, ...], order: Sequence[int], types: Sequence[Laid]) -> list[list[int]]:
     """The dims that are not 1 in memory order; together those that all the types walk through as if they were one."""
     groups: list[list[int]] = []
     for dim in order or range(len(shape)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.spec import compute_type
-from fusec.ir import DType, Node, TensorType
+from fusec.ir import DType, Node, Op, TensorType
 from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
 
@@ -32,11 +32,12 @@ class Formula:
     passes: tuple[Pass, ...]
     result: str
     parameters: tuple[TensorType, ...] = ()
+    merge: str = ""
 
 
-def formula(node: Node) -> Formula | None:
-    """The formula of a node; None if it has none."""
-    op, x = node.op, node.operands[0].type
+def formula(node: Node, op: Op) -> Formula | None:
+    """The formula of an op, applied as the node applies its own; None if it has none."""
+    x = node.operands[0].type
     if isinstance(op, Reduce):
         return _reduction(op, x)
     if not x.dtype.is_float:
@@ -57,11 +58,11 @@ def formula(node: Node) -> Formula | None:
         f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, DType.F64 if kind == 'double' else DType.F32)})"
     )
     if isinstance(op, RmsNorm):
-        return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters)
+        return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters, "plain")
     mean = _total("e", kind, f"# / {kind}({count})")
     spread = _total(f"square(e - {_mine(0)})", kind, inverse)
     scaled = "(e - #0) * #1 * #s + #b" if len(parameters) > 1 else "(e - #0) * #1 * #s"
-    return Formula(kind, (mean, spread), scaled, parameters)
+    return Formula(kind, (mean, spread), scaled, parameters, "moments")
 
 
 def _reduction(op: Reduce, x: TensorType) -> Formula | None:
@@ -71,15 +72,15 @@ def _reduction(op: Reduce, x: TensorType) -> Formula | None:
     square, magnitude = ("e * e", "fabs(e)") if x.dtype.is_float else ("wrap_mul(e, e)", "wrap_abs(e)")
     count = math.prod(x.shape[a] for a in op.axes)
     if op.kind in ("max", "min"):
-        return Formula(kind, (_largest(x.dtype) if op.kind == "max" else _smallest(x.dtype),), "#0")
+        return Formula(kind, (_largest(x.dtype) if op.kind == "max" else _smallest(x.dtype),), "#0", merge="plain")
     if op.kind == "prod":
-        return Formula(kind, (Pass("Multiply", f"{kind}(1)", "e"),), "#0")
+        return Formula(kind, (Pass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
     if op.kind == "log_sum_exp":
         top = Pass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
         return Formula(kind, (top, _total(f"exp(e - {_mine(0)})", kind)), "log(#0) + #1")
     terms = {"l1": magnitude, "l2": square, "sum_square": square}
     results = {"mean": f"#0 / {kind}({count})", "l2": "sqrt(#0)", "log_sum": "log(#0)"}
-    return Formula(kind, (_total(terms.get(op.kind, "e"), kind),), results.get(op.kind, "#0"))
+    return Formula(kind, (_total(terms.get(op.kind, "e"), kind),), results.get(op.kind, "#0"), merge="plain")
 
 
 def _accumulator(dtype: DType) -> str:

@@ -11,7 +11,7 @@ import cupy
 
 from fusec.errors import ExecutionError
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
-from fusec.ir import Array, TensorType, Value
+from fusec.ir import Array, DType, TensorType, Value
 
 OPTIONS = ("--std=c++17",)
 Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
@@ -55,6 +55,27 @@ class Launcher:
                 function(grid, block, arguments)
 
         return run
+
+    def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
+        """What launches a kernel over memory of its own, filled with normal numbers (and indices within bounds)."""
+        held: dict[tuple[Value, TensorType], Array] = {}
+
+        def memory(value: Value, type: TensorType) -> Array:
+            if (value, type) not in held:
+                held[value, type] = _random(type)
+            return held[value, type]
+
+        return self.bind(kernel, memory)
+
+
+def _random(type: TensorType) -> Array:
+    size = max(type.size, 1)
+    if type.dtype is DType.BOOL or type.dtype.is_int:
+        return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
+    array = cupy.random.standard_normal(size).astype(cupy.float32)
+    if type.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
+        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
+    return array.astype(type.dtype.numpy)
 
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:

@@ -17,6 +17,7 @@ struct bf16 { u16 bits; };
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define ALIGNED(p, n)
+#define TABLE static __device__ const
 #define INFINITE __int_as_float(0x7f800000)
 DEVICE float bits_to_f32(u32 b) { return __uint_as_float(b); }
 DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }

@@ -69,6 +69,11 @@ class Kernel:
     launches: tuple[Launch, ...]
     scratch_bytes: int = 0
 
+    @property
+    def key(self) -> str:
+        """Equal for equal work."""
+        return " ".join(f"{launch.entry}:{launch.grid}" for launch in self.launches) or "nothing"
+
 
 @dataclass
 class Arguments:
@@ -101,14 +106,17 @@ class Arguments:
             self.arguments.append(Argument(value, type))
         return self.names[key]
 
-    def launch(self, name: str, lines: Sequence[str], grid: int, block: int = BLOCK) -> Launch:
-        """The launch of a kernel with this body."""
+    def launch(
+        self, name: str, lines: Sequence[str], grid: int, block: int = BLOCK, preamble: Sequence[str] = ()
+    ) -> Launch:
+        """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too."""
         pointers = zip(self.parameters, self.names.values(), strict=True)
         declared = ", ".join(f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers)
         body = "\n".join(f"  {line}" for line in lines)
-        text = f'extern "C" __global__ void __launch_bounds__({block}) ENTRY({declared}) {{\n{body}\n}}\n'
+        before = "".join(f"{line}\n" for line in preamble)
+        text = f'{before}extern "C" __global__ void __launch_bounds__({block}) ENTRY({declared}) {{\n{body}\n}}\n'
         entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        source = text.replace("ENTRY", entry, 1)
+        source = text.replace("ENTRY", entry)
         return Launch(entry, source, grid, block, tuple(self.parameters), tuple(self.arguments))
 
 

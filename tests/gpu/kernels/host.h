@@ -10,6 +10,7 @@
 #define __shared__ static
 #define DEVICE static inline
 #define DEVICE_MEMBER inline
+#define TABLE static const
 #define INFINITE __builtin_inff()
 
 struct Index { unsigned x; };

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import Case, assert_same
+from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
 from gpu.kernels.test_pooling_kernels import random_cases
 from gpu.kernels.test_row_kernels import normed, reductions, surrounded
+from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
+from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
 
 from fusec.gpu.kernels.spec import prelude
 from fusec.ir import TensorType, Value
@@ -28,6 +32,13 @@ def cases() -> list[Case]:
         *reductions(),
         *normed(),
         *surrounded(),
+        *depthwise_cases(),
+        *move_cases(),
+        *among_pointwise_ops(),
+        *resize_cases(),
+        *pad_cases(),
+        *gather_cases(),
+        *around_samples(),
     ]
 
 

@@ -64,6 +64,17 @@ def test_one_window_of_rows(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
+def test_pools_over_everything(rng: np.random.Generator) -> None:
+    cases: list[Case] = []
+    for kind in (last, rows):
+        for pool in (AvgPool((7, 5), (1, 1), (0, 0, 0, 0), (1, 1)), MaxPool((7, 5), (3, 3), (0, 0, 0, 0), (1, 1))):
+            x = kind(F16, 2, 24, 7, 5)
+            cases.append(build(f"{pool} {x}", [x], lambda g, x, p=pool: g.add(pw("relu"), g.add(p, x)), awkward))
+    check(cases, rng)
+    assert all("reduce_threads" in case.kernel.launches[0].source for case in cases if case.kernel is not None)
+
+
+@needs_compiler
 def test_the_stem_of_a_resnet(rng: np.random.Generator) -> None:
     pool = MaxPool((3, 3), (2, 2), (1, 1, 1, 1), (1, 1))
     case = build("stem", [last(F16, 2, 64, 17, 17)], lambda g, x: g.add(pool, x), exact=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from gpu.kernels.cases import Case, awkward, build, check, last, rows
 from gpu.kernels.emulator import needs_compiler
 
+from fusec.gpu.kernels import rows as family
 from fusec.ir import DType, TensorType
 from fusec.ops import Cast, GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax, pw
 
@@ -133,3 +135,20 @@ def test_softmax_and_norms(rng: np.random.Generator) -> None:
 @needs_compiler
 def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
     check(surrounded(), rng)
+
+
+@needs_compiler
+def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
+    monkeypatch.setattr(family, "FULL_BLOCKS", 40)
+    monkeypatch.setattr(family, "MIN_TURNS", 1)
+    cases = [case for case in (*reductions(), *normed(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
+    assert len(cases) > 60
+    check(cases, rng)
+
+
+def test_a_large_image_fills_the_gpu() -> None:
+    p = rows(F16, 32)
+    case = build("large", [last(F16, 1, 32, 256, 256), p, p], lambda g, *v: g.add(InstanceNorm(), *v))
+    assert case.kernel is not None
+    assert [launch.grid >= 128 for launch in case.kernel.launches] == [True, True]
