@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusec.gpu.kernels.chain import Chain, Space, decoded, step, stored, takes, widest
+from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv
@@ -53,8 +53,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     lines += _sums(conv, filters, vector, strip, arguments)
     names = tuple(f"c{d}" for d in range(rank))
     chain = Chain(Space(y.type.shape, names, 1, vector), arguments)
-    chain.known[y] = "sum"
-    chain.inside.append(f"const {compute_type(y.type.dtype)} sum = {stored('acc[s][j]', y.type.dtype)};")
+    chain.define(y, "acc[s][j]")
     for node in rest:
         chain.apply(node)
     for value in outputs:
