@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusec.artifact import save
     from fusec.driver import compile, load
+    from fusec.dynamic import DynamicExecutable, compile_dynamic
     from fusec.errors import (
         CheckError,
         ExecutionError,
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     )
     from fusec.ir import DType, Graph, TensorType
     from fusec.runtime import Executable
+    from fusec.session import InferenceSession
     from fusec.text import parse
+    from fusec.torch_backend import from_torch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "driver",
     "load": "driver",
+    "compile_dynamic": "dynamic",
+    "DynamicExecutable": "dynamic",
+    "InferenceSession": "session",
+    "from_torch": "torch_backend",
     "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
@@ -39,10 +46,12 @@ _HOMES = {
 __all__ = [
     "CheckError",
     "DType",
+    "DynamicExecutable",
     "Executable",
     "ExecutionError",
     "FusecError",
     "Graph",
+    "InferenceSession",
     "LoweringError",
     "ModelError",
     "TargetError",
@@ -50,6 +59,8 @@ __all__ = [
     "VerifyError",
     "__version__",
     "compile",
+    "compile_dynamic",
+    "from_torch",
     "load",
     "parse",
     "save",

@@ -22,6 +22,7 @@ from fusec import (
     __version__,
     cli_bench,
     cli_cache,
+    cli_convert,
     cli_fuzz,
     cli_io,
     cli_lock,
@@ -318,6 +319,7 @@ def verify(
 
 app.command()(cli_repro.repro)
 app.command()(cli_bench.bench)
+app.command()(cli_convert.convert)
 app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")

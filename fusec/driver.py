@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
 from fusec.compiled import Compiled
@@ -22,6 +22,7 @@ from fusec.ir import Graph
 from fusec.passes.base import PRECISIONS, Options, run
 from fusec.passes.partition import partition
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.shared import SharedWeights
 from fusec.target import Target
 from fusec.target import load as load_target
 
@@ -33,8 +34,27 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
+@dataclass
+class Family:
+    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
+    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time."""
+
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    judge: CudnnJudge | None = None
+    share_kernels: bool = False
+    _kernels: Any = None
+
+    def kernels(self) -> Any:
+        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
+        if self.share_kernels and self._kernels is None:
+            from fusec.gpu.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
+
+            self._kernels = kernel_cache()
+        return self._kernels
+
+
 def compile(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
@@ -44,6 +64,7 @@ def compile(
     disable: Collection[str] = (),
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    family: Family | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -58,12 +79,16 @@ def compile(
     disable: names of passes and rewrite rules to leave out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
+    family: shares constants and more with the other programs it was given to.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
-    compiled = build(model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress)
+    compiled = build(
+        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, family=family
+    )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
+    weights = None if family is None else family.weights
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
     if device.is_present(compiled.target):
@@ -73,25 +98,26 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend)
+            executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
-        backend = CudnnBackend(tune, progress, budget)
+        backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
-        return Executable(replace(compiled, program=program), backend)
-    return Executable(compiled, SimulatorBackend())
+        return Executable(replace(compiled, program=program), backend, weights)
+    return Executable(compiled, SimulatorBackend(), weights)
 
 
 def build(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
     progress: Progress | None = None,
+    family: Family | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
     if precision not in PRECISIONS:
@@ -104,10 +130,18 @@ def build(
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
+    if family is not None:
+        family.weights.share(source)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.weights.share(graph)
+    judge = None if family is None else family.judge
+    if judge is None:
+        judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.judge = judge
     program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
     return Compiled(source, program, goal, options, judge)
 

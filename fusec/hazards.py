@@ -96,9 +96,19 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return "engine 52 with an image that is not stored channels last, or two outputs"
         if engine == 8 and _has_side_chain(graph):
             return "engine 8 with an epilogue op that does not depend on the convolution"
-    if engine == 2 and any(c.op == "matmul" for c in graph.calls):
-        return "engine 2 computes matmuls wrongly"
+    if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
+        return "engine 25 sums in the storage type, in no fixed order"
+    if any(c.op == "matmul" for c in graph.calls):
+        if engine == 2:
+            return "engine 2 computes matmuls wrongly"
+        if engine == 0 and len(graph.calls) > 1 and any(_dots(t) for t in graph.outputs):
+            return "engine 0 with something behind a batch of dot products"
     return None
+
+
+def _dots(tensor: CudnnTensor) -> bool:
+    """Whether a product is a batch of 1x1 matrices."""
+    return len(tensor.dims) == 3 and tensor.dims[0] > 1 and tensor.dims[1:] == (1, 1)
 
 
 _READ_AS_IS = (29, 30)  # variants that bring no workspace for a copy in their order

@@ -27,6 +27,7 @@ from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
 from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
+from fusec.shared import SharedWeights
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
@@ -143,9 +144,11 @@ class Executable:
     kernel of fusec's runs. The first call runs step by step, later ones at once.
     """
 
-    def __init__(self, compiled: Compiled, backend: Backend):
+    def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
+        """weights: shared with other executables of the same backend's kind; else it has its own."""
         self.compiled = compiled
         self.backend = backend
+        self._weights = weights
         graph = compiled.graph
         self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
         self.outputs = tuple(
@@ -209,13 +212,13 @@ class Executable:
         for name in given:
             if name not in wanted:
                 raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
-        on_host = all(_on_host(array) for array in (*feeds.values(), *given.values()))
+        all_on_host = all(on_host(array) for array in (*feeds.values(), *given.values()))
         bound = self._bind(feeds)
         into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
         with self._lock, self.backend.calling():
             results = self._execute(bound)
             picked = [results[known.index(name)] for name in wanted]
-            if on_host:
+            if all_on_host:
                 self.backend.finish()
                 if self.backend.xp is not np:
                     picked = [array.get() for array in picked]
@@ -273,7 +276,7 @@ class Executable:
     def _checked(self, given: Any, spec: TensorSpec, kind: str) -> Array:
         """An array of the caller's; one to be written to is not copied."""
         if kind == "out":
-            shared = not _on_host(given) and self.backend.xp is not np
+            shared = not on_host(given) and self.backend.xp is not np
             if not shared and not isinstance(given, np.ndarray):
                 raise ExecutionError(f"out {quote(spec.name)}: results cannot be written into {type(given).__name__}")
             array = self.backend.from_any(given) if shared else given
@@ -292,7 +295,12 @@ class Executable:
         key = (id(literal), type.order)
         if key not in self._constants:
             xp = self.backend.xp
-            self._constants[key] = pack(xp, xp.asarray(literal.array), type)
+
+            def packed() -> Array:
+                return pack(xp, xp.asarray(literal.array), type)
+
+            shared = self._weights
+            self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
         return self._constants[key]
 
     def _execute(self, arrays: Sequence[Array]) -> list[Array]:
@@ -398,7 +406,10 @@ def _all(runs: Sequence[Callable[[], None]]) -> None:
         run()
 
 
-def _on_host(array: Any) -> bool:
-    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned)."""
+def on_host(array: Any) -> bool:
+    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
+    `__cuda_array_interface__`."""
     device = getattr(array, "__dlpack_device__", None)
-    return device is None or device()[0] in (1, 3)
+    if device is None:
+        return not hasattr(array, "__cuda_array_interface__")
+    return device()[0] in (1, 3)

@@ -47,18 +47,25 @@ TYPES: Mapping[DType, int] = {
 }
 
 
-def to_onnx(graph: Graph) -> ModelProto:
+Notes = Mapping[Node, Mapping[str, str]]
+
+
+def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, str] | None = None) -> ModelProto:
     """The graph as a model of opset 21, with the same inputs and outputs; `frontends.load` reads it back.
+
+    notes: what is written into the metadata of the operators that a node becomes; with it these get names, and values
+    their types. properties: metadata of the model.
 
     Constants become initializers, values keep their names where no output has them. LoweringError where ONNX has
     nothing of the meaning: a linear resize whose sizes do not follow from its scales.
     """
-    return _Exporter(graph).model()
+    return _Exporter(graph, notes or {}).model(properties or {})
 
 
 class _Exporter:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, notes: Notes):
         self.graph = graph
+        self.notes = notes
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.taken = {*graph.output_names, *(v.name for v in graph.inputs)}
@@ -68,7 +75,7 @@ class _Exporter:
             if made and value not in self.names and name not in (v.name for v in graph.inputs):
                 self.names[value] = name
 
-    def model(self) -> ModelProto:
+    def model(self, properties: Mapping[str, str]) -> ModelProto:
         graph = self.graph
         for node in graph.nodes:
             self._export(node)
@@ -81,6 +88,15 @@ class _Exporter:
         made = helper.make_graph(self.nodes, graph.name or "graph", inputs, outputs, self.initializers)
         model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="fusec")
         model.ir_version = IR_VERSION
+        helper.set_model_props(model, dict(properties))
+        if self.notes:
+            known = {v.name for v in (*inputs, *outputs)}
+            values = {self.names[v]: v.type for v in graph.values() if v.literal is None and v in self.names}
+            model.graph.value_info.extend(
+                helper.make_tensor_value_info(name, TYPES[type.dtype], type.shape)
+                for name, type in values.items()
+                if name not in known
+            )
         return model
 
     def _export(self, node: Node) -> None:
@@ -103,6 +119,10 @@ class _Exporter:
         for result, name in renamed.items():
             if result not in made:
                 self.nodes.append(helper.make_node("Identity", [result], [name]))
+        for n in self.nodes[first:] if node in self.notes else ():
+            n.name = n.output[0]
+            for key, text in self.notes[node].items():
+                n.metadata_props.add(key=key, value=text)
 
     def fresh(self, hint: str) -> str:
         name, count = hint, 0

@@ -39,7 +39,7 @@ class CudnnBackend:
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
     whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
-    nothing is known and they were measured, or nothing shall be.
+    nothing is known and they were measured, or nothing shall be. kernels: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -51,6 +51,7 @@ class CudnnBackend:
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
         suggested: Mapping[str, Choice] | None = None,
+        kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
@@ -58,6 +59,7 @@ class CudnnBackend:
         self.budget_s = budget_s
         self._store = store or PlanStore()
         self._suggested = suggested or {}
+        self._kernels = kernels
         here = device.detect()
         self._target = here.name if here is not None else ""
         self._driver = str(cupy.cuda.runtime.driverGetVersion())
@@ -121,7 +123,7 @@ class CudnnBackend:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note)
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels)
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
             if key in keys and result.plans and known.get(key) != result.plans[0][0]:

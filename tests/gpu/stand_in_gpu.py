@@ -61,6 +61,9 @@ class Machine:
         self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
         self.limit = 1 << 40
+        self.runtime_compiled = False  # whether its engines are compiled at run time
+        self.emitted: list[tuple[CudnnGraph, Any]] = []  # with the kernel cache
+        self.needs_sizes = False
         self.uncapturable: list[Callable[[], None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
@@ -71,8 +74,9 @@ class Machine:
 
     # cuDNN -----------------------------------------------------------------------------------------
 
-    def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None) -> Any:
-        return Pygraph(self, graph)
+    def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None, kernels: Any = None) -> Any:
+        self.emitted.append((graph, kernels))
+        return Pygraph(self, graph, kernels)
 
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
@@ -210,8 +214,8 @@ class Machine:
 class Pygraph:
     """A frontend graph whose plans read and write host memory by address."""
 
-    def __init__(self, machine: Machine, graph: CudnnGraph) -> None:
-        self.machine, self.graph = machine, graph
+    def __init__(self, machine: Machine, graph: CudnnGraph, kernels: Any = None) -> None:
+        self.machine, self.graph, self.kernels = machine, graph, kernels
 
     def validate(self) -> None:
         pass
@@ -219,7 +223,8 @@ class Pygraph:
     build_operation_graph = validate
 
     def create_execution_plans(self, modes: Any) -> None:
-        pass
+        if self.kernels is not None and self.machine.needs_sizes:
+            raise RuntimeError("no engine proposed a plan for this graph")
 
     def deselect_numeric_notes(self, notes: Any) -> None:
         pass
@@ -231,7 +236,7 @@ class Pygraph:
         return self.machine.engines[place], {2: place}
 
     def get_behavior_notes_for_plan_at_index(self, place: int) -> list[int]:
-        return []
+        return [1] if self.machine.runtime_compiled else []
 
     def build_plan_at_index(self, place: int) -> None:
         self.machine.built.append(self.machine.engines[place])

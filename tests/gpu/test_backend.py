@@ -279,3 +279,17 @@ def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest
         assert isinstance(net.backend, SimulatorBackend) is False
         assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
         check(net, 0)
+
+
+@pytest.mark.parametrize(("compiled_late", "needs_sizes"), [(True, False), (True, True), (False, False)])
+def test_graphs_without_precompiled_plans_share_what_is_compiled(
+    machine: Machine, tmp_path: Path, compiled_late: bool, needs_sizes: bool
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    machine.runtime_compiled, machine.needs_sizes = compiled_late, needs_sizes
+    net = Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache"))
+    assert [kernels for _, kernels in machine.emitted] == ([None, "cache"] if compiled_late else [None])
+    check(net, 0)
+    (tuned,) = net.backend._tuned.values()
+    assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -153,3 +154,26 @@ def test_what_the_frontend_has_no_words_for_is_refused() -> None:
 
 def test_every_operation_of_the_ports_is_covered_here() -> None:
     assert set(TAGS) == set(PORTS)
+
+
+def test_with_a_kernel_cache_the_next_size_is_compiled_at_once() -> None:
+    """cuDNN compiles for all sizes what its runtime engine takes: the second size takes no compilation."""
+    bring_up(90)
+    import cudnn
+
+    from fusec.gpu.emit import emit, kernel_cache
+
+    kernels = kernel_cache()
+    seconds: list[float] = []
+    engines: list[int] = []
+    for size in (28, 20, 27):
+        emitted = emit(conv("bias", "sigmoid", "z", size=size), target=load("h200"), kernels=kernels)
+        emitted.validate()
+        emitted.build_operation_graph()
+        emitted.create_execution_plans([cudnn.heur_mode.A])
+        start = time.perf_counter()
+        emitted.build_plan_at_index(0)
+        seconds.append(time.perf_counter() - start)
+        engines.append(emitted.get_engine_and_knobs_at_index(0)[0])
+    assert len(set(engines)) == 1
+    assert max(seconds[1:]) < 0.1 * seconds[0], seconds
