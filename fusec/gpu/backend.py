@@ -133,7 +133,7 @@ class CudnnBackend:
     def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them."""
-        program = grouped(program)
+        program = self.joined(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -143,7 +143,11 @@ class CudnnBackend:
         def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
             return self._kernels_us(asked, footprint_bytes)
 
-        return grouped(rewrite(program, tensor_cores, launch_us, self.tune, time_us, kernels_us))
+        return self.joined(rewrite(program, tensor_cores, launch_us, self.tune, time_us, kernels_us))
+
+    def joined(self, program: Program) -> Program:
+        """The program with steps joined where one kernel runs them all; nothing is measured for that."""
+        return grouped(program)
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
         """How long kernels take, by key."""

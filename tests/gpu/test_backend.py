@@ -177,6 +177,27 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
 
 
 @needs_compiler
+def test_a_file_made_without_a_gpu_gets_its_steps_joined(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec import driver
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
+    Executable(of, SimulatorBackend()).save(tmp_path / "model.fusec")
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
+    net = driver.load(tmp_path / "model.fusec", tune="none")
+    assert [step.signature for step in net.compiled.program.steps] == ["max_pool+relu", "reduce", "softmax"]
+    net.save(tmp_path / "again.fusec")
+    again = driver.load_artifact(tmp_path / "again.fusec").compiled.program
+    assert [(s.signature, s.kind) for s in again.steps] == [(s.signature, s.kind) for s in net.compiled.program.steps]
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    for got, right in zip(net.run(None, {"x": x}), Executable(of, SimulatorBackend()).run(None, {"x": x}), strict=True):
+        assert_close(got, right, 1e-6)
+
+
+@needs_compiler
 def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
