@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import build as build_case
+from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 from helpers import assert_close
@@ -16,6 +18,8 @@ from test_runtime import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
+from fusec.ir import DType
+from fusec.ops import Conv
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plan_store import PlanStore
@@ -174,6 +178,24 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
     assert {entry.rsplit("_", 1)[0] for entry in machine.launched} == {"max_pool", "reduce", "softmax"}
     assert machine.replayed == 2, "kernels are captured with the rest"
     assert {step.signature for step in net.kernels} == {"max_pool", "reduce", "softmax"}
+
+
+@needs_compiler
+def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> None:
+    from fusec.gpu.kernels.launch import Launcher
+
+    conv = Conv((1, 1), (1, 1, 1, 1), (1, 1), 8)
+    case = build_case(
+        "dw", [last(DType.F32, 2, 8, 6, 6), last(DType.F32, 8, 1, 3, 3)], lambda g, x, w: g.add(conv, x, w)
+    )
+    kernel, launcher = case.kernel, Launcher()
+    assert kernel is not None and len(kernel.others) > 1 and not launcher.is_measured(kernel)
+    times = iter([5.0, 3.0, 1.0, *[9.0] * len(kernel.others)])
+    assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 1.0
+    assert machine.launched == [each.launches[0].entry for each in (kernel, *kernel.others)]
+    assert launcher.is_measured(kernel)
+    launcher.with_random_data(kernel)()
+    assert machine.launched[-1] == kernel.others[1].launches[0].entry
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import cupy
@@ -23,10 +24,26 @@ class Launcher:
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
         self._scratch: Array | None = None
+        self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
+
+    def fastest(self, kernel: Kernel) -> Kernel:
+        """The kernel, or that of its others which was found to be the fastest."""
+        return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)] if kernel.others else kernel
+
+    def is_measured(self, kernel: Kernel) -> bool:
+        """Whether it is known which is the fastest."""
+        return kernel.key in self._fastest
+
+    def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
+        """The least time of a kernel and its others, of which the fastest is taken from now on."""
+        times = [time_us(self.with_random_data(each)) for each in (replace(kernel, others=()), *kernel.others)]
+        self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
+        return min(times)
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile what is not compiled yet, several sources at once; ExecutionError with the compiler's words."""
-        wanted = {launch.entry: (kernel, launch) for kernel in kernels for launch in kernel.launches}
+        fastest = map(self.fastest, kernels)
+        wanted = {launch.entry: (kernel, launch) for kernel in fastest for launch in kernel.launches}
         missing = [item for entry, item in wanted.items() if entry not in self._functions]
         if not missing:
             return
@@ -36,6 +53,7 @@ class Launcher:
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[[], None]:
         """What launches a kernel on the current stream: neither allocates nor waits."""
+        kernel = self.fastest(kernel)
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
             self._scratch = cupy.empty(kernel.scratch_bytes, cupy.uint8)
