@@ -19,8 +19,12 @@ from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph
-from fusec.passes.base import PRECISIONS, Options, run
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.settle import settle
+from fusec.passes.partition.strict import AsSource
+from fusec.program import Program
+from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.shared import SharedWeights
 from fusec.target import Target
@@ -62,6 +66,7 @@ def compile(
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
+    rounding: str = "fused",
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     family: Family | None = None,
@@ -77,6 +82,8 @@ def compile(
         takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
     budget: seconds for timing plans; what it does not reach is left for the next time.
     disable: names of passes and rewrite rules to leave out.
+    rounding: `fused`: inside a step, values of 16 bits stay in fp32 from op to op; `source`: each is rounded to its
+        storage type wherever the model does, and fusions and rewrites that would change that are left out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
@@ -85,7 +92,14 @@ def compile(
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     compiled = build(
-        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, family=family
+        model,
+        target=target,
+        precision=precision,
+        shapes=shapes,
+        disable=disable,
+        rounding=rounding,
+        progress=progress,
+        family=family,
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
@@ -104,7 +118,8 @@ def compile(
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
-        program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
+        options, goal = compiled.options, compiled.target
+        program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         return Executable(replace(compiled, program=program), backend, weights)
     return Executable(compiled, SimulatorBackend(), weights)
 
@@ -116,6 +131,7 @@ def build(
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
+    rounding: str = "fused",
     progress: Progress | None = None,
     family: Family | None = None,
 ) -> Compiled:
@@ -126,23 +142,32 @@ def build(
     if unknown:
         raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
     report = progress or (lambda stage, done, total: None)
-    options = Options(precision, frozenset(disable))
+    if rounding not in ROUNDINGS:
+        raise FusecError(f"rounding is one of {', '.join(ROUNDINGS)}, not {rounding!r}")
+    options = Options(precision, frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]()))
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
     if family is not None:
         family.weights.share(source)
+    if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
+        options = replace(options, disable=options.disable | passes.REROUNDING)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
+    cudnn = None if family is None else family.judge
+    if cudnn is None:
+        cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
     if family is not None:
-        family.weights.share(graph)
-    judge = None if family is None else family.judge
-    if judge is None:
-        judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
-    if family is not None:
-        family.judge = judge
-    program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+        family.judge = cudnn
+    judge = AsSource(cudnn) if options.as_source else cudnn
+
+    def cut(graph: Graph) -> Program:
+        if family is not None:
+            family.weights.share(graph)
+        return partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+
+    program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     return Compiled(source, program, goal, options, judge)
 
 

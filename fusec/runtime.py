@@ -348,7 +348,8 @@ class Executable:
         if lowered is not None:
             by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
             buffers = {b.uid: self._constant(b.literal, b.type) for b in lowered.constants}
-            buffers |= {uid: self._buffer(by_name[name]) for uid, name in (*lowered.inputs, *lowered.outputs)}
+            named = (*lowered.inputs, *lowered.outputs)
+            buffers |= {uid: lowered.part(uid, self._buffer(by_name[name])) for uid, name in named}
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)

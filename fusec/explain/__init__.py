@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from fusec import rounding
 from fusec.core_search import Core, CoreSearch
 from fusec.explain.compare import compare
-from fusec.explain.data import Accepted, Cause, Decline, Explanation, Step
+from fusec.explain.data import Accepted, Cause, Decline, Edge, Explanation, Step
 from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
@@ -23,7 +24,7 @@ from fusec.program import Kind, Partition, Program, Refusal, body_of, display_na
 from fusec.target import Target
 from fusec.verdict import Legal, Refused
 
-__all__ = ["Accepted", "Cause", "Decline", "Explanation", "Progress", "Step", "compare", "explain"]
+__all__ = ["Accepted", "Cause", "Decline", "Edge", "Explanation", "Progress", "Step", "compare", "explain"]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -64,6 +65,8 @@ def explain(
 
 def _step(index: int, step: Partition) -> Step:
     verdict = step.verdict
+    fused = step.kind is Kind.CUDNN
+    inside = [e for e in rounding.edges(step.nodes) if e.kept != rounding.OWN] if fused else []
     read = list(inputs_of(step.nodes)) if step.kind is not Kind.VIEW else []
     written = step.outputs if step.kind is not Kind.VIEW else ()
     return Step(
@@ -79,7 +82,14 @@ def _step(index: int, step: Partition) -> Step:
         virtual_bytes=step.virtual_bytes if step.kind is Kind.CUDNN else 0,
         read_bytes=sum(v.type.nbytes for v in read),
         written_bytes=sum(v.type.nbytes for v in written),
+        edges=tuple(map(_edge, inside)),
     )
+
+
+def _edge(edge: rounding.Edge) -> Edge:
+    value, maker = edge.value, edge.value.node
+    assert maker is not None
+    return Edge(value.name, display_name(maker), display_name(edge.user), value.type.dtype.value, edge.kept)
 
 
 def _spelling_words(name: str) -> str:

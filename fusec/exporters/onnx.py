@@ -285,7 +285,7 @@ def _gelu_tanh_backward(e: _Exporter, node: Node, dy: str, x: str) -> str:
     return e.op("Mul", e.op("Mul", dy, e.op("Sigmoid", inner)), e.op("Add", rest, e.number(1.0, node)))
 
 
-# windows and norms ---------------------------------------------------------------------------------------------
+# attention, windows and norms ----------------------------------------------------------------------------------------
 
 
 def _conv(e: _Exporter, node: Node, x: list[str]) -> list[str]:
@@ -293,6 +293,44 @@ def _conv(e: _Exporter, node: Node, x: list[str]) -> list[str]:
     a["group"] = a.pop("groups")
     kind = "ConvTranspose" if node.op.name == "conv_transpose" else "Conv"
     return [e.op(kind, *x, kernel_shape=node.operands[1].type.shape[2:], **a)]
+
+
+def _attention(e: _Exporter, node: Node, q: str, k: str, v: str, bias: str = "") -> str:
+    (b, h, s, d), (_, g, t, _) = (x.type.shape for x in node.operands[:2])
+    a = node.op.attributes
+    if h != g:
+        q = e.op("Reshape", q, e.ints((b, g, h // g, s, d)), allowzero=1)
+        k, v = (e.op("Unsqueeze", x, e.ints((2,))) for x in (k, v))
+    swapped = (*range(2 + (h != g)), 3 + (h != g), 2 + (h != g))
+    scores = e.op("Mul", e.op("MatMul", q, e.op("Transpose", k, perm=swapped)), e.number(a["scale"], node))
+    if h != g:
+        scores = e.op("Reshape", scores, e.ints((b, h, s, t)), allowzero=1)
+    masks = [bias] if bias else []
+    if a["causal"]:
+        later = np.arange(t)[None, :] > np.arange(s)[:, None]
+        masks.append(
+            e.initializer(np.where(later, -np.inf, 0.0).astype(node.operands[0].type.dtype.numpy), e.fresh("const"))
+        )
+    for mask in masks:
+        added = e.op("Add", scores, mask)
+        if a["hides"]:
+            hidden = e.op("Equal", mask, e.number(-math.inf, node))
+            added = e.op("Where", hidden, mask, added)
+        scores = added
+    weights = e.op("Softmax", scores, axis=-1) if t else scores
+    if a["guarded"]:
+        weights = e.op("Where", e.op("IsNaN", weights), e.number(0.0, node), weights)
+    if h == g:
+        return e.op("MatMul", weights, v)
+    weights = e.op("Reshape", weights, e.ints((b, g, h // g, s, t)), allowzero=1)
+    return e.op("Reshape", e.op("MatMul", weights, v), e.ints(node.result.type.shape), allowzero=1)
+
+
+def _rotary(e: _Exporter, node: Node, x: str, cos: str, sin: str) -> str:
+    width = node.result.type.shape[-1]
+    first, second = e.several("Split", [x], 2, {"axis": -1, "num_outputs": 2}) if width else (x, x)
+    turned = e.op("Concat", e.op("Neg", second), first, axis=-1)
+    return e.op("Add", e.op("Mul", x, cos), e.op("Mul", turned, sin))
 
 
 def _pool(kind: str) -> Export:
@@ -479,6 +517,8 @@ EXPORT: Mapping[str, Export] = {
     "cast": lambda e, node, x: [e.op("Cast", *x, to=TYPES[node.op.attributes["to"]])],
     "conv": _conv,
     "conv_transpose": _conv,
+    "attention": _formula(_attention),
+    "rotary": _formula(_rotary),
     "batch_norm": _same("BatchNormalization", "epsilon"),
     "instance_norm": _same("InstanceNormalization", "epsilon"),
     "group_norm": lambda e, node, x: [

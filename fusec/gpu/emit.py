@@ -97,6 +97,10 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             return g.conv_dgrad(loss=loss, filter=weight, compute_data_type=compute, **attributes)
         case "matmul":
             return g.matmul(*inputs, compute_data_type=compute)
+        case "sdpa":
+            q, k, v, *bias = inputs
+            given = {**attributes, **({"bias": bias[0]} if bias else {})}
+            return g.sdpa(q=q, k=k, v=v, generate_stats=False, compute_data_type=compute, **given)[0]
         case "pointwise":
             if "beta" in attributes:  # swish alone has one
                 attributes["swish_beta"] = attributes.pop("beta")

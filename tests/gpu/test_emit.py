@@ -21,6 +21,7 @@ TAGS = {
     "conv_fprop": ("CONV_FPROP", ("X", "W")),
     "conv_dgrad": ("CONV_DGRAD", ("DY", "W")),
     "matmul": ("MATMUL", ("A", "B")),
+    "sdpa": ("SDPA", ("Q", "K", "V", "Bias")),
     "pointwise": ("POINTWISE", ("IN_0", "IN_1", "IN_2")),
     "reduction": ("REDUCTION", ("X",)),
     "layernorm": ("LAYER_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
@@ -58,7 +59,8 @@ def check(graph: CudnnGraph) -> dict[str, Any]:
         assert node["tag"] == tag
         assert node["inputs"] == dict(zip(ports, call.inputs, strict=False))
         assert tuple(node["outputs"].values()) == call.outputs
-        assert node["compute_data_type"] == NAMES[call.compute]
+        if call.op != "sdpa":  # whose parts have a type of their own each
+            assert node["compute_data_type"] == NAMES[call.compute]
         if call.op == "pointwise":
             assert node["mode"] == MODES.get(call.mode, call.mode.upper())
     return data
@@ -98,6 +100,19 @@ def test_norms(op: str) -> None:
 def test_rms_norm_without_bias() -> None:
     full = norm("rmsnorm", (64, 16, 1, 1), (1, 16, 1, 1))
     check(CudnnGraph(tuple(t for t in full.tensors if t.uid != 3), (CudnnCall("rmsnorm", (1, 2, 4), (5,)),)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(biased: bool, causal: bool) -> None:
+    given = (("attn_scale", 0.25), ("use_causal_mask", causal))
+    shapes = [(2, 4, 8, 16), (2, 2, 9, 16), (2, 2, 9, 16), *([(1, 4, 8, 9)] if biased else []), (2, 4, 8, 16)]
+    tensors = tuple(matrix(i, dims) for i, dims in enumerate(shapes, 1))
+    operands = tuple(range(1, len(shapes)))
+    node = check(CudnnGraph(tensors, (CudnnCall("sdpa", operands, (len(shapes),), attributes=given),)))["nodes"][0]
+    assert node["attn_scale_value"] == "3E800000"  # the frontend writes floats as their bits
+    assert (node["right_bound"], node["diagonal_alignment"]) == (0 if causal else None, "TOP_LEFT")
+    assert not node["generate_stats"]
 
 
 def mode_graph(mode: str, count: int) -> CudnnGraph:
