@@ -76,9 +76,13 @@ def check(programs: list[tuple[Graph, tuple[Partition, ...]]]) -> int:
             finite = np.isfinite(b)
             np.testing.assert_array_equal(a[~finite], b[~finite], err_msg=repr(step.nodes))
             spread = np.sqrt(np.mean(b[finite] ** 2)) if finite.any() else 0.0
-            rounding = ROUNDING.get(value.type.dtype, 0.0) * 1.5 * len(step.nodes)
+            made = [v.type.dtype for node in step.nodes for v in node.results]
+            rounding = max(ROUNDING.get(dtype, 0.0) for dtype in made) * 1.5 * len(step.nodes)
             wrong = ~(np.abs(a[finite] - b[finite]) <= rounding * (np.abs(b[finite]) + spread))
-            assert not wrong.any(), f"{step.nodes}: {a[finite][wrong][:3]} instead of {b[finite][wrong][:3]}"
+            few = 0.0 if value.type.dtype.is_float or len(made) == 1 else 0.02  # a comparison of what was rounded
+            assert wrong.sum() <= few * wrong.size, (
+                f"{step.nodes}: {a[finite][wrong][:3]} instead of {b[finite][wrong][:3]}"
+            )
     return len(jobs)
 
 
