@@ -155,7 +155,7 @@ class CudnnBackend:
         return grouped(program)
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
-        """How long kernels take, by key, each as it is fastest."""
+        """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
         if not asked:
             return {}
         self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
@@ -219,7 +219,7 @@ class CudnnBackend:
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
-        return None if kernel is None else self._launcher.bind(kernel, memory)
+        return self._launcher.bind(kernel, memory) if kernel is not None and self._launcher.runs(kernel) else None
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""

@@ -181,6 +181,28 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
 
 
 @needs_compiler
+def test_what_nvrtc_refuses_gives_way_to_the_reference(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.kernels import launch
+
+    def refuses(code: str, options: tuple[str, ...], backend: str, module: Any = launch.cupy.RawModule) -> Any:
+        if "softmax" in code:
+            raise launch.cupy.cuda.compiler.CompileException("error: identifier is undefined")
+        return module(code, options, backend)
+
+    monkeypatch.setattr(launch.cupy, "RawModule", refuses)
+    with pytest.warns(UserWarning, match=r"NVRTC refuses the kernel for softmax, it is not used: .*undefined"):
+        net = build(tmp_path, text=KERNELS)
+    (softmax,) = (step for step in net.compiled.program.steps if step.signature == "softmax")
+
+    def memory(value: Any, type: Any) -> Any:
+        raise AssertionError("nothing is bound")
+
+    assert net.backend.kernel(softmax, memory) is None, "the reference runs it, and nobody is warned again"
+
+
+@needs_compiler
 def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> None:
     from fusec.gpu.kernels.launch import Launcher
 
