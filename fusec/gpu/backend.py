@@ -132,8 +132,8 @@ class CudnnBackend:
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
-        with what is beside them. kept: other forms, which round otherwise, are not tried."""
-        program = self.joined(program)
+        with what is beside them. kept: what would round otherwise is not tried."""
+        program = program if kept else self.joined(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -143,8 +143,8 @@ class CudnnBackend:
         def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
             return self._kernels_us(asked, footprint_bytes)
 
-        level = "none" if kept else self.tune
-        program = self.joined(rewrite(program, tensor_cores, launch_us, level, time_us, kernels_us))
+        program = rewrite(program, tensor_cores, launch_us, "none" if kept else self.tune, time_us, kernels_us)
+        program = program if kept else self.joined(program)
         if self.tune != "none":
             found = (kernels.find(step.nodes, step.outputs) for step in program.steps if step.kind is Kind.KERNEL)
             kernels_us({k.key: k for k in found if k is not None and k.others and not self._launcher.is_measured(k)})
