@@ -17,9 +17,10 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
-from fusec.ops import Conv, ConvTranspose
+from fusec.ops import Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
 from fusec.ops.pointwise import CLASSES
+from fusec.ops.training import correlate_batch
 
 Buffer = np.ndarray[Any, Any]
 
@@ -98,6 +99,14 @@ def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buf
     return _rounded(scatter(np, loss, w, ConvTranspose(strides, pads, dilations, extra, groups)))
 
 
+def _conv_wgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, loss = (array.astype(np.float64) for array in inputs)
+    strides, pads, dilations = _window(call)
+    dims = graph.tensor(call.outputs[0]).dims
+    op = ConvWgrad(dims[2:], strides, pads, dilations, x.shape[1] // dims[1])
+    return _rounded(correlate_batch(np, x, loss, op))
+
+
 def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     return _rounded(np.matmul(*(array.astype(np.float64) for array in inputs)))
 
@@ -169,6 +178,7 @@ def _instancenorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> B
 _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer]] = {
     "conv_fprop": _conv_fprop,
     "conv_dgrad": _conv_dgrad,
+    "conv_wgrad": _conv_wgrad,
     "matmul": _matmul,
     "pointwise": _pointwise,
     "reduction": _reduction,

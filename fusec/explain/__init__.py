@@ -16,7 +16,7 @@ from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
-from fusec.ops import Conv, ConvTranspose
+from fusec.ops import Conv, ConvTranspose, ConvWgrad
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.spell import REWRITES
 from fusec.program import Kind, Partition, Program, Refusal, display_name, inputs_of
@@ -27,7 +27,7 @@ __all__ = ["Accepted", "Cause", "Decline", "Explanation", "Progress", "Step", "c
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
-PRODUCTS = (Conv, ConvTranspose)
+PRODUCTS = (Conv, ConvTranspose, ConvWgrad)
 STAGES = {
     "lower": "fusec cannot write it as one cuDNN graph",
     "validate": "it never reaches an engine: the graph is invalid or known to be misread",

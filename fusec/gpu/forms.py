@@ -11,7 +11,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, MatMul, Pointwise
+from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import respell, spellings
@@ -19,7 +19,7 @@ from fusec.program import Kind, Partition, Program, body_of
 from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
-PRODUCTS = (Conv, ConvTranspose, MatMul)
+PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:

@@ -214,6 +214,9 @@ def work(graph: CudnnGraph) -> float:
             total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * float(
                 np.prod(graph.tensor(call.inputs[1]).dims[1:])
             )
+        if call.op == "conv_wgrad":
+            loss, filters = graph.tensor(call.inputs[1]).dims, graph.tensor(call.outputs[0]).dims
+            total += float(np.prod(loss)) * float(np.prod(filters[1:]))
         if call.op == "matmul":
             total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * graph.tensor(call.inputs[0]).dims[-1]
     return total

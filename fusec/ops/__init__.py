@@ -11,8 +11,10 @@ from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
+from fusec.ops.random import RandomBits
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
+from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, MaxPoolBackward
 
 ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
@@ -43,6 +45,11 @@ ALL: tuple[type[Op], ...] = (
     TopK,
     Scatter,
     Cumulate,
+    ConvWgrad,
+    MaxPoolBackward,
+    BatchNormTrain,
+    BatchNormBackward,
+    RandomBits,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -53,10 +60,13 @@ __all__ = [
     "CLASSES",
     "AvgPool",
     "BatchNorm",
+    "BatchNormBackward",
+    "BatchNormTrain",
     "Cast",
     "Concat",
     "Conv",
     "ConvTranspose",
+    "ConvWgrad",
     "Cumulate",
     "Expand",
     "Gather",
@@ -66,8 +76,10 @@ __all__ = [
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",
+    "MaxPoolBackward",
     "Pad",
     "Pointwise",
+    "RandomBits",
     "Reduce",
     "Relayout",
     "Reshape",

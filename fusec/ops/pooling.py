@@ -15,7 +15,9 @@ from fusec.ops.spec import require, require_arity, require_float, widened
 
 
 @dataclass(frozen=True)
-class _Pool(Op):
+class Pool(Op):
+    """What max and average pooling share."""
+
     window: tuple[int, ...]
     strides: tuple[int, ...]
     pads: tuple[int, ...]  # all the starts, then all the ends
@@ -64,7 +66,7 @@ class _Pool(Op):
 
 
 @dataclass(frozen=True)
-class MaxPool(_Pool):
+class MaxPool(Pool):
     """Maximum over each window; padding never wins."""
 
     name: ClassVar[str] = "max_pool"
@@ -78,7 +80,7 @@ class MaxPool(_Pool):
 
 
 @dataclass(frozen=True)
-class AvgPool(_Pool):
+class AvgPool(Pool):
     """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
 
     What hangs over the padded input in ceil_mode is never counted; the mean of nothing is 0.

@@ -23,6 +23,7 @@ from fusec.ops import (
     Concat,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -63,7 +64,7 @@ _FIRST_OPERAND = (
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
 _KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize)
-_CONVOLUTIONS = (Conv, ConvTranspose)
+_CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
 _FREE = (Reshape, Transpose)  # nothing moves if the orders of operand and result fit
@@ -297,7 +298,7 @@ def _as_rows(user: Node, index: int, type: TensorType) -> bool:
 
 
 def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], Value]) -> None:
-    """Constant filters are stored channels last, like the images they meet."""
+    """Constant filters are stored channels last, like the images they meet. (A wgrad's second operand is an image.)"""
     filters = node.operands[1]
     order = settled(filters.type, channels_last(filters.type.rank))
     if filters.literal is None or filters.type.order == order:

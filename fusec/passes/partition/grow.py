@@ -14,6 +14,7 @@ from fusec.ops import (
     Cast,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     InstanceNorm,
     LayerNorm,
     MatMul,
@@ -23,7 +24,7 @@ from fusec.ops import (
 )
 from fusec.passes.partition.convex import Condensation, Wiring
 
-EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul, LayerNorm, RmsNorm, InstanceNorm)
+EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Reduce)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
