@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusec.artifact import save
+    from fusec.builder import Builder, Tensor
     from fusec.driver import compile, load
     from fusec.errors import (
         CheckError,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         TargetError,
         VerifyError,
     )
+    from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
     from fusec.runtime import Executable
     from fusec.text import parse
@@ -29,6 +31,10 @@ _HOMES = {
     "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
+    "Builder": "builder",
+    "Tensor": "builder",
+    "backward": "gradients",
+    "grad": "gradients",
     **dict.fromkeys(("DType", "Graph", "TensorType"), "ir"),
     **dict.fromkeys(
         ("CheckError", "ExecutionError", "FusecError", "LoweringError", "ModelError", "TargetError", "VerifyError"),
@@ -37,6 +43,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Builder",
     "CheckError",
     "DType",
     "Executable",
@@ -46,10 +53,13 @@ __all__ = [
     "LoweringError",
     "ModelError",
     "TargetError",
+    "Tensor",
     "TensorType",
     "VerifyError",
     "__version__",
+    "backward",
     "compile",
+    "grad",
     "load",
     "parse",
     "save",
