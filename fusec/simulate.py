@@ -49,8 +49,12 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
     for tensor in graph.tensors:
         if tensor.value is not None:
             values[tensor.uid] = np.full(tensor.dims, tensor.value, np.float32)
+    written = [_buffer(buffers, tensor) for tensor in graph.outputs]
     for tensor in graph.inputs:
-        values[tensor.uid] = _compute_type(view(tensor, _buffer(buffers, tensor)))
+        buffer = _buffer(buffers, tensor)
+        if any(np.may_share_memory(buffer, other) for other in written):
+            buffer = buffer.copy()  # a kernel reads each element before it is written
+        values[tensor.uid] = _compute_type(view(tensor, buffer))
     with np.errstate(all="ignore"):
         for call in graph.calls:
             result = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])

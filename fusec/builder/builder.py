@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder.tensor import MATMUL, Operand, Tensor
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import DType, Graph, Node, Op, TensorType
+from fusec.ir import DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import (
     AvgPool,
     BatchNorm,
@@ -114,6 +114,19 @@ class Builder:
         if prune:
             copy.prune()
         return copy
+
+    def snapshot(self, *tensors: Tensor) -> Graph:
+        """A graph of its own with only these outputs, named `y0`, `y1`…, and the inputs they depend on."""
+        wanted = [self._own(t).value for t in tensors]
+        needed, stack = set[Value](), list(wanted)
+        while stack:
+            value = stack.pop()
+            if value not in needed:
+                needed.add(value)
+                stack += value.node.operands if value.node is not None else ()
+        nodes = [n for n in self._graph.nodes if any(v in needed for v in n.results)]
+        inputs = [v for v in self._graph.inputs if v in needed]
+        return self._graph.extract(inputs, nodes, wanted, [f"y{i}" for i in range(len(wanted))])
 
     # nodes -----------------------------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 Values tied by ops that keep positions (pointwise, pooling, concat, norms over channels…) form a region
 that has one order: channels last if a convolution writes into it, row-major if a matrix product or row
 norm does, else the order that copies the fewest bytes: reshapes and transposes that read memory as it
-lies are free. Inputs and outputs of the graph keep row-major, the caller's order; a copy (`relayout`)
-stands only where tensors of different orders meet in one cuDNN graph. A convolution reads any order:
-cuDNN's engines take images in NCHW beside results in NHWC.
+lies are free. Inputs and outputs of the graph keep row-major, the caller's order, but for filters that stay
+on the device between calls; a copy (`relayout`) stands only where tensors of different orders meet in one
+cuDNN graph. A convolution reads any order: cuDNN's engines take images in NCHW beside results in NHWC.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class Layout:
     name: ClassVar[str] = "layout"
 
     def run(self, graph: Graph, options: Options) -> None:
+        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.rank >= 4}
+        for value in kept.values():  # filters, and what an optimiser keeps beside them
+            graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
         regions = _Regions(graph)
         regions.decide()
         for value in _movable(graph):
@@ -96,9 +99,11 @@ class Layout:
                 if not same_storage(operand.type.shape, operand.type.order, wanted):
                     graph.set_input(node, index, _copy(graph, operand, wanted, node, copies))
         last = graph.return_node
-        for index, value in enumerate(graph.outputs):
-            if settled(value.type, value.type.order):
-                graph.set_input(last, index, _copy(graph, value, (), last, copies))
+        replaced = {output: kept[name].type.order for name, output in options.state if name in kept}
+        for index, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+            wanted = replaced.get(name, ())
+            if settled(value.type, value.type.order) != wanted:
+                graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
 
 
 def settled(type: TensorType, order: Order) -> Order:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from fusec.ir import Graph, Node
+from fusec.ir import Constant, Graph, Node
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.convex import Wiring
 from fusec.passes.partition.grow import ANCHORS, POINTWISE
@@ -57,6 +57,14 @@ def partition(
     program = Program(graph, ordered(steps, planner.wiring), tuple(refusals))
     program.verify()
     return program
+
+
+def kernels_only(graph: Graph) -> Program:
+    """The graph as one kernel or view per node, nothing put to cuDNN."""
+    nodes = [node for node in graph.nodes if not isinstance(node.op, Constant)]
+    kinds = [Kind.VIEW if is_view(node) else Kind.KERNEL for node in nodes]
+    steps = tuple(Partition((n,), k, body_of(graph, [n])) for n, k in zip(nodes, kinds, strict=True))
+    return Program(graph, steps)
 
 
 def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:
