@@ -17,7 +17,7 @@ from examples.toy_framework.data import DataLoader, digits
 from examples.toy_framework.optim import AdamW
 from examples.toy_framework.trainer import Trainer, accuracy, in_batches
 
-RECIPES = {"cnn": (models.cnn, 20, 4e-3, 0.985), "vit": (models.ViT, 60, 3e-3, 0.97)}
+RECIPES = {"cnn": (models.cnn, 20, 4e-3, 0.985), "vit": (models.ViT, 40, 3e-3, 0.97)}
 
 
 def train(name: str, epochs: int | None = None, target: str = "cpu", batch: int = 64) -> tuple[float, float]:

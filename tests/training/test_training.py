@@ -100,11 +100,13 @@ def test_a_network_learns() -> None:
     rng = np.random.default_rng(0)
     b = Builder()
     x, labels = b.input("x", (4, 2)), b.input("labels", (4,), "i64")
-    weights = [b.parameter(f"w{i}", rng.standard_normal(s).astype(np.float32)) for i, s in enumerate([(2, 8), (8, 2)])]
+    weights = [
+        b.parameter(f"w{i}", rng.standard_normal(s).astype(np.float32)) for i, s in enumerate([(2, 16), (16, 2)])
+    ]
     loss = b.cross_entropy((x @ weights[0]).relu() @ weights[1], labels)
     training.adam(b, weights, fusec.backward(loss, weights), 0.1)
     b.output(loss=loss)
     exe = fusec.compile(b, target="cpu")
     corners = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32)
-    losses = [float(exe.step(corners, np.array([0, 1, 1, 0]))) for _ in range(60)]
+    losses = [float(exe.step(corners, np.array([0, 1, 1, 0]))) for _ in range(100)]
     assert losses[-1] < 0.05 < losses[0]
