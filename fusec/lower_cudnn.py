@@ -705,7 +705,6 @@ WITHOUT: Mapping[str, str] = {
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
-    "batch_norm_train": "not lowered yet",
-    "batch_norm_backward": "not lowered yet",
+    **dict.fromkeys(("batch_norm_train", "batch_norm_backward"), "an operation with several results is not lowered"),
     "random_bits": "cuDNN's random numbers are no function of a state that the graph carries",
 }

@@ -14,6 +14,7 @@ from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.precision import Precision
 from fusec.passes.recognise import Recognise
+from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
 
@@ -43,6 +44,8 @@ PIPELINE: tuple[Pass, ...] = (
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
     *CLEAN_UP,
+    # After the last merging of equal nodes, which would undo it.
+    Rematerialise(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
 )
