@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test lint check fuzz examples training newest format clean
+.PHONY: demo test lint check fuzz examples training newest torch format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -57,6 +57,18 @@ newest: .venv-newest/.test
 	  --constraint .venv-newest/constraints.txt --upgrade --editable '.[cu$(CUDA),test]' nvidia-cudnn-cu$(CUDA)
 	@touch $@
 
+# The doors for torch, which is a download of its own size; TORCH_PIP: more arguments for pip, such as an index of
+# wheels without CUDA. torch brings the cuDNN it was built for.
+torch: .venv-torch/.test
+	.venv-torch/bin/python -m pytest tests/test_torch_backend.py
+
+.venv-torch/.test: $(VENV)/.python pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-torch
+	grep -v '^nvidia-' constraints.txt > .venv-torch/constraints.txt
+	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet \
+	  --constraint .venv-torch/constraints.txt --editable '.[cu$(CUDA),test,torch]' $(TORCH_PIP)
+	@touch $@
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -77,5 +89,5 @@ $(VENV)/.test: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf .venv .venv-cu12 .venv-newest build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cu12 .venv-newest .venv-torch build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find fusec tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fusec.artifact import save
     from fusec.builder import Builder, Tensor
     from fusec.driver import compile, load
+    from fusec.dynamic import DynamicExecutable, compile_dynamic
     from fusec.errors import (
         CheckError,
         ExecutionError,
@@ -21,13 +22,19 @@ if TYPE_CHECKING:
     from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
     from fusec.runtime import Executable
+    from fusec.session import InferenceSession
     from fusec.text import parse
+    from fusec.torch_backend import from_torch
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "compile": "driver",
     "load": "driver",
+    "compile_dynamic": "dynamic",
+    "DynamicExecutable": "dynamic",
+    "InferenceSession": "session",
+    "from_torch": "torch_backend",
     "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
@@ -46,10 +53,12 @@ __all__ = [
     "Builder",
     "CheckError",
     "DType",
+    "DynamicExecutable",
     "Executable",
     "ExecutionError",
     "FusecError",
     "Graph",
+    "InferenceSession",
     "LoweringError",
     "ModelError",
     "TargetError",
@@ -59,6 +68,8 @@ __all__ = [
     "__version__",
     "backward",
     "compile",
+    "compile_dynamic",
+    "from_torch",
     "grad",
     "load",
     "parse",

@@ -38,7 +38,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step that works: views, which do not, are left out. limit_us: what its bytes or operations take at least."""
+    """One step that works: views, which do not, are left out. kind: cudnn, kernel, or reference (op by op through
+    CuPy or NumPy). limit_us: what its bytes or operations take at least."""
 
     index: int
     signature: str
@@ -95,12 +96,13 @@ class Bench:
     def table(self) -> str:
         """The steps, slowest first, and the whole."""
         rows = sorted(self.steps, key=lambda step: -step.time.median_us)
-        width = max([len(step.signature) for step in rows] + [4])
+        named = {step: f"{step.kind} {step.signature}" for step in rows}
+        width = max([len(name) for name in named.values()] + [4])
         lines = [f"step {'':{width}}  {'us':>9} {'limit us':>9} {'share':>6}"]
         for step in rows:
             share = step.time.median_us / self.sum_us if self.sum_us else 0.0
             lines.append(
-                f"{step.index:4} {step.signature:{width}}  {step.time.median_us:9.1f} {step.limit_us:9.1f} {share:6.1%}"
+                f"{step.index:4} {named[step]:{width}}  {step.time.median_us:9.1f} {step.limit_us:9.1f} {share:6.1%}"
             )
         return "\n".join(lines)
 
@@ -134,7 +136,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         StepTime(
             index,
             step.signature,
-            step.kind.value,
+            "reference" if step.kind is Kind.KERNEL and step not in executable.kernels else step.kind.value,
             Timing.of(times[index]),
             step_us(step.nodes, compiled.target) - compiled.target.launch_us,
         )

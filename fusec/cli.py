@@ -22,6 +22,7 @@ from fusec import (
     __version__,
     cli_bench,
     cli_cache,
+    cli_convert,
     cli_fuzz,
     cli_io,
     cli_lock,
@@ -74,6 +75,10 @@ Shapes = Annotated[
 ]
 Disable = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
+]
+Rounding = Annotated[
+    str,
+    typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
 
@@ -129,6 +134,7 @@ def compile(
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
+    rounding: Rounding = "fused",
     as_json: cli_io.AsJson = False,
     output: Annotated[
         Path | None,
@@ -140,7 +146,7 @@ def compile(
 ) -> None:
     """Compile a model and print what it became."""
     cli_io.check_writable(output)
-    request = _Request(model, precision, shape, disable)
+    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
     start = time.perf_counter()
     with cli_io.progress() as report:
         goals = list(dict.fromkeys(target or ["auto"]))
@@ -173,6 +179,7 @@ def run(
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
+    rounding: Rounding = "fused",
     input: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE.npy", help="An input; those not given are random. May be repeated."),
@@ -200,13 +207,13 @@ def run(
     if compare is not None:
         running.need_onnxruntime(compare)
     arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
-    request = _Request(model, precision, shape, disable)
+    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
     with cli_io.progress() as report:
         if model.endswith(".fusec"):
             if locked is not None:
                 raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
             executable = driver.load(model, target=target, tune=tune)
-            cli_lock.check_options(model, executable.compiled, precision, shape, disable)
+            cli_lock.check_options(model, executable.compiled, precision, shape, request.disable)
         else:
             executable = driver.compile(
                 model, target=target, tune=tune, budget=limit, lock=locked, progress=report, **request.options
@@ -242,6 +249,7 @@ def explain(
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
+    rounding: Rounding = "fused",
     must_fuse: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
@@ -255,7 +263,7 @@ def explain(
     from fusec.must_fuse import assert_fused
 
     goals = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    request = _Request(model, precision, shape, disable)
+    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
     explained: list[tuple[str, explaining.Explanation]] = []
     checks: list[dict[str, Any]] = []
     with cli_io.progress() as report:
@@ -293,6 +301,7 @@ def verify(
     precision: Precision = "fp32",
     shape: Shapes = None,
     disable: Disable = None,
+    rounding: Rounding = "fused",
     seed: Seed = 0,
     as_json: cli_io.AsJson = False,
 ) -> None:
@@ -301,7 +310,7 @@ def verify(
     from fusec.gpu import device
     from fusec.simulate import simulate
 
-    request = _Request(model, precision, shape, disable)
+    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
     with cli_io.progress() as report:
         compiled = request.build(target, report)
         execute: verifying.Runner = simulate
@@ -318,6 +327,7 @@ def verify(
 
 app.command()(cli_repro.repro)
 app.command()(cli_bench.bench)
+app.command()(cli_convert.convert)
 app.command()(cli_machine.targets)
 app.command()(cli_machine.doctor)
 app.add_typer(cli_fuzz.app, name="fuzz")

@@ -48,6 +48,15 @@ def budget_of(text: str | None) -> float:
     return math.inf if text is None else seconds_of(text, "--budget")
 
 
+def with_rounding(disable: Sequence[str] | None, rounding: str) -> list[str]:
+    """What to leave out, fusions that keep values in fp32 among it if rounding follows the source."""
+    from fusec.passes.base import ROUNDINGS, UNROUNDED
+
+    if rounding not in ROUNDINGS:
+        raise FusecError(f"--rounding is one of {', '.join(ROUNDINGS)}, not {rounding}")
+    return [*(disable or ()), *([UNROUNDED] if rounding == "source" else [])]
+
+
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """`x=1,3,224,224` as name and sizes; `x=` is a scalar."""
     shapes: dict[str, tuple[int, ...]] = {}

@@ -64,8 +64,11 @@ def check_options(
     """FusecError for options that a model compiled already cannot follow; fp32 is what is meant by none."""
     if precision not in ("fp32", compiled.options.precision):
         raise FusecError(f"{model}: was compiled in {compiled.options.precision}: compile it again for {precision}")
+    from fusec.passes.base import UNROUNDED
+
     if shape or disable:
-        raise FusecError(f"{model}: is compiled already: {'--shape' if shape else '--disable'} comes too late")
+        given = "--shape" if shape else "--rounding" if list(disable or ()) == [UNROUNDED] else "--disable"
+        raise FusecError(f"{model}: is compiled already: {given} comes too late")
 
 
 @app.command()

@@ -56,6 +56,7 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "matmul": (("a", "b"), ("c",), ()),
     # one to three inputs in the order of the frontend's method; attributes as that method takes them
     "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),
+    "sdpa": (("q", "k", "v", "bias"), ("o",), ("attn_scale", "use_causal_mask")),  # bias may be left out
     "reduction": (("x",), ("y",), ()),  # mode: add, mul, min, max, amax
     "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value
     "rmsnorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # bias may be left out: 3 inputs

@@ -13,8 +13,7 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
     """For each new value that can lie where the old one does: new to old.
 
     Nothing may read the old value after the step that makes the new one, and that step must read it element by
-    element, as a kernel of one op (which computes before it writes) and a pointwise cuDNN graph do: a product's
-    epilogue may be written in parts, while other parts are still to be read.
+    element, as pointwise graphs do: others may be written in parts, while other parts are still to be read.
     """
     graph = program.graph
     root = {v: reads(program, v) for step in program.steps if step.kind is Kind.VIEW for v in step.nodes[0].results}
@@ -45,8 +44,6 @@ def reads(program: Program, value: Value) -> Value:
 
 
 def _by_element(step: Partition, old: Value) -> bool:
-    if step.kind is Kind.KERNEL:
-        return True
     if not all(isinstance(n.op, (Pointwise, Cast)) for n in step.nodes):
         return False
     readers = [n for n in step.nodes if old in n.operands]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
 from fusec.builder import Builder
@@ -20,9 +20,14 @@ from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, quote
-from fusec.passes.base import PRECISIONS, Options, run
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
 from fusec.passes.partition import kernels_only, partition
+from fusec.passes.partition.settle import settle
+from fusec.passes.partition.strict import AsSource
+from fusec.program import Program
+from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.shared import SharedWeights
 from fusec.target import Target
 from fusec.target import load as load_target
 from fusec.verdict import Refused, Verdict
@@ -36,8 +41,27 @@ CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
+@dataclass
+class Family:
+    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
+    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time."""
+
+    weights: SharedWeights = field(default_factory=SharedWeights)
+    judge: CudnnJudge | None = None
+    share_kernels: bool = False
+    _kernels: Any = None
+
+    def kernels(self) -> Any:
+        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
+        if self.share_kernels and self._kernels is None:
+            from fusec.gpu.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
+
+            self._kernels = kernel_cache()
+        return self._kernels
+
+
 def compile(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Builder,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source | Builder,
     *,
     target: str = "auto",
     precision: str = "fp32",
@@ -46,8 +70,10 @@ def compile(
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
+    rounding: str = "fused",
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    family: Family | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -63,8 +89,11 @@ def compile(
         takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
     budget: seconds for timing plans; what it does not reach is left for the next time.
     disable: names of passes and rewrite rules to leave out.
+    rounding: `fused`: inside a step, values of 16 bits stay in fp32 from op to op; `source`: each is rounded to its
+        storage type wherever the model does, and fusions and rewrites that would change that are left out.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
+    family: shares constants and more with the other programs it was given to.
     Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
@@ -80,6 +109,7 @@ def compile(
             tune=tune,
             budget=budget,
             disable=disable,
+            rounding=rounding,
             lock=lock,
             progress=progress,
         )
@@ -88,9 +118,18 @@ def compile(
     if target == CPU:
         return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
     compiled = build(
-        model, target=target, precision=precision, shapes=shapes, disable=disable, progress=progress, state=state
+        model,
+        target=target,
+        precision=precision,
+        shapes=shapes,
+        disable=disable,
+        rounding=rounding,
+        progress=progress,
+        family=family,
+        state=state,
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
+    weights = None if family is None else family.weights
     if locked is not None:
         locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
     if device.is_present(compiled.target):
@@ -100,39 +139,60 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend)
+            executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
             return executable
-        backend = CudnnBackend(tune, progress, budget)
-        program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
-        return Executable(replace(compiled, program=program), backend)
-    return Executable(compiled, SimulatorBackend())
+        backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
+        options, goal = compiled.options, compiled.target
+        program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
+        return Executable(replace(compiled, program=program), backend, weights)
+    return Executable(compiled, SimulatorBackend(), weights)
 
 
 def build(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
+    rounding: str = "fused",
     progress: Progress | None = None,
+    family: Family | None = None,
     state: Mapping[str, str] | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
     _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
+    if rounding not in ROUNDINGS:
+        raise FusecError(f"rounding is one of {', '.join(ROUNDINGS)}, not {rounding!r}")
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
-    options = _options(source, precision, disable, state or {})
+    left_out = frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]())
+    options = _options(source, precision, left_out, state or {})
+    if family is not None:
+        family.weights.share(source)
+    if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
+        options = replace(options, disable=options.disable | passes.REROUNDING)
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    judge = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
-    program = partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+    cudnn = None if family is None else family.judge
+    if cudnn is None:
+        cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+    if family is not None:
+        family.judge = cudnn
+    judge = AsSource(cudnn) if options.as_source else cudnn
+
+    def cut(graph: Graph) -> Program:
+        if family is not None:
+            family.weights.share(graph)
+        return partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+
+    program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     return Compiled(source, program, goal, options, judge)
 
 
@@ -165,7 +225,7 @@ class _NoJudge:
 
 
 def _for_cpu(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     precision: str,
     shapes: Mapping[str, Sequence[int]] | None,
     disable: Collection[str],

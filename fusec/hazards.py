@@ -15,6 +15,8 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ir import DType, TensorType, channels_last
 
 _PRODUCTS = ("conv_fprop", "conv_dgrad")
+_GRID = 65535  # what CUDA allows in the second and third dim of a launch grid
+_WIDEST_TILE = 128  # columns of the widest tile measured
 MAX_ELEMENTS = 2**31 - 1
 
 
@@ -34,6 +36,10 @@ def misread(graph: CudnnGraph) -> str | None:
             return "a convolution of one tensor with itself"
         if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
             return "filters stored neither row-major nor channels last"
+    if all(c.op == "pointwise" for c in graph.calls):
+        for matrices, _, columns in (t.dims for t in graph.outputs if len(t.dims) == 3):
+            if matrices > _GRID or columns > _GRID * _WIDEST_TILE:
+                return f"a pointwise graph of {matrices} times {columns} columns: more than a launch grid holds"
     uses = Counter(uid for call in graph.calls for uid in call.inputs)
     for call in graph.calls:
         if call.op != "pointwise":
@@ -80,19 +86,32 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
     if convolution is not None:
         image, weight = (graph.tensor(uid) for uid in convolution.inputs)
         grouped, rows = image.dims[1] != weight.dims[1], not _channels_last(image)
-        if engine == 7 and rows and (len(image.dims) == 5 if grouped else knobs.get(_TILE) == 29):
+        if engine == 7 and rows and (len(image.dims) == 5 if grouped else knobs.get(_TILE) in _READ_AS_IS):
             return "engine 7 reads an image that is not stored channels last as if it were"
         if engine == 7 and knobs.get(_TILE) == 29 and not _channels_last(weight):
             return "engine 7's first plan reads filters that are not stored channels last as if they were"
+        if engine == 4 and rows:
+            return "engine 4 copies an image that is not stored channels last into memory it does not fill"
         if engine == 52 and (rows or len(graph.outputs) > 1):
             return "engine 52 with an image that is not stored channels last, or two outputs"
         if engine == 8 and _has_side_chain(graph):
             return "engine 8 with an epilogue op that does not depend on the convolution"
-    if engine == 2 and any(c.op == "matmul" for c in graph.calls):
-        return "engine 2 computes matmuls wrongly"
+    if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
+        return "engine 25 sums in the storage type, in no fixed order"
+    if any(c.op == "matmul" for c in graph.calls):
+        if engine == 2:
+            return "engine 2 computes matmuls wrongly"
+        if engine == 0 and len(graph.calls) > 1 and any(_dots(t) for t in graph.outputs):
+            return "engine 0 with something behind a batch of dot products"
     return None
 
 
+def _dots(tensor: CudnnTensor) -> bool:
+    """Whether a product is a batch of 1x1 matrices."""
+    return len(tensor.dims) == 3 and tensor.dims[0] > 1 and tensor.dims[1:] == (1, 1)
+
+
+_READ_AS_IS = (29, 30)  # variants that bring no workspace for a copy in their order
 _TILE = 12  # the knob type in which engine 7's variants differ
 
 

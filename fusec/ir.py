@@ -233,7 +233,7 @@ class Literal:
     `load` returns an array of the given shape and dtype; it is called once.
     """
 
-    __slots__ = ("_array", "_digest", "_load", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_load", "label", "type")
 
     def __init__(self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = ""):
         self.type = TensorType(type.shape, type.dtype)

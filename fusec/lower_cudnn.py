@@ -27,8 +27,20 @@ from fusec.frame import (
     trace,
 )
 from fusec.hazards import misread, two_of_three
-from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value, quote
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, InstanceNorm, LayerNorm, MatMul, Pointwise, Reduce, RmsNorm
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, Value, quote
+from fusec.lower_attention import DTYPES, heads_frame, require_aligned, require_keys
+from fusec.ops import (
+    Attention,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    InstanceNorm,
+    LayerNorm,
+    MatMul,
+    Pointwise,
+    Reduce,
+    RmsNorm,
+)
 from fusec.storage import pack
 
 STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
@@ -46,12 +58,19 @@ class ConstantBinding:
 @dataclass(frozen=True)
 class Lowered:
     """A cuDNN graph and what its tensors are: uids of the body's inputs and outputs by name, and of
-    constants. One body value may stand behind several uids (read in two shapes)."""
+    constants. One body value may stand behind several uids (read in two shapes, or in parts); `offsets` says of
+    those that do not begin where the value does how many elements further on."""
 
     graph: CudnnGraph
     inputs: tuple[tuple[int, str], ...]
     outputs: tuple[tuple[int, str], ...]
     constants: tuple[ConstantBinding, ...]
+    offsets: tuple[tuple[int, int], ...] = ()
+
+    def part(self, uid: int, buffer: Array) -> Array:
+        """The flat memory of a tensor of the graph, in that of the value behind it."""
+        start = next((offset for known, offset in self.offsets if known == uid), 0)
+        return buffer[start:] if start else buffer
 
 
 def lower(body: Graph, tensor_cores: bool = True) -> Lowered:
@@ -83,9 +102,10 @@ class _Builder:
     frames: dict[Node, Frame] = field(default_factory=dict[Node, Frame])
     stored: dict[Value, tuple[str, tuple[int, ...]]] = field(default_factory=dict[Value, tuple[str, tuple[int, ...]]])
     feeds_anchor: set[Value] = field(default_factory=set[Value])
-    bound: dict[tuple[Value, tuple[int, ...], tuple[int, ...]], int] = field(
-        default_factory=dict[tuple[Value, tuple[int, ...], tuple[int, ...]], int]
+    bound: dict[tuple[Value, tuple[int, ...], tuple[int, ...], int], int] = field(
+        default_factory=dict[tuple[Value, tuple[int, ...], tuple[int, ...], int], int]
     )
+    offsets: dict[int, int] = field(default_factory=dict[int, int])
     scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
     images: set[int] = field(default_factory=set[int])  # stored tensors that a convolution reads
     twins: dict[int, int] = field(default_factory=dict[int, int])
@@ -110,7 +130,8 @@ class _Builder:
         wrong = misread(graph)
         if wrong is not None:
             raise LoweringError(wrong)
-        return Lowered(graph, tuple(self.inputs), tuple(self.outputs), tuple(self.constants))
+        offsets = tuple(self.offsets.items())
+        return Lowered(graph, tuple(self.inputs), tuple(self.outputs), tuple(self.constants), offsets)
 
     # what is stored, and in which frame each node computes -----------------------------------------
 
@@ -167,6 +188,8 @@ class _Builder:
                 (b, matrix_frame((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
             ]
             return matrix_frame(shape, fold), frames
+        if isinstance(anchor.op, Attention):
+            return heads_frame(shape), []
         if isinstance(anchor.op, InstanceNorm):
             return spatial_frame(shape), []
         if isinstance(anchor.op, (LayerNorm, RmsNorm)):
@@ -249,12 +272,16 @@ class _Builder:
         if root.type.dtype not in STORED:
             raise LoweringError(f"{what} is {root.type.dtype.value}, which cuDNN graphs do not take here")
         placed = frame.place(what, view.shape, view.strides)
-        key = (root, *placed)
+        key = (root, *placed, view.offset)
         if key not in self.bound:
             literal = root.literal
+            if literal is not None and view.offset:
+                raise LoweringError(f"{what}: a part of a constant, which is folded elsewhere")
             if literal is not None and self.pointwise_only and two_of_three(placed[0], frame.dims):
                 return self.bound.setdefault(key, self._expanded(root, placed, frame))
             uid = self.bound[key] = self.tensor(placed, root.type.dtype)
+            if view.offset:
+                self.offsets[uid] = view.offset
             if literal is None:
                 self.inputs.append((uid, root.name))
             else:
@@ -265,7 +292,7 @@ class _Builder:
         """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
         or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
         device memory, and a number's host address there was an illegal access."""
-        anchored = [n for n in self.frames if isinstance(n.op, (Conv, ConvTranspose, ConvWgrad, MatMul))]
+        anchored = [n for n in self.frames if isinstance(n.op, (Attention, Conv, ConvTranspose, ConvWgrad, MatMul))]
         if any(value in n.operands for n in anchored):
             return True
         return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
@@ -301,6 +328,8 @@ class _Builder:
         other = self.tensor((tensor.dims, tensor.strides), tensor.dtype)
         self.inputs += [(other, name) for known, name in self.inputs if known == uid]
         self.constants += [replace(known, uid=other) for known in self.constants if known.uid == uid]
+        if uid in self.offsets:
+            self.offsets[other] = self.offsets[uid]
         return other
 
     def result(self, value: Value, frame: Frame) -> int:
@@ -389,6 +418,27 @@ def _matmul(b: _Builder, node: Node) -> None:
     if left == right and left not in b.uids.values():
         right = b.twin(left)
     b.call("matmul", (left, right), b.result(node.result, b.frames[node]))
+
+
+def _attention(b: _Builder, node: Node) -> None:
+    op = node.op
+    assert isinstance(op, Attention)
+    if node.result.type.dtype not in DTYPES:
+        raise LoweringError(f"attention in {node.result.type.dtype.value}: only 16 bits are lowered")
+    require_keys(node)
+    uids: list[int] = []
+    for place, value in enumerate(node.operands):
+        if place < 3:
+            require_aligned(quote(value.name), trace(value))
+        uid = b.operand(value, heads_frame(value.type.shape))
+        uids.append(b.twin(uid) if uid in uids else uid)
+    if node.result not in b.stored:
+        raise LoweringError("attention: its result may not feed another op of the graph")
+    name, strides = b.stored[node.result]
+    if node.result.type.shape[-1] != 1 and strides[-1] != 1:
+        raise LoweringError(f"{quote(name)}: the last dim of an attention's result must lie side by side in memory")
+    attributes: dict[str, Attribute] = {"attn_scale": op.scale, "use_causal_mask": op.causal}
+    b.call("sdpa", tuple(uids), b.result(node.result, b.frames[node]), attributes=attributes)
 
 
 def _row_norm(b: _Builder, node: Node) -> None:
@@ -647,7 +697,7 @@ def _cast(b: _Builder, node: Node) -> None:
     steps.last("identity", *steps.operands)
 
 
-ANCHORS = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
+ANCHORS = (Attention, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
 
 _SAME_MODE = (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
@@ -677,6 +727,7 @@ LOWER: Mapping[str, Callable[[_Builder, Node], None]] = {
     "conv_transpose": _convolution,
     "conv_wgrad": _filter_gradient,
     "matmul": _matmul,
+    "attention": _attention,
     "layer_norm": _row_norm,
     "rms_norm": _row_norm,
     "instance_norm": _instance_norm,
@@ -697,6 +748,7 @@ WITHOUT: Mapping[str, str] = {
     "lrn": "cuDNN graphs have no local response norm",
     "max_pool": "the cuDNN frontend's Python binding has no resample operation",
     "avg_pool": "the cuDNN frontend's Python binding has no resample operation",
+    "rotary": _MOVES,
     "softmax": "a reduction may not feed another op of the same cuDNN graph",
     **dict.fromkeys(("reshape", "transpose", "relayout"), "a view; it becomes strides where no copy is needed"),
     **dict.fromkeys(("expand", "concat", "split", "slice", "pad", "gather"), _MOVES),

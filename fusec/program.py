@@ -14,6 +14,9 @@ from functools import cached_property
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value, print_node, quote
 from fusec.verdict import Legal, Refused
+from fusec.views import is_view
+
+STRIDES = frozenset({"reshape", "transpose", "relayout", "slice", "split"})  # in a cuDNN step, they are no work
 
 
 class Kind(enum.Enum):
@@ -53,12 +56,15 @@ class Partition:
     def virtual(self) -> tuple[Value, ...]:
         """Results used inside only; empty unless cuDNN runs the step. What nothing uses is no result at all."""
         stored = set(self.outputs)
-        return tuple(v for n in self.nodes for v in n.results if v not in stored and v.uses)
+        inside = [n for n in self.nodes if n.op.name not in STRIDES or len(self.nodes) == 1]
+        return tuple(v for n in inside for v in n.results if v not in stored and v.uses)
 
     @property
     def signature(self) -> str:
-        """The ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias)."""
-        return "+".join(display_name(n) for n in self.nodes)
+        """The ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
+        Views in front of a computation are strides of its operands and left out."""
+        computing = [n for n in self.nodes if n.op.name not in STRIDES]
+        return "+".join(display_name(n) for n in computing or self.nodes)
 
     @property
     def virtual_bytes(self) -> int:
@@ -154,6 +160,11 @@ def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
     constants = [v.node for v in operands if v.literal is not None and v.node is not None]
     inputs = [v for v in operands if v.literal is None]
     return graph.extract(inputs, [*constants, *nodes], outputs_of(nodes))
+
+
+def alone(graph: Graph, node: Node) -> Partition:
+    """A step of one node that is not cuDNN's."""
+    return Partition((node,), Kind.VIEW if is_view(node) else Kind.KERNEL, body_of(graph, [node]))
 
 
 def display_name(node: Node) -> str:

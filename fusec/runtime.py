@@ -22,12 +22,13 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, Node, TensorType, Value, quote
+from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
+from fusec.shared import SharedWeights
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
@@ -52,8 +53,8 @@ class Backend(Protocol):
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Make graphs, given by key, ready to execute within a model that touches so much memory."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -64,8 +65,13 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same work as `run`, which was called before and keeps to the same memory, faster."""
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
+        value, a constant's in the memory order of the type."""
+        ...
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -88,6 +94,7 @@ class Backend(Protocol):
 class SimulatorBackend:
     """cuDNN graphs in NumPy, from their own description: any machine."""
 
+    name = "simulated"
     xp: Any = np
 
     def __init__(self, name: str = "simulated"):
@@ -100,7 +107,7 @@ class SimulatorBackend:
             return np.from_dlpack(array)
         return np.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -109,8 +116,11 @@ class SimulatorBackend:
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        return run
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
+        return None
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        return lambda: _all(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         times: list[float] = []
@@ -134,15 +144,18 @@ class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
     `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
-    stored value lies in the one arena that all calls share. The first call runs step by step, later ones at once.
+    stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
+    kernel of fusec's runs. The first call runs step by step, later ones at once.
 
     `state` are inputs that stay on the device: `bind` gives them values, and `step` replaces those that have an
     update, in place where nothing reads the old value later (`in_place` counts these).
     """
 
-    def __init__(self, compiled: Compiled, backend: Backend):
+    def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
+        """weights: shared with other executables of the same backend's kind; else it has its own."""
         self.compiled = compiled
         self.backend = backend
+        self._weights = weights
         graph = compiled.graph
         self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
         self.outputs = tuple(
@@ -161,6 +174,7 @@ class Executable:
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
         self._saved: dict[Value, Array] = {}  # outputs that are old state
+        self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
@@ -168,11 +182,12 @@ class Executable:
                 for binding in lowered.constants:
                     self._constant(binding.literal, binding.type)
             elif step.kind is Kind.KERNEL:
-                for value in step.nodes[0].operands:
+                for value in inputs_of(step.nodes):
                     if value.literal is not None:
                         self._constant(value.literal, value.type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()))
+        others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
+        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
 
     @property
     def in_place(self) -> int:
@@ -266,12 +281,12 @@ class Executable:
         for name in given:
             if name not in wanted:
                 raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
-        on_host = all(_on_host(array) for array in (*feeds.values(), *given.values()))
+        all_on_host = all(on_host(array) for array in (*feeds.values(), *given.values()))
         bound = self._bind(feeds)
         into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
         with self._lock, self.backend.calling():
             picked = self._execute(bound, [known.index(name) for name in wanted])
-            if on_host:
+            if all_on_host:
                 self.backend.finish()
                 if self.backend.xp is not np:
                     picked = [array.get() for array in picked]
@@ -282,13 +297,21 @@ class Executable:
                     picked[place] = given[name]
         return picked
 
+    def replay(self) -> None:
+        """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
+        they are, so this is for timing. ExecutionError before the first call."""
+        if not self._launches:
+            raise ExecutionError("nothing to run again before the first call")
+        with self._lock, self.backend.calling():
+            self._at_once()
+
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
         alone, over what the last call left in memory. ExecutionError before the first call."""
         if not self._launches:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
-            whole = self.backend.time_us(self._replay or self._run_steps, count)
+            whole = self.backend.time_us(self._replay or (lambda: _all(self._launches)), count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -326,7 +349,7 @@ class Executable:
     def _checked(self, given: Any, spec: TensorSpec, kind: str) -> Array:
         """An array of the caller's; one to be written to is not copied."""
         if kind == "out":
-            shared = not _on_host(given) and self.backend.xp is not np
+            shared = not on_host(given) and self.backend.xp is not np
             if not shared and not isinstance(given, np.ndarray):
                 raise ExecutionError(f"out {quote(spec.name)}: results cannot be written into {type(given).__name__}")
             array = self.backend.from_any(given) if shared else given
@@ -345,7 +368,12 @@ class Executable:
         key = (id(literal), type.order)
         if key not in self._constants:
             xp = self.backend.xp
-            self._constants[key] = pack(xp, xp.asarray(literal.array), type)
+
+            def packed() -> Array:
+                return pack(xp, xp.asarray(literal.array), type)
+
+            shared = self._weights
+            self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
         return self._constants[key]
 
     def _execute(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
@@ -365,11 +393,16 @@ class Executable:
             with self.backend.scratch():
                 self._replace_state()
         else:
-            if self._replay is None:
-                self._replay = self.backend.record(self._run_steps)
-            self._replay()
+            self._at_once()
         results = [graph.outputs[index] for index in wanted]
         return [unpack(self._result(v), v.type).copy() for v in results]
+
+    def _at_once(self) -> None:
+        if self._replay is None:
+            self._replay = self.backend.record(
+                [*self._launches, self._replace_state] if self._updates else self._launches
+            )
+        self._replay()
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it."""
@@ -385,11 +418,6 @@ class Executable:
         }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
-
-    def _run_steps(self) -> None:
-        for launch in self._launches:
-            launch()
-        self._replace_state()
 
     def _replace_state(self) -> None:
         """Copy the updates that could not be written in place; first, what outputs still want of the old state."""
@@ -421,12 +449,16 @@ class Executable:
         if lowered is not None:
             by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
             buffers = {b.uid: self._constant(b.literal, b.type) for b in lowered.constants}
-            buffers |= {uid: self._buffer(by_name[name]) for uid, name in (*lowered.inputs, *lowered.outputs)}
+            named = (*lowered.inputs, *lowered.outputs)
+            buffers |= {uid: lowered.part(uid, self._buffer(by_name[name])) for uid, name in named}
             return self.backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        (node,) = step.nodes
-        return lambda: self._run_kernel(node)
+        kernel = self.backend.kernel(step, self._memory)
+        if kernel is not None:
+            self.kernels.add(step)
+            return kernel
+        return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand; what does not is copied."""
@@ -453,16 +485,33 @@ class Executable:
         literal = value.literal
         return self._constant(literal, value.type) if literal is not None else self._places[value]
 
-    def _run_kernel(self, node: Node) -> None:
-        operands = [unpack(self._buffer(v), v.type) for v in node.operands]
-        for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-            if array.dtype != value.type.dtype.numpy:
-                raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-            if value.uses:
-                unpack(self._places[value], value.type)[...] = array
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constant(literal, type) if literal is not None else self._places[value]
+
+    def _run_reference(self, step: Partition) -> None:
+        """The step's nodes one by one, each result rounded to its own type."""
+        held: dict[Value, Array] = {}
+        for node in step.nodes:
+            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
+            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
+                if array.dtype != value.type.dtype.numpy:
+                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                held[value] = array
+        for value in step.outputs:
+            unpack(self._places[value], value.type)[...] = held[value]
 
 
-def _on_host(array: Any) -> bool:
-    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned)."""
+def _all(runs: Sequence[Callable[[], None]]) -> None:
+    for run in runs:
+        run()
+
+
+def on_host(array: Any) -> bool:
+    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
+    `__cuda_array_interface__`."""
     device = getattr(array, "__dlpack_device__", None)
-    return device is None or device()[0] in (1, 3)
+    if device is None:
+        return not hasattr(array, "__cuda_array_interface__")
+    return device()[0] in (1, 3)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
-from fusec.ops import Conv, ConvTranspose, ConvWgrad
+from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
 from fusec.ops.pointwise import CLASSES
 from fusec.ops.training import correlate_batch
@@ -115,6 +115,11 @@ def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     return _rounded(np.matmul(*(array.astype(np.float64) for array in inputs)))
 
 
+def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
+    return _rounded(op.reference(np, *(array.astype(np.float64) for array in inputs))[0])
+
+
 def _rounded(sums: Buffer) -> Buffer:
     return sums.astype(np.float32)
 
@@ -184,6 +189,7 @@ _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer]] = 
     "conv_dgrad": _conv_dgrad,
     "conv_wgrad": _conv_wgrad,
     "matmul": _matmul,
+    "sdpa": _sdpa,
     "pointwise": _pointwise,
     "reduction": _reduction,
     "layernorm": _layernorm,

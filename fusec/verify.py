@@ -19,7 +19,7 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, Gather, MatMul
+from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
 from fusec.program import Partition, body_of
 from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
@@ -163,7 +163,7 @@ def _lowered(
     by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
     for uid, name in lowered.inputs:
         value = by_name[name]
-        buffers[uid] = pack(np, operands[value].astype(value.type.dtype.numpy), value.type)
+        buffers[uid] = lowered.part(uid, pack(np, operands[value].astype(value.type.dtype.numpy), value.type))
     for binding in lowered.constants:
         buffers[binding.uid] = pack(np, binding.literal.array, binding.type)
     for uid, name in lowered.outputs:
@@ -200,6 +200,8 @@ def _sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape) // max(1, node.operands[1].type.shape[1])
     if isinstance(node.op, MatMul):
         return node.operands[0].type.shape[-1]
+    if isinstance(node.op, Attention):
+        return node.operands[0].type.shape[-1] + node.operands[1].type.shape[2]
     if node.results[0].type.size < max((v.type.size for v in node.operands), default=0):
         return max(v.type.size for v in node.operands) // max(1, node.results[0].type.size)
     return 1

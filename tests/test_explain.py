@@ -83,6 +83,21 @@ def layers(count: int) -> str:
     return "\n".join(['graph "deep" (%n0: f32[1,8,6,6]) {', *head, *lines, f"  return %n{count}\n}}"])
 
 
+def test_each_value_inside_a_step_is_said_to_be_rounded_or_not() -> None:
+    text = """graph "g" (%x: f16[4,8], %w: f16[8,8]) {
+  %a = matmul(%x, %w)
+  %r = relu(%a)
+  %g = gelu(%r)
+  return %g
+}"""
+    program = partition(parse(text), Rule(lambda names: False), load("h200"))
+    found = explain(program, load("h200"))
+    edges = {(e.value, e.read_by): (e.made_by, e.kept) for step in found.steps for e in step.edges}
+    assert edges == {("a", "relu"): ("matmul", "same"), ("r", "gelu"): ("relu", "fp32")}
+    assert "inside steps, kept in fp32, not rounded to f16: relu → gelu" in str(found)
+    assert found.to_json()["steps"][-1]["edges"][0]["dtype"] == "f16"
+
+
 def test_steps_and_totals() -> None:
     program = cut(Rule(lambda names: False))
     found = explain(program, load("h200"))

@@ -212,6 +212,14 @@ def test_neighbours_merge_where_every_tensor_allows() -> None:
     full = Strided(root, (2, 3, 4, 5), (60, 20, 5, 1))
     channel = Strided(root, (3, 1, 1), (1, 1, 1))
     assert pointwise_frame((2, 3, 4, 5), range(4), [full]).dims == (1, 1, 120)
+    for shape, dims in (
+        ((32, 56, 56, 96), (1, 32 * 56, 56 * 96)),
+        ((64, 4096), (1, 64, 4096)),
+        ((8, 3, 224, 224), (1, 8 * 3 * 224, 224)),
+        ((1 << 20,), (1, 1, 1 << 20)),
+    ):
+        strides = TensorType(shape, DType.F16).strides
+        assert pointwise_frame(shape, range(len(shape)), [Strided(root, shape, strides)]).dims == dims
     assert pointwise_frame((2, 3, 4, 5), range(4), [full, channel]).dims == (2, 3, 20)
     nhwc = Strided(root, (2, 3, 4, 5), (60, 1, 15, 3))
     assert pointwise_frame((2, 3, 4, 5), (0, 2, 3, 1), [nhwc, channel]).dims == (1, 40, 3)

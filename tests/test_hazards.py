@@ -255,6 +255,13 @@ def test_strides_of_dims_of_one_do_not_matter() -> None:
     assert deadly(with_tensor(graph, 2, strides=(0, 5, 1))) is None
 
 
+def test_pointwise_graphs_larger_than_a_launch_grid_are_refused() -> None:
+    for good, bad in (((65535, 2, 3), (65536, 2, 3)), ((1, 2, 65535 * 128), (1, 2, 65535 * 128 + 1))):
+        assert misread(pointwise(good, good, good)) is None
+        assert "launch grid" in str(misread(pointwise(bad, bad, bad)))
+    assert misread(pointwise((1, 1 << 24, 2), (1, 1 << 24, 2), (1, 1 << 24, 2))) is None
+
+
 # plans ------------------------------------------------------------------------------------------------
 
 
@@ -265,6 +272,24 @@ def conv_graph(order: tuple[int, ...], groups: int = 1, window: int = 1, dtype: 
     return CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW),))
 
 
+def dot_products(batch: int, addend: bool = True) -> CudnnGraph:
+    """Rows by columns, perhaps with something added."""
+    result = (batch, 1, 1)
+    matmul = CudnnCall("matmul", (1, 2), (3,))
+    operands = (tensor(1, (batch, 1, 8)), tensor(2, (batch, 8, 1)))
+    if not addend:
+        return CudnnGraph((*operands, tensor(3, result)), (matmul,))
+    rest = (tensor(3, result, virtual=True), tensor(4, result), tensor(5, result))
+    return CudnnGraph((*operands, *rest), (matmul, CudnnCall("pointwise", (3, 4), (5,), "add")))
+
+
+def transposed() -> CudnnGraph:
+    """A transposed convolution."""
+    x, w, y = (2, 8, 4, 4), (8, 8, 1, 1), (2, 8, 4, 4)
+    tensors = (tensor(1, x), tensor(2, w), tensor(3, y))
+    return CudnnGraph(tensors, (CudnnCall("conv_dgrad", (1, 2), (3,), "", WINDOW),))
+
+
 NHWC, NCHW = (0, 2, 3, 1), ()
 
 
@@ -272,15 +297,25 @@ NHWC, NCHW = (0, 2, 3, 1), ()
     ("graph", "engine", "tile", "wrong"),
     [
         (conv_graph(NCHW), 7, 29, True),
-        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 7, 30, True),
+        (conv_graph(NHWC), 7, 30, False),
         (conv_graph(NCHW), 7, 21, False),
-        (conv_graph(NCHW), 4, 29, False),
+        (conv_graph(NHWC), 7, 29, False),
+        (conv_graph(NCHW), 4, 29, True),
+        (conv_graph(NHWC), 4, 29, False),
         (conv_graph(NCHW, groups=2), 7, 29, False),
         (conv_graph(NHWC, window=3), 7, 29, True),
         (conv_graph(NHWC, window=3, dtype=DType.F32), 7, 29, True),
         (conv_graph(NHWC, window=3), 7, 21, False),
         (product((2, 3, 5)), 2, 0, True),
         (product((2, 3, 5)), 7, 0, False),
+        (product((2, 3, 5)), 0, 0, False),
+        (dot_products(2), 0, 0, True),
+        (dot_products(2), 7, 0, False),
+        (dot_products(1), 0, 0, False),
+        (dot_products(2, addend=False), 0, 0, False),
+        (transposed(), 25, 0, True),
+        (transposed(), 22, 0, False),
         (pointwise((2, 3), (2, 3), (2, 3)), 2, 0, False),
     ],
 )

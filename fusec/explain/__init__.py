@@ -9,21 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from fusec import rounding
 from fusec.core_search import Core, CoreSearch
 from fusec.explain.compare import compare
-from fusec.explain.data import Accepted, Cause, Decline, Explanation, Step
+from fusec.explain.data import Accepted, Cause, Decline, Edge, Explanation, Step
 from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
-from fusec.ops import Conv, ConvTranspose, ConvWgrad
+from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.spell import REWRITES
-from fusec.program import Kind, Partition, Program, Refusal, display_name, inputs_of
+from fusec.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.target import Target
 from fusec.verdict import Legal, Refused
 
-__all__ = ["Accepted", "Cause", "Decline", "Explanation", "Progress", "Step", "compare", "explain"]
+__all__ = ["Accepted", "Cause", "Decline", "Edge", "Explanation", "Progress", "Step", "compare", "explain"]
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
@@ -64,6 +65,8 @@ def explain(
 
 def _step(index: int, step: Partition) -> Step:
     verdict = step.verdict
+    fused = step.kind is Kind.CUDNN
+    inside = [e for e in rounding.edges(step.nodes) if e.kept != rounding.OWN] if fused else []
     read = list(inputs_of(step.nodes)) if step.kind is not Kind.VIEW else []
     written = step.outputs if step.kind is not Kind.VIEW else ()
     return Step(
@@ -79,7 +82,14 @@ def _step(index: int, step: Partition) -> Step:
         virtual_bytes=step.virtual_bytes if step.kind is Kind.CUDNN else 0,
         read_bytes=sum(v.type.nbytes for v in read),
         written_bytes=sum(v.type.nbytes for v in written),
+        edges=tuple(map(_edge, inside)),
     )
+
+
+def _edge(edge: rounding.Edge) -> Edge:
+    value, maker = edge.value, edge.value.node
+    assert maker is not None
+    return Edge(value.name, display_name(maker), display_name(edge.user), value.type.dtype.value, edge.kept)
 
 
 def _spelling_words(name: str) -> str:
@@ -96,17 +106,18 @@ _Found = tuple[Decline, Refusal | None]  # with what a core search starts from
 
 
 def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None) -> _Found:
-    """Why a step of one op is not cuDNN's."""
-    node = step.nodes[0]
+    """Why a step's op is not cuDNN's: that of a kernel, if it has pointwise ops around one."""
+    node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
         ours = COPIES if isinstance(node.op, VIEWS) else WITHOUT[node.op.name]
         return Decline(name, name, "lower", "", "", ours, places), None
-    alone = next((r for r in refusals if r.nodes == step.nodes), None)
+    alone = next((r for r in refusals if r.nodes == (node,)), None)
     if alone is None and judge is not None:
-        (verdict,) = judge.judge([step.body])
+        body = step.body if len(step.nodes) == 1 else body_of(node.graph, [node])
+        (verdict,) = judge.judge([body])
         if isinstance(verdict, Refused):
-            alone = Refusal(step.nodes, step.body, verdict)
+            alone = Refusal((node,), body, verdict)
     if alone is None:
         return Decline(name, name, "none", "", "", STAGES["none"], places), None
     return replace(_declined(alone), op=name), alone
@@ -124,7 +135,7 @@ def _declined(refusal: Refusal) -> Decline:
 def _minimal(program: Program) -> list[Refusal]:
     """The refusals that do not follow from a smaller one (of some of the same ops), nor from an op that is
     left out and has its own entry, and were not overcome: their nodes are in one step after all."""
-    kernels = {s.nodes[0] for s in program.steps if s.kind is Kind.KERNEL}
+    kernels = {n for s in program.steps if s.kind is Kind.KERNEL for n in s.nodes}
     kept: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}
     result: list[Refusal] = []
     for refusal in sorted(program.refusals, key=lambda r: len(r.nodes)):

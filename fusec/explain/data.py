@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,25 @@ from fusec.explain.table import GAP, bytes_text, cut, listed, table, wrapped
 
 WIDTH = 118
 _NODES_WIDTH = 18  # at least
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value of 16 bits that one op of a cuDNN step hands to another."""
+
+    value: str
+    made_by: str
+    read_by: str
+    dtype: str
+    kept: str  # see KEPT
+
+
+# What becomes of an edge's value on the way: to its storage type, as it is with the same result, or as it is.
+KEPT = {
+    "fp32": "kept in fp32, not rounded to {dtype}",
+    "same": "kept in fp32, with the result that rounding to {dtype} would give",
+    "rounded": "rounded to {dtype} in front of a product",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,7 @@ class Step:
     virtual_bytes: int  # neither written nor read back
     read_bytes: int
     written_bytes: int
+    edges: tuple[Edge, ...] = ()
 
     @property
     def runs_as(self) -> str:
@@ -156,6 +177,19 @@ def _steps(steps: Sequence[Step]) -> list[str]:
     spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
     for words, example in sorted(spelled.items()):
         lines += wrapped(f"* reassociated: {words} (as in {example})", "", WIDTH)
+    return lines + _edges(steps)
+
+
+def _edges(steps: Sequence[Step]) -> list[str]:
+    """What happens to values inside the steps, equal edges together."""
+    counts: dict[str, Counter[str]] = {}
+    for edge in (edge for step in steps for edge in step.edges):
+        words = KEPT[edge.kept].format(dtype=edge.dtype)
+        counts.setdefault(words, Counter())[f"{edge.made_by} → {edge.read_by}"] += 1
+    lines: list[str] = []
+    for words, found in sorted(counts.items()):
+        named = ", ".join(f"{edge} ({n}×)" if n > 1 else edge for edge, n in found.items())
+        lines += wrapped(f"inside steps, {words}: {named}", "", WIDTH)
     return lines
 
 

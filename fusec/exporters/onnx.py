@@ -48,18 +48,25 @@ TYPES: Mapping[DType, int] = {
 }
 
 
-def to_onnx(graph: Graph) -> ModelProto:
+Notes = Mapping[Node, Mapping[str, str]]
+
+
+def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, str] | None = None) -> ModelProto:
     """The graph as a model of opset 21, with the same inputs and outputs; `frontends.load` reads it back.
+
+    notes: what is written into the metadata of the operators that a node becomes; with it these get names, and values
+    their types. properties: metadata of the model.
 
     Constants become initializers, values keep their names where no output has them. LoweringError where ONNX has
     nothing of the meaning: a linear resize whose sizes do not follow from its scales, random bits.
     """
-    return _Exporter(graph).model()
+    return _Exporter(graph, notes or {}).model(properties or {})
 
 
 class _Exporter:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, notes: Notes):
         self.graph = graph
+        self.notes = notes
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self.taken = {*graph.output_names, *(v.name for v in graph.inputs)}
@@ -69,7 +76,7 @@ class _Exporter:
             if made and value not in self.names and name not in (v.name for v in graph.inputs):
                 self.names[value] = name
 
-    def model(self) -> ModelProto:
+    def model(self, properties: Mapping[str, str]) -> ModelProto:
         graph = self.graph
         for node in graph.nodes:
             self._export(node)
@@ -82,6 +89,15 @@ class _Exporter:
         made = helper.make_graph(self.nodes, graph.name or "graph", inputs, outputs, self.initializers)
         model = helper.make_model(made, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="fusec")
         model.ir_version = IR_VERSION
+        helper.set_model_props(model, dict(properties))
+        if self.notes:
+            known = {v.name for v in (*inputs, *outputs)}
+            values = {self.names[v]: v.type for v in graph.values() if v.literal is None and v in self.names}
+            model.graph.value_info.extend(
+                helper.make_tensor_value_info(name, TYPES[type.dtype], type.shape)
+                for name, type in values.items()
+                if name not in known
+            )
         return model
 
     def _export(self, node: Node) -> None:
@@ -104,6 +120,10 @@ class _Exporter:
         for result, name in renamed.items():
             if result not in made:
                 self.nodes.append(helper.make_node("Identity", [result], [name]))
+        for n in self.nodes[first:] if node in self.notes else ():
+            n.name = n.output[0]
+            for key, text in self.notes[node].items():
+                n.metadata_props.add(key=key, value=text)
 
     def fresh(self, hint: str) -> str:
         name, count = hint, 0
@@ -266,7 +286,7 @@ def _gelu_tanh_backward(e: _Exporter, node: Node, dy: str, x: str) -> str:
     return e.op("Mul", e.op("Mul", dy, e.op("Sigmoid", inner)), e.op("Add", rest, e.number(1.0, node)))
 
 
-# windows and norms ---------------------------------------------------------------------------------------------
+# attention, windows and norms ----------------------------------------------------------------------------------------
 
 
 def _conv(e: _Exporter, node: Node, x: list[str]) -> list[str]:
@@ -274,6 +294,44 @@ def _conv(e: _Exporter, node: Node, x: list[str]) -> list[str]:
     a["group"] = a.pop("groups")
     kind = "ConvTranspose" if node.op.name == "conv_transpose" else "Conv"
     return [e.op(kind, *x, kernel_shape=node.operands[1].type.shape[2:], **a)]
+
+
+def _attention(e: _Exporter, node: Node, q: str, k: str, v: str, bias: str = "") -> str:
+    (b, h, s, d), (_, g, t, _) = (x.type.shape for x in node.operands[:2])
+    a = node.op.attributes
+    if h != g:
+        q = e.op("Reshape", q, e.ints((b, g, h // g, s, d)), allowzero=1)
+        k, v = (e.op("Unsqueeze", x, e.ints((2,))) for x in (k, v))
+    swapped = (*range(2 + (h != g)), 3 + (h != g), 2 + (h != g))
+    scores = e.op("Mul", e.op("MatMul", q, e.op("Transpose", k, perm=swapped)), e.number(a["scale"], node))
+    if h != g:
+        scores = e.op("Reshape", scores, e.ints((b, h, s, t)), allowzero=1)
+    masks = [bias] if bias else []
+    if a["causal"]:
+        later = np.arange(t)[None, :] > np.arange(s)[:, None]
+        masks.append(
+            e.initializer(np.where(later, -np.inf, 0.0).astype(node.operands[0].type.dtype.numpy), e.fresh("const"))
+        )
+    for mask in masks:
+        added = e.op("Add", scores, mask)
+        if a["hides"]:
+            hidden = e.op("Equal", mask, e.number(-math.inf, node))
+            added = e.op("Where", hidden, mask, added)
+        scores = added
+    weights = e.op("Softmax", scores, axis=-1) if t else scores
+    if a["guarded"]:
+        weights = e.op("Where", e.op("IsNaN", weights), e.number(0.0, node), weights)
+    if h == g:
+        return e.op("MatMul", weights, v)
+    weights = e.op("Reshape", weights, e.ints((b, g, h // g, s, t)), allowzero=1)
+    return e.op("Reshape", e.op("MatMul", weights, v), e.ints(node.result.type.shape), allowzero=1)
+
+
+def _rotary(e: _Exporter, node: Node, x: str, cos: str, sin: str) -> str:
+    width = node.result.type.shape[-1]
+    first, second = e.several("Split", [x], 2, {"axis": -1, "num_outputs": 2}) if width else (x, x)
+    turned = e.op("Concat", e.op("Neg", second), first, axis=-1)
+    return e.op("Add", e.op("Mul", x, cos), e.op("Mul", turned, sin))
 
 
 def _pool(kind: str) -> Export:
@@ -460,6 +518,8 @@ EXPORT: Mapping[str, Export] = {
     "cast": lambda e, node, x: [e.op("Cast", *x, to=TYPES[node.op.attributes["to"]])],
     "conv": _conv,
     "conv_transpose": _conv,
+    "attention": _formula(_attention),
+    "rotary": _formula(_rotary),
     "batch_norm": _same("BatchNormalization", "epsilon"),
     "instance_norm": _same("InstanceNormalization", "epsilon"),
     "group_norm": lambda e, node, x: [

@@ -6,11 +6,13 @@ import operator
 import os
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import Graph
+from fusec.ir import DType, Graph, Literal
 from fusec.text import parse
 
 if TYPE_CHECKING:
@@ -21,24 +23,112 @@ _TEXT_START = b'graph "'  # no protobuf message starts so
 _PROTOBUF_LIMIT = 1 << 31
 
 
+@dataclass(frozen=True)
+class Declared:
+    """An input or output as the model declares it; `dims` are sizes or names of symbolic dims ("" for one without a
+    name), None where it declares none."""
+
+    name: str
+    dtype: DType | None
+    dims: tuple[int | str, ...] | None
+
+
+class Source:
+    """A model, read once; `load` gives its graph for the shapes it is told, as often as is asked.
+
+    constants: values of some inputs of an ONNX model, by name; they are then no inputs any more. file: its name in
+    messages.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | bytes | ModelProto | Graph,
+        constants: Mapping[str, Literal] | None = None,
+        file: str = "",
+    ):
+        self._folder: Path | None = None
+        self._constants = dict(constants or {})
+        if isinstance(model, str | os.PathLike):
+            path = Path(model)
+            self.file, self._folder = str(path), path.parent
+            self._model = _decoded(_bytes(path), self.file, text=path.suffix in _TEXT_SUFFIXES)
+        elif isinstance(model, bytes):
+            self.file = "<bytes>"
+            self._model = _decoded(model, self.file)
+        else:
+            self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
+            self._model = model
+        self.file = file or self.file
+
+    def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
+        """As `frontends.load`."""
+        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder, self._constants)
+
+    @cached_property
+    def interface(self) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
+        """Inputs and outputs as declared. Raises ModelError for what is no tensor."""
+        if isinstance(self._model, Graph):
+            graph = self._model
+            outputs = zip(graph.output_names, graph.outputs, strict=True)
+            return (
+                tuple(Declared(v.name, v.type.dtype, v.type.shape) for v in graph.inputs),
+                tuple(Declared(name, v.type.dtype, v.type.shape) for name, v in outputs),
+            )
+        from fusec.frontends.onnx.load import declared  # lazily, as below
+
+        inputs, outputs = declared(self._model, self.file)
+        given = [each for each in inputs if each[0] not in self._constants]
+        return tuple(Declared(*each) for each in given), tuple(Declared(*each) for each in outputs)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the model says of itself, as `fusec.session.ModelMeta` has it."""
+        model = self._model
+        if isinstance(model, Graph):
+            return _metadata("fusec", model.name)
+        properties = {entry.key: entry.value for entry in model.metadata_props}
+        graph = model.graph
+        return _metadata(
+            model.producer_name,
+            graph.name,
+            model.domain,
+            model.doc_string,
+            graph.doc_string,
+            model.model_version,
+            properties,
+        )
+
+
+def _metadata(
+    producer: str,
+    graph: str,
+    domain: str = "",
+    description: str = "",
+    graph_description: str = "",
+    version: int = 0,
+    properties: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    return {
+        "producer_name": producer,
+        "graph_name": graph,
+        "domain": domain,
+        "description": description,
+        "graph_description": graph_description,
+        "version": version,
+        "custom_metadata_map": dict(properties or {}),
+    }
+
+
 def load(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph, shapes: Mapping[str, Sequence[int]] | None = None
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | Source,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> Graph:
     """The graph of a model; every shape in it is concrete.
 
     `shapes` maps input names to shapes and is needed for inputs with symbolic dims; a dim bound for one
     input is bound wherever its name occurs. Raises ModelError, whatever is wrong with the model.
     """
-    shapes = _sizes(shapes or {})
-    if isinstance(model, Graph):
-        return _checked(model, shapes, f"graph {model.name!r}")
-    if isinstance(model, str | os.PathLike):
-        path = Path(model)
-        source = _decoded(_bytes(path), str(path), text=path.suffix in _TEXT_SUFFIXES)
-        return _imported(source, shapes, str(path), path.parent)
-    if isinstance(model, bytes):
-        return _imported(_decoded(model, "<bytes>"), shapes, "<bytes>", None)
-    return _imported(model, shapes, "<ModelProto>", None)
+    return (model if isinstance(model, Source) else Source(model)).load(shapes)
 
 
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -54,13 +144,19 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _imported(model: ModelProto | Graph, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
+def _imported(
+    model: ModelProto | Graph,
+    shapes: Mapping[str, Sequence[int]],
+    file: str,
+    folder: Path | None,
+    constants: Mapping[str, Literal],
+) -> Graph:
     if isinstance(model, Graph):
         return _checked(model, shapes, file)
     # lazily: onnx takes longer to import than all of fusec
     from fusec.frontends.onnx.load import load_onnx
 
-    return load_onnx(model, shapes, file, folder)
+    return load_onnx(model, shapes, file, folder, constants)
 
 
 def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import cudnn
@@ -14,16 +16,20 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu import device
+from fusec.gpu import device, kernels
 from fusec.gpu.forms import rewrite
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
+from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
-from fusec.program import Program
+from fusec.program import Partition, Program
 
+KERNEL_RUNS = 7
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
 
 
@@ -33,7 +39,7 @@ class CudnnBackend:
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
     whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
-    nothing is known and they were measured, or nothing shall be.
+    nothing is known and they were measured, or nothing shall be. kernels: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -45,6 +51,7 @@ class CudnnBackend:
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
         suggested: Mapping[str, Choice] | None = None,
+        kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
@@ -52,6 +59,7 @@ class CudnnBackend:
         self.budget_s = budget_s
         self._store = store or PlanStore()
         self._suggested = suggested or {}
+        self._kernels = kernels
         here = device.detect()
         self._target = here.name if here is not None else ""
         self._driver = str(cupy.cuda.runtime.driverGetVersion())
@@ -64,6 +72,7 @@ class CudnnBackend:
         self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
+        self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -75,8 +84,11 @@ class CudnnBackend:
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
 
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Choose and build a plan of each graph; ExecutionError if one has none."""
+    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
+        """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
+        no plan."""
+        found = (kernels.find(step.nodes, step.outputs) for step in others)
+        self._launcher.compile(kernel for kernel in found if kernel is not None)
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
@@ -89,7 +101,7 @@ class CudnnBackend:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
         known: dict[str, float] = {}
         for key in graphs:
-            entry = self._store.get(self._key(key))
+            entry = self._store.get(self._key(key)) if self.tune != "none" else None
             if entry is not None and entry.choice.complete and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
         self._choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
@@ -111,24 +123,42 @@ class CudnnBackend:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note)
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels)
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
             if key in keys and result.plans and known.get(key) != result.plans[0][0]:
                 self._store.put(keys[key], Entry(result.plans[0][0]))
         self._tuned.update(tuned)
 
-    def improve(self, program: Program, tensor_cores: bool, launch_us: float) -> Program:
-        """The program with each step in the form that is fastest on this GPU."""
-        if self.tune == "none":
-            return program
+    def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
+        """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
+        with what is beside them. kept: other forms, which round otherwise, are not tried."""
+        program = grouped(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
         def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
             return self.times_us(graphs, footprint_bytes)
 
-        return rewrite(program, tensor_cores, launch_us, self.tune, time_us)
+        def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
+            return self._kernels_us(asked, footprint_bytes)
+
+        level = "none" if kept else self.tune
+        return grouped(rewrite(program, tensor_cores, launch_us, level, time_us, kernels_us))
+
+    def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
+        """How long kernels take, by key."""
+        if not asked:
+            return {}
+        self._launcher.compile(asked.values())
+        times: dict[str, float] = {}
+        with _out_of_memory("timing kernels"), self._stream:
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            for key, kernel in asked.items():
+                run = self._launcher.with_random_data(kernel)
+                lab.run_us(run)
+                times[key] = statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
+        return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
@@ -176,21 +206,45 @@ class CudnnBackend:
 
         return run
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
-        """One CUDA graph of all that `run` launches; `run` itself, with a warning, if that cannot be captured."""
-        self._stream.synchronize()
-        try:
-            self._stream.begin_capture(mode=RELAXED)
+    def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        kernel = kernels.find(step.nodes, step.outputs)
+        return None if kernel is None else self._launcher.bind(kernel, memory)
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
+        parts: list[Callable[[], None]] = []
+        start = 0
+        while start < len(runs):
+            graph, end = self._captured(runs, start)
+            if graph is not None:
+                graph.upload(self._stream)
+                parts.append(partial(graph.launch, self._stream))
+            if end < len(runs):
+                parts.append(runs[end])
+            start = end + 1
+        return parts[0] if len(parts) == 1 else lambda: _all(parts)
+
+    def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
+        """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
+        end = len(runs)
+        while start < end:
+            self._stream.synchronize()
+            failed = end
             try:
-                with self.scratch():
-                    run()
-            finally:
-                graph = self._stream.end_capture()
-        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
-            warnings.warn(f"the steps run one by one, since they cannot be captured: {error}", stacklevel=2)
-            return run
-        graph.upload(self._stream)
-        return lambda: graph.launch(self._stream)
+                self._stream.begin_capture(mode=RELAXED)
+                try:
+                    with self.scratch():
+                        for index in range(start, end):
+                            failed = index
+                            runs[index]()
+                        failed = end
+                finally:
+                    graph = self._stream.end_capture()
+                return graph, end
+            except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+                # most often CuPy's own word on cuBLAS, or on what waits for the device
+                end = failed if failed < end else start + (end - start) // 2
+        return None, end
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""
@@ -233,6 +287,11 @@ class CudnnBackend:
             self._stream.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+def _all(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
 
 
 @contextmanager

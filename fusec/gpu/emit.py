@@ -37,8 +37,15 @@ POINTWISE: dict[str, int] = {
 }
 
 
-def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None) -> Any:
+def kernel_cache() -> Any:
+    """Where cuDNN keeps what it compiles at run time, for graphs that differ in their sizes alone."""
+    return cudnn.create_kernel_cache()
+
+
+def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None, kernels: Any = None) -> Any:
     """The frontend graph, not validated yet: for the device of `handle`, or devicelessly for `target`.
+
+    kernels: a `kernel_cache`; with it cuDNN is told that sizes may change, and offers only engines that can do so.
 
     Scalars by value are inputs by uid: `execute` wants a host address for each. LoweringError for what the
     frontend has no words for.
@@ -51,6 +58,8 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None)
         where: dict[str, Any] = {"device_property": properties, "sm_version": target.sm}
     else:
         where = {"handle": handle}
+    if kernels is not None:
+        where |= {"is_dynamic_shape_enabled": True, "kernel_cache": kernels}
     fp32 = cudnn.data_type.FLOAT
     g = cudnn.pygraph(io_data_type=fp32, intermediate_data_type=fp32, compute_data_type=fp32, **where)
     tensors: dict[int, Any] = {}
@@ -91,6 +100,10 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             return g.conv_wgrad(image=image, loss=loss, compute_data_type=compute, **attributes)
         case "matmul":
             return g.matmul(*inputs, compute_data_type=compute)
+        case "sdpa":
+            q, k, v, *bias = inputs
+            given = {**attributes, **({"bias": bias[0]} if bias else {})}
+            return g.sdpa(q=q, k=k, v=v, generate_stats=False, compute_data_type=compute, **given)[0]
         case "pointwise":
             if "beta" in attributes:  # swish alone has one
                 attributes["swish_beta"] = attributes.pop("beta")

@@ -1,47 +1,62 @@
-"""Other forms of a step that compute the same: spelled otherwise, or cut in two. Measured times choose.
+"""Other forms of a step that compute the same: spelled otherwise, cut in two, or a kernel. Measured times choose.
 
 The partitioner's cost model proposes one form; on a device each competes with what it might have been.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
+from fusec.gpu import kernels
+from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, body_of
+from fusec.program import Kind, Partition, Program, alone, body_of, outputs_of
 from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
+Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
-    """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: cut in two where the
-    fused engines are known to be slow; `full`: wherever it can be cut."""
+    """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in
+    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be
+    cut."""
     found: list[Form] = [(step,)]
     if step.kind is not Kind.CUDNN or level == "none":
         return found
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
+    found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _cuts(step.nodes):
             parts = [next(iter(_spelled(graph, nodes)), None) for nodes in (first, second)]
             found.append(tuple(part for part in parts if part is not None))
+            found += [(parts[0], rest) for rest in _kernel(graph, second) if parts[0] is not None]
+            if _pointwise(first):
+                found += [(start, parts[1]) for start in _kernel(graph, first) if parts[1] is not None]
     return found
 
 
-def lowered(form: Form, tensor_cores: bool) -> list[CudnnGraph] | None:
-    """The cuDNN graphs of a form; None if one of them cannot be."""
-    try:
-        return [lower(part.body, tensor_cores).graph for part in form]
-    except LoweringError:
-        return None
+def lowered(form: Form, tensor_cores: bool) -> list[Work] | None:
+    """The cuDNN graphs and kernels of a form; None if one of them cannot be."""
+    works: list[Work] = []
+    for part in form:
+        try:
+            work = _kernel_of(part.nodes) if part.kind is Kind.KERNEL else lower(part.body, tensor_cores).graph
+        except LoweringError:
+            return None
+        if work is None:
+            return None
+        works.append(work)
+    return works
 
 
 def rewrite(
@@ -50,13 +65,16 @@ def rewrite(
     launch_us: float,
     level: str,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
 ) -> Program:
     """The program with each step in its fastest form.
 
-    time_us: microseconds of graphs by key; one that cannot run is left out. launch_us: what each launch adds.
+    time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. launch_us:
+    what each launch adds. Where no form can run, ops run by themselves, with a warning.
     """
     options: dict[str, list[tuple[Form, list[str]]]] = {}
     graphs: dict[str, CudnnGraph] = {}
+    asked: dict[str, Kernel] = {}
     keys = [canonical_key(body_of(program.graph, step.nodes)) for step in program.steps]
     for step, key in zip(program.steps, keys, strict=True):
         if step.kind is not Kind.CUDNN or key in options:
@@ -66,24 +84,24 @@ def rewrite(
             made = lowered(form, tensor_cores)
             if made is not None:
                 options[key].append((form, [g.key for g in made]))
-                graphs |= {g.key: g for g in made}
-    contested = {k for choices in options.values() if len(choices) > 1 for _, names in choices for k in names}
-    times = time_us({key: graph for key, graph in graphs.items() if key in contested})
-    best = {
-        key: min(
-            range(len(choices)),
-            key=lambda i: sum(times.get(k, float("inf")) + launch_us for k in choices[i][1]),
-        )
-        for key, choices in options.items()
-        if len(choices) > 1
-    }
+                graphs |= {g.key: g for g in made if isinstance(g, CudnnGraph)}
+                asked |= {k.key: k for k in made if isinstance(k, Kernel)}
+    times = {**time_us(graphs), **kernels_us(asked)}
+
+    def cost_us(names: Sequence[str]) -> float:
+        return sum(times.get(name, float("inf")) + launch_us for name in names)
+
+    best = {key: min((cost_us(names), i) for i, (_, names) in enumerate(made)) for key, made in options.items()}
     steps: list[Partition] = []
     for step, key in zip(program.steps, keys, strict=True):
-        if best.get(key, 0) == 0:
+        least_us, place = best.get(key, (0.0, 0))
+        if least_us == float("inf"):
+            warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)
+            steps += (alone(program.graph, node) for node in step.nodes)
+        elif place == 0:
             steps.append(step)
-            continue
-        chosen = options[key][best[key]][0]
-        steps += _again(program.graph, chosen, step)
+        else:
+            steps += _again(program.graph, options[key][place][0], step)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten
@@ -95,7 +113,17 @@ def _again(graph: Graph, form: Form, step: Partition) -> Iterator[Partition]:
     for part in form:
         nodes = step.nodes[start : start + len(part.nodes)]
         start += len(part.nodes)
-        yield Partition(nodes, Kind.CUDNN, respell(body_of(graph, nodes), part.spelling), part.spelling, part.verdict)
+        yield Partition(nodes, part.kind, respell(body_of(graph, nodes), part.spelling), part.spelling, part.verdict)
+
+
+def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
+    """The nodes as one kernel, if there is one for them."""
+    if _kernel_of(nodes) is not None:
+        yield Partition(tuple(nodes), Kind.KERNEL, body_of(graph, nodes))
+
+
+def _kernel_of(nodes: Sequence[Node]) -> Kernel | None:
+    return kernels.find(nodes, outputs_of(nodes))
 
 
 def _spelled(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
@@ -110,15 +138,25 @@ def _slow_when_fused(step: Partition) -> bool:
 
 
 def _cuts(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
-    """Behind the product, and behind a first add (a bias or residual, which engines take best), if what is left is
-    pointwise. A step is convex and in graph order, so any beginning of it is a step, too."""
+    """Between two products; or in front of the only one, behind it, and behind a first add (a bias or residual, which
+    engines take best), if what is cut off is pointwise. A step is convex and in graph order, so any beginning of it is
+    a step, too."""
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:
         return
+    second = next((i for i, node in enumerate(nodes[at + 1 :], at + 1) if isinstance(node.op, PRODUCTS)), None)
+    if second is not None:
+        yield nodes[:second], nodes[second:]
+        return
+    if at and _pointwise(nodes[:at]):
+        yield nodes[:at], nodes[at:]
     places = [at + 1]
     if at + 1 < len(nodes) and nodes[at + 1].op.name == "add":
         places.append(at + 2)
     for place in places:
-        rest = nodes[place:]
-        if rest and all(isinstance(node.op, Pointwise) and not is_view(node) for node in rest):
-            yield nodes[:place], rest
+        if nodes[place:] and _pointwise(nodes[place:]):
+            yield nodes[:place], nodes[place:]
+
+
+def _pointwise(nodes: Sequence[Node]) -> bool:
+    return all(isinstance(node.op, Pointwise) and not is_view(node) for node in nodes)

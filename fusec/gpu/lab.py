@@ -29,7 +29,8 @@ class GpuLaboratory:
 
     footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
     come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
-    key, engine, knobs), consulted and added to by `note`.
+    key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
+    graphs for which it has nothing precompiled are planned for all sizes and share it.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class GpuLaboratory:
         footprint_bytes: int,
         quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
         note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
+        kernels: Any = None,
     ):
         self._handle, self._stream = handle, stream
         self._quarantined, self._note = quarantined, note
+        self._kernels = kernels
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         cache_bytes = int(properties["l2CacheSize"])
         self._cold = footprint_bytes > cache_bytes
@@ -87,11 +90,15 @@ class GpuLaboratory:
     def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
+        return self.run_us(lambda: self._run(plan, addresses, scratch))
+
+    def run_us(self, run: Callable[[], None]) -> float:
+        """How long what `run` queues takes on the device, as it would within the model."""
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         with self._stream:
             self._sweep.fill(0)
             start.record(self._stream)
-            self._run(plan, addresses, scratch)
+            run()
             stop.record(self._stream)
         try:
             stop.synchronize()
@@ -119,7 +126,16 @@ class GpuLaboratory:
         self._graph = graph
 
     def _planned(self, graph: CudnnGraph) -> Any:
-        pygraph = emit(graph, handle=self._handle)
+        pygraph = self._planned_for(graph, None)
+        if self._kernels is None or _has_precompiled(pygraph):
+            return pygraph
+        try:
+            return self._planned_for(graph, self._kernels)
+        except ExecutionError:  # pointwise graphs, of cuDNN 9.19: not every engine can do without sizes
+            return pygraph
+
+    def _planned_for(self, graph: CudnnGraph, kernels: Any) -> Any:
+        pygraph = emit(graph, handle=self._handle, kernels=kernels)
         try:
             pygraph.validate()
             pygraph.build_operation_graph()
@@ -163,6 +179,12 @@ class GpuLaboratory:
             simulate(self._graph, host)
             self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
         return self._reference
+
+
+def _has_precompiled(pygraph: Any) -> bool:
+    note = cudnn.behavior_note.RUNTIME_COMPILATION
+    count = pygraph.get_execution_plan_count()
+    return any(note not in pygraph.get_behavior_notes_for_plan_at_index(place) for place in range(count))
 
 
 def random_data(tensor: CudnnTensor) -> Array:
@@ -217,6 +239,9 @@ def work(graph: CudnnGraph) -> float:
         if call.op == "conv_wgrad":
             loss, filters = graph.tensor(call.inputs[1]).dims, graph.tensor(call.outputs[0]).dims
             total += float(np.prod(loss)) * float(np.prod(filters[1:]))
+        if call.op == "sdpa":
+            q, k, v = (graph.tensor(uid).dims for uid in call.inputs[:3])
+            total += float(np.prod(q[:3])) * k[2] * (q[3] + v[3])
         if call.op == "matmul":
             total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * graph.tensor(call.inputs[0]).dims[-1]
     return total

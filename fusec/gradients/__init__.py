@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
-from fusec.gradients import indexing, norms, pointwise, products, windows
+from fusec.gradients import attention, indexing, norms, pointwise, products, windows
 from fusec.gradients.core import Rule, Step, reverse, zeros
 from fusec.ir import Graph, quote
 
@@ -22,6 +22,7 @@ RULES: Mapping[str, Rule] = {
     **products.RULES,
     **norms.RULES,
     **indexing.RULES,
+    **attention.RULES,
 }
 STOPS: Mapping[str, str] = {**pointwise.STOPS, **indexing.STOPS}
 

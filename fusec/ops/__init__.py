@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Op
+from fusec.ops.attention import Attention, Rotary
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
@@ -22,6 +23,8 @@ ALL: tuple[type[Op], ...] = (
     Conv,
     ConvTranspose,
     MatMul,
+    Attention,
+    Rotary,
     BatchNorm,
     InstanceNorm,
     GroupNorm,
@@ -58,6 +61,7 @@ __all__ = [
     "ALL",
     "BY_NAME",
     "CLASSES",
+    "Attention",
     "AvgPool",
     "BatchNorm",
     "BatchNormBackward",
@@ -85,6 +89,7 @@ __all__ = [
     "Reshape",
     "Resize",
     "RmsNorm",
+    "Rotary",
     "Scatter",
     "Slice",
     "Softmax",

@@ -45,7 +45,8 @@ class Pool(Op):
             spatial, self.window, self.strides, self.dilations, self.pads[:n], self.pads[n:], strict=True
         ):
             room = i + p0 + p1 - d * (k - 1) - 1
-            require(room >= 0, f"a window of {k} (dilation {d}) does not fit {i} padded by {p0}+{p1}")
+            fits = room >= 0 or (self.ceil_mode and room > -s)  # one window, which hangs over
+            require(fits, f"a window of {k} (dilation {d}) does not fit {i} padded by {p0}+{p1}")
             count = (-(-room // s) if self.ceil_mode else room // s) + 1
             if self.ceil_mode and (count - 1) * s >= i + p0:
                 count -= 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.passes.base import Pass
+from fusec.passes.attend import Attend
+from fusec.passes.base import UNROUNDED, Pass
 from fusec.passes.canonicalise import Canonicalise
 from fusec.passes.cse import MergeEqual
 from fusec.passes.fold_batchnorm import FoldBatchNorm
@@ -10,6 +11,7 @@ from fusec.passes.fold_constants import FoldConstants
 from fusec.passes.fold_pads import FoldPads
 from fusec.passes.fold_scales import FoldScales
 from fusec.passes.layout import Layout
+from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.precision import Precision
@@ -17,17 +19,20 @@ from fusec.passes.recognise import Recognise
 from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
+from fusec.passes.widen_channels import WidenChannels
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
 # show once shapes and operands are numbers; merging last, when equal things have become equal nodes.
 CLEAN_UP: tuple[Pass, ...] = (FoldConstants(), Simplify(), MergeEqual())
 
-PIPELINE: tuple[Pass, ...] = (
+UNLAID: tuple[Pass, ...] = (
     *CLEAN_UP,
     # Before every rule that looks for a pattern: each then needs one spelling.
     Canonicalise(),
     # Before factors are folded: the 1/6 of a hard swish would go into the weights that follow it.
     Recognise(),
+    # After softmax is recognised; before the factor and views it takes in are moved elsewhere.
+    Attend(),
     # After recognition, which wants what it looks for unmoved; before the folds, so that a convolution
     # meets the BatchNorm, factor or pad from which a transpose kept it.
     MoveViews(),
@@ -41,13 +46,34 @@ PIPELINE: tuple[Pass, ...] = (
     *CLEAN_UP,
     # After the folds: it sees each weight in its final form and rounds it once.
     Precision(),
+    # Only where numbers are stored in 16 bits.
+    WidenChannels(),
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
+    *CLEAN_UP,
+)
+
+# Once more where attention is written out again, since its operands are then better left apart.
+FINISH: tuple[Pass, ...] = (
+    # After the folds and narrowing: weights are put beside each other as they will be stored.
+    MergeSiblings(),
     *CLEAN_UP,
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
+)
+
+PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
+
+
+# What changes where (or of what) a value is rounded to 16 bits, by the name of a pass or rule: left out where
+# rounding follows the model's own ops.
+REROUNDING = frozenset(
+    {
+        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums"),
+        *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
+    }
 )
 
 
@@ -58,7 +84,8 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
 
 def names() -> frozenset[str]:
     """Everything `Options.disable` can name."""
-    return frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+    found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
+    return found | {UNROUNDED}
 
 
-__all__ = ["CLEAN_UP", "PIPELINE", "names", "rules"]
+__all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "REROUNDING", "UNLAID", "names", "rules"]

@@ -11,6 +11,8 @@ from typing import ClassVar, Protocol
 from fusec.errors import VerifyError
 from fusec.ir import DType, Graph, print_graph
 
+ROUNDINGS = ("fused", "source")
+UNROUNDED = "unrounded"  # what `disable` calls the fusions that keep a value in fp32 that the model rounds
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -30,6 +32,11 @@ class Options:
     def storage(self) -> DType:
         """The floating-point type tensors are stored in."""
         return {"fp16": DType.F16, "bf16": DType.BF16}.get(self.precision, DType.F32)
+
+    @property
+    def as_source(self) -> bool:
+        """Whether values are to be rounded to 16 bits wherever the model rounds them."""
+        return UNROUNDED in self.disable
 
     @property
     def tensor_cores(self) -> bool:

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Return, TensorType, Value, channels_last
 from fusec.ops import (
+    Attention,
     AvgPool,
     BatchNorm,
     Cast,
@@ -37,6 +38,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Slice,
     Softmax,
     Split,
@@ -57,13 +59,14 @@ _FIRST_OPERAND = (
     MaxPool,
     Pad,
     Resize,
+    Rotary,
     Slice,
     Split,
 )
 # what cuDNN runs over one iteration space: there the operands' order must be the result's
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
-_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize)
+_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary)
 _CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
@@ -160,6 +163,8 @@ class _Regions:
                 self.orders[node.result] = channels_last(node.result.type.rank)
             elif isinstance(node.op, _ROW_MAJOR):
                 self.orders[node.result] = ()
+            elif isinstance(node.op, Attention):
+                self.orders[node.result] = _as_turned(node)
         for node in graph.nodes:
             tied = _tied(node)
             if not tied or node.results[0] not in self.parent or _lets_go(node):
@@ -233,6 +238,8 @@ class _Regions:
             for user, index in value.uses:
                 if isinstance(user.op, Return):
                     copied += type.nbytes * bool(type.order)
+                elif isinstance(user.op, Attention) and index < 3:
+                    copied += type.nbytes * (type.order[-1:] not in ((), (type.rank - 1,)))
                 elif isinstance(user.op, _READS_ROWS):
                     copied += type.nbytes * (not _as_rows(user, index, type))
                 elif isinstance(user.op, _CONVOLUTIONS):
@@ -256,8 +263,8 @@ class _Regions:
         )
 
     def _turns(self, node: Node, type: TensorType) -> bool:
-        """Whether a kernel reads one order and writes another."""
-        if not isinstance(node.op, _KERNELS):
+        """Whether a kernel reads one order and writes another. A pad of channels turns an image in passing."""
+        if not isinstance(node.op, _KERNELS) or (isinstance(node.op, Pad) and _adds_channels(node.op)):
             return False
         sources = [self.type_of(v) for v in _tied(node)]
         return any(s is not None and not same_storage(type.shape, s.order, type.order) for s in sources)
@@ -288,6 +295,18 @@ class _Regions:
         if a in self.orders:
             self.orders[b] = self.orders.pop(a)
         self.parent[a] = b
+
+
+def _adds_channels(pad: Pad) -> bool:
+    return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])
+
+
+def _as_turned(node: Node) -> Order:
+    """The order in which the transpose that follows an attention, heads beside features, is a view."""
+    users = node.result.users
+    if len(users) == 1 and isinstance(users[0].op, Transpose) and users[0].op.perm[-1] == len(users[0].op.perm) - 1:
+        return settled(node.result.type, users[0].op.perm)
+    return ()
 
 
 def _as_rows(user: Node, index: int, type: TensorType) -> bool:

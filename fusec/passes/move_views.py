@@ -1,4 +1,4 @@
-"""Move transposes and reshapes down past pointwise ops, until two meet and cancel or nothing is passed.
+"""Move transposes and reshapes down past pointwise ops and linear layers, until two meet and cancel.
 
 What stood between a convolution (or matrix product) and its bias, activation or residual is then behind
 them. Only views whose result is used once move: nothing is computed twice.
@@ -150,7 +150,20 @@ def _before_reshape(graph: Graph, value: Value, shape: tuple[int, ...], before: 
     return source if source.type.shape == shape else graph.add(Reshape(shape), source, before=before)
 
 
-RULES: tuple[Rewriter, ...] = (transpose_of_transpose, reshape_of_reshape, _transpose_down, _reshape_down)
+@local("matmul", equation="matmul(reshape(x), w) = reshape(matmul(x, w)) where rows alone are reshaped, w a matrix")
+def _rows_down(graph: Graph, node: Node) -> Value | None:
+    """A linear layer on rows that were put in one dim: whatever follows then meets its own shape."""
+    rows, w = node.operands
+    if rows.node is None or not isinstance(rows.node.op, Reshape) or w.type.rank != 2:
+        raise NoMatch("not reshaped, or not by a matrix", rows)
+    (x,) = rows.node.operands
+    if x.literal is not None or x.type.rank < 2 or x.type.shape[-1:] != rows.type.shape[-1:]:
+        raise NoMatch("not rows alone", rows)
+    product = graph.insert(node.op, [x, w], before=node).result
+    return graph.insert(Reshape(node.result.type.shape), [product], before=node, types=[node.result.type]).result
+
+
+RULES: tuple[Rewriter, ...] = (transpose_of_transpose, reshape_of_reshape, _transpose_down, _reshape_down, _rows_down)
 
 
 @dataclass(frozen=True)

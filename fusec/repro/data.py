@@ -42,7 +42,7 @@ def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | 
     rng = np.random.default_rng(seed)
     arrays = {v.name: random_array(rng, v.type) if feeds is None else _given(v, feeds) for v in body.inputs}
     types = {v.name: v.type for v in body.inputs}
-    buffers = {uid: pack(np, arrays[name], types[name]) for uid, name in lowered.inputs}
+    buffers = {uid: lowered.part(uid, pack(np, arrays[name], types[name])) for uid, name in lowered.inputs}
     buffers |= {c.uid: pack(np, c.literal.array, c.type) for c in lowered.constants}
     outputs = {t.uid: np.zeros(extent(t), t.dtype.numpy) for t in lowered.graph.outputs}
     simulate(lowered.graph, {**buffers, **outputs})

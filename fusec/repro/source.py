@@ -154,6 +154,9 @@ def _call(call: CudnnCall) -> str:
             return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=True)) | attributes | compute)
         case "matmul":
             return _text(call.op, operands, compute)
+        case "sdpa":
+            named = dict(zip(PORTS[call.op][0], operands, strict=False)) | attributes | {"generate_stats": "False"}
+            return _text(call.op, [], named | compute) + "[0]"
         case "pointwise":
             named = {"swish_beta" if k == "beta" else k: v for k, v in attributes.items()}
             return _text(call.mode, operands, named | compute)

@@ -144,7 +144,7 @@ def _keys_tell_apart(compiled: Compiled) -> None:
 
 def _chain(shared: Prepared) -> None:
     """The bodies, one after the other in float64, give the outputs of the graph they were cut from."""
-    graph = shared.optimised
+    graph = shared.compiled.graph
     held = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
     for step in shared.compiled.program.steps:
         held.update(in_float64(step.body, {v.name: held[v.name] for v in step.inputs}))
@@ -197,7 +197,7 @@ def _poisoned(
 ) -> dict[int, Array]:
     """Flat buffers by uid: operands and constants packed, outputs full of poison."""
     types = {v.name: v.type for v in (*step.inputs, *step.outputs)}
-    buffers = {uid: pack(np, feeds[name], types[name]).copy() for uid, name in lowered.inputs}
+    buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name]).copy()) for uid, name in lowered.inputs}
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
     for uid, name in lowered.outputs:
         dtype = types[name].dtype

@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.ir import DType, Node, Op
 from fusec.ops import (
+    Attention,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -55,8 +56,11 @@ POLES = frozenset(
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
         *("batch_norm_train", "batch_norm_backward"),
+        "attention",
     )
 )
+# Gradients of functions whose slope fades away.
+_FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
 
 
@@ -188,6 +192,8 @@ def sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
     if op.name == "matmul":
         return max(x.shape[-1], 1)
+    if op.name == "attention":
+        return max(x.shape[-1] + node.operands[1].type.shape[2], 1)
     if isinstance(op, AvgPool):
         return math.prod(op.window)
     if isinstance(op, Reduce):
@@ -208,7 +214,7 @@ def sum_length(node: Node) -> int:
         return max(math.prod(x.shape[1:]) // op.groups, 1)
     if isinstance(op, LocalResponseNorm):
         return op.size
-    return 4 if op.name == "resize" else 2 if op.name == "add_square" else 1
+    return 4 if op.name == "resize" else 2 if op.name in ("add_square", "rotary") else 1
 
 
 # where ops jump ------------------------------------------------------------------------------------------
@@ -270,6 +276,32 @@ def undefined(op: Op, operands: list[Array]) -> Array | None:
         return None
     info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
     bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
+    return bad if bad.any() else None
+
+
+def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
+    """Where an infinite gradient meets a slope that is not zero in float64, but may be in fp32."""
+    if op.name not in _FADING or not np.isinf(operands[0]).any():
+        return None
+    loss, x = np.broadcast_arrays(*operands)
+    (slope,) = op.reference(np, np.ones_like(x), x)
+    bad = np.isinf(loss) & (np.abs(slope) < 2.0**-20)
+    return bad if bad.any() else None
+
+
+def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
+    """Where a fused attention meets NaN or an infinity: it masks before or after it adds, skips blocks of keys
+    that are masked anyway, and what it gives for a query without keys is its own."""
+    if not isinstance(op, Attention):
+        return None
+    q, k, v, *bias = operands
+    shared = q.shape[1] // k.shape[1]
+    keys = np.isfinite(k).all(axis=(2, 3)) & np.isfinite(v).all(axis=(2, 3))
+    right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
+    for mask in bias:
+        rows = np.atleast_2d(mask)
+        right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & np.isfinite(rows).any(axis=-1))
+    bad = np.broadcast_to(~right[..., None], result.shape)
     return bad if bad.any() else None
 
 

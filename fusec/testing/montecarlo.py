@@ -25,10 +25,12 @@ from fusec.testing.edges import (
     is_move,
     is_single,
     label_of,
+    lost_in_attention,
     near_ones,
     never_zero,
     sum_length,
     undefined,
+    vanished_slope,
 )
 
 Array = np.ndarray[Any, Any]
@@ -208,7 +210,9 @@ class _Sampler:
         """The result of a function as a GPU approximates it; NaN and infinities may be lost further on."""
         lost = ~np.isfinite(made.plain) if made.plain.dtype.kind == "f" else None
         if lost is not None and lost.any():
-            made = Samples(made.plain, [np.where(lost, 0.0, s) for s in made.disturbed])
+            # in every other sample: a number in place of NaN, behind a jump, is to be seen too
+            samples = [np.where(lost, 0.0, s) if k % 2 == 0 else s for k, s in enumerate(made.disturbed)]
+            made = Samples(made.plain, samples)
         error = approximation(op, operands, made.plain)
         if error is None:
             return made
@@ -241,6 +245,10 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
+        if node.op.name == "attention" and not self.rounding.meaning:
+            inner = max(
+                inner, node.result.type.dtype.epsilon / 2
+            )  # kernels round the weights before the second product
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]
@@ -348,6 +356,9 @@ class _Sampler:
         label = label_of(op)
         plain = [s.plain for s in operands]
         nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+        if not self.rounding.meaning and result.size:
+            lost = lost_in_attention(op, plain, result) if op.name == "attention" else vanished_slope(op, plain)
+            nowhere = lost if lost is not None else nowhere
         unsure = not self.rounding.meaning and not all(s.exact for s in operands)
         if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
             # an infinity times what may have been rounded to zero

@@ -13,6 +13,7 @@ import numpy as np
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     CLASSES,
+    Attention,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -39,6 +40,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Scatter,
     Slice,
     Softmax,
@@ -275,6 +277,40 @@ def multiply(b: Builder, x: Value, columns: int = 0) -> Value:
 
 def _matmul(b: Builder) -> None:
     multiply(b, b.float_value(2, 4))
+
+
+def attend(b: Builder) -> tuple[Value, Value, Value]:
+    """Operands of an attention: heads that share keys and values, other lengths, one value in several places."""
+    q = b.float_value(4, 4)
+    batch, heads, _, features = q.type.shape
+    if q.type.size == 0:
+        raise Unfit("no rows")
+    if b.chance(40):
+        return q, b.like(q), b.like(q)
+    groups = b.pick([g for g in (heads, heads, 1, 2) if heads % g == 0])
+    rows = b.pick([q.type.shape[2], 3, 1, 4, 5])
+    k = b.fresh(TensorType((batch, groups, rows, features), q.type.dtype))
+    return q, k, b.fresh(TensorType((batch, groups, rows, b.pick([features, features, 3, 8])), q.type.dtype))
+
+
+def _attention(b: Builder) -> None:
+    q, k, v = attend(b)
+    scores = (*q.type.shape[:3], k.type.shape[2])
+    bias: list[Value] = []
+    if b.chance(40):
+        shape = b.part(scores)
+        hidden = b.graph.constant(np.asarray(-math.inf, q.type.dtype.numpy))
+        mask = b.fresh(TensorType(shape, q.type.dtype))
+        shut = b.pointwise("where", b.mask(mask), mask, hidden) if b.chance(50) else mask
+        bias.append(shut if shut.type.shape == shape else mask)
+    scale = b.pick([1.0, 0.5, 0.35355339, 0.125])
+    op = Attention(scale, b.chance(40), b.chance(25), b.chance(40), b.chance(20) and not bias)
+    b.add(op, q, k, v, *bias)
+
+
+def _rotary(b: Builder) -> None:
+    x = b.some(lambda t: t.dtype is b.dtype and t.rank > 0 and t.shape[-1] % 2 == 0)
+    b.add(Rotary(), x, *(b.fresh(TensorType(b.part(x.type.shape), x.type.dtype)) for _ in range(2)))
 
 
 def _channel_parameters(b: Builder, x: Value, styles: Sequence[str]) -> list[Value]:
@@ -567,6 +603,8 @@ DRAWS: Mapping[str, Draw] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,
     "matmul": _matmul,
+    "attention": _attention,
+    "rotary": _rotary,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
     "group_norm": _group_norm,

@@ -17,10 +17,12 @@ import numpy as np
 
 from fusec.compiled import Compiled
 from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
-from fusec.passes import PIPELINE
+from fusec.passes import PIPELINE, UNLAID
 from fusec.passes.base import Pass, run
 from fusec.passes.partition import partition
-from fusec.program import Partition
+from fusec.passes.partition.settle import settle
+from fusec.passes.partition.strict import AsSource
+from fusec.program import Partition, Program
 from fusec.reference import evaluate, evaluate_node
 from fusec.target import load
 from fusec.testing.bounds import Allowances, allowed, execution, meaning
@@ -97,19 +99,20 @@ class Prepared:
 
     @cached_property
     def execution(self) -> Allowances:
-        """The optimised graph in float64, and what executing it may add."""
-        return allowed(self.optimised, self.feeds, execution(self.case.options.tensor_cores))
+        """The graph that is executed in float64, and what executing it may add."""
+        return allowed(self.compiled.graph, self.feeds, execution(self.case.options.tensor_cores))
 
     @cached_property
     def optimised_meaning(self) -> Allowances:
-        """The optimised graph in float64, and what constants narrowed by spellings may do."""
-        floats = [v.type.dtype for v in self.optimised.values() if v.type.dtype.is_float]
-        return allowed(self.optimised, self.feeds, meaning(max(floats, key=lambda d: d.epsilon, default=DType.F32)))
+        """The same in float64, and what constants narrowed by spellings may do."""
+        graph = self.compiled.graph
+        floats = [v.type.dtype for v in graph.values() if v.type.dtype.is_float]
+        return allowed(graph, self.feeds, meaning(max(floats, key=lambda d: d.epsilon, default=DType.F32)))
 
     @cached_property
     def values(self) -> dict[Value, Array]:
-        """Every value of the optimised graph in float64, rounded to its own dtype where it is made."""
-        return stored_values(self.optimised, self.feeds)
+        """Every value of the graph that is executed in float64, rounded to its own dtype where it is made."""
+        return stored_values(self.compiled.graph, self.feeds)
 
     def operands(self, step: Partition) -> dict[str, Array]:
         """What a step reads, by name, as it is stored."""
@@ -121,8 +124,18 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     if optimised is None:
         with quiet():
             optimised = run(PIPELINE, graph.clone(), case.options)
-    target, judge = load(case.target), JUDGES[case.judge](case)
-    return Compiled(graph, partition(optimised, judge, target), target, case.options, judge)
+    target, asked = load(case.target), JUDGES[case.judge](case)
+    judge = AsSource(asked) if case.options.as_source else asked
+
+    def unlaid() -> Graph:
+        with quiet():
+            return run(UNLAID, graph.clone(), case.options)
+
+    def cut(graph: Graph) -> Program:
+        return partition(graph, judge, target)
+
+    program = settle(cut(optimised), unlaid, cut, judge, case.options)
+    return Compiled(graph, program, target, case.options, judge)
 
 
 _recent: deque[Prepared] = deque(maxlen=2)

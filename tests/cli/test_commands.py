@@ -35,6 +35,19 @@ def test_compile_json_says_the_same(model: Path) -> None:
     assert (summary["target"], summary["disabled"]) == ("h200", ["fold_batchnorm"])
 
 
+def test_rounding_as_in_the_model_keeps_nothing_wide(model: Path) -> None:
+    edges: dict[str, list[str]] = {}
+    for rounding in ("fused", "source"):
+        result = fusec("explain", model, *SHAPE, "--precision", "fp16", "--rounding", rounding, "--json")
+        assert result.exit_code == 0
+        (target,) = json.loads(result.stdout)["targets"]
+        edges[rounding] = [edge["kept"] for step in target["steps"] for edge in step["edges"]]
+    assert "fp32" in edges["fused"]
+    assert "fp32" not in edges["source"]
+    wrong = fusec("compile", model, *SHAPE, "--rounding", "none")
+    assert (wrong.exit_code, "--rounding is one of fused, source, not none" in wrong.stderr) == (2, True)
+
+
 def test_compile_keeps_the_mode_of_the_file_and_the_link_to_it(model: Path, tmp_path: Path) -> None:
     path, link = tmp_path / "s.json", tmp_path / "link.json"
     path.write_text("old")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gpu.kernels.emulator import functions
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.simulate import extent, simulate
@@ -57,9 +58,13 @@ class Machine:
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.built: list[int] = []
+        self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
         self.limit = 1 << 40
-        self.uncapturable = False
+        self.runtime_compiled = False  # whether its engines are compiled at run time
+        self.emitted: list[tuple[CudnnGraph, Any]] = []  # with the kernel cache
+        self.needs_sizes = False
+        self.uncapturable: list[Callable[[], None]] = []
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -69,8 +74,9 @@ class Machine:
 
     # cuDNN -----------------------------------------------------------------------------------------
 
-    def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None) -> Any:
-        return Pygraph(self, graph)
+    def emit(self, graph: CudnnGraph, *, handle: Any = None, target: Any = None, kernels: Any = None) -> Any:
+        self.emitted.append((graph, kernels))
+        return Pygraph(self, graph, kernels)
 
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
@@ -137,7 +143,7 @@ class Machine:
 
             def end_capture(self) -> Graph:
                 work, machine.recording = machine.recording, None
-                if machine.uncapturable:
+                if any(one in machine.uncapturable for one in work or []):
                     raise RuntimeFaultError("operation not permitted when stream is capturing")
                 machine.captured += 1
                 return Graph(work or [])
@@ -151,6 +157,20 @@ class Machine:
         @contextmanager
         def using_allocator(allocator: Any) -> Generator[None]:
             yield
+
+        class RawModule:
+            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+                self.functions = functions(code)
+
+            def get_function(self, entry: str) -> Any:
+                function = self.functions[entry]
+
+                def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...]) -> None:
+                    addresses = [array.data.ptr for array in arguments]
+                    machine.launched.append(entry)
+                    machine.do(lambda: function(*grid, *block, addresses))
+
+                return launch
 
         rng = np.random.default_rng(0)
         runtime = types.SimpleNamespace(
@@ -169,11 +189,13 @@ class Machine:
             get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
             runtime=runtime,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+            compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         )
         names = ("where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
             **{name: getattr(np, name) for name in (*names, "uint32")},
             ndarray=Array,
+            RawModule=RawModule,
             cuda=cuda,
             empty=empty,
             zeros=lambda size, dtype: on_device(np.zeros(size, dtype)),
@@ -192,8 +214,8 @@ class Machine:
 class Pygraph:
     """A frontend graph whose plans read and write host memory by address."""
 
-    def __init__(self, machine: Machine, graph: CudnnGraph) -> None:
-        self.machine, self.graph = machine, graph
+    def __init__(self, machine: Machine, graph: CudnnGraph, kernels: Any = None) -> None:
+        self.machine, self.graph, self.kernels = machine, graph, kernels
 
     def validate(self) -> None:
         pass
@@ -201,7 +223,8 @@ class Pygraph:
     build_operation_graph = validate
 
     def create_execution_plans(self, modes: Any) -> None:
-        pass
+        if self.kernels is not None and self.machine.needs_sizes:
+            raise RuntimeError("no engine proposed a plan for this graph")
 
     def deselect_numeric_notes(self, notes: Any) -> None:
         pass
@@ -213,7 +236,7 @@ class Pygraph:
         return self.machine.engines[place], {2: place}
 
     def get_behavior_notes_for_plan_at_index(self, place: int) -> list[int]:
-        return []
+        return [1] if self.machine.runtime_compiled else []
 
     def build_plan_at_index(self, place: int) -> None:
         self.machine.built.append(self.machine.engines[place])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
+from helpers import assert_close
 from test_runtime import LowersJudge
 
 from fusec.compiled import Compiled
@@ -35,9 +39,11 @@ TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     from fusec.gpu import backend, lab
+    from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
+    monkeypatch.setattr(launch, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cupy", cupy)
         monkeypatch.setattr(module, "cudnn", cudnn)
@@ -149,20 +155,81 @@ def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path
         net.run(None, {"x": fresh(0)})
 
 
+KERNELS = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
+  %p = max_pool(%x) {window=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1], dilations=[1, 1]} : f32[2,8,3,3]{0,2,3,1}
+  %m = reduce(%p) {kind="mean", axes=[2, 3]} : f32[2,8,1,1]{0,2,3,1}
+  %s = softmax(%m) {axis=1} : f32[2,8,1,1]{0,2,3,1}
+  return %p, %s
+}"""
+
+
+@needs_compiler
+def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=KERNELS)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((2, 8, 6, 6)).astype(np.float32)
+        want = Executable(compiled(KERNELS), SimulatorBackend()).run(None, {"x": x})
+        for got, right in zip(net.run(None, {"x": x}), want, strict=True):
+            assert_close(got, right, 1e-6)
+    assert {entry.rsplit("_", 1)[0] for entry in machine.launched} == {"max_pool", "reduce", "softmax"}
+    assert machine.replayed == 2, "kernels are captured with the rest"
+    assert {step.signature for step in net.kernels} == {"max_pool", "reduce", "softmax"}
+
+
+@needs_compiler
+def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    program = backend.improve(of.program, True, 1.0)
+    assert [step.signature for step in program.steps] == ["max_pool+relu", "reduce", "softmax"]
+    net = Executable(replace(of, program=program), backend)
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    want = Executable(of, SimulatorBackend()).run(None, {"x": x})
+    for got, right in zip(net.run(None, {"x": x}), want, strict=True):
+        assert_close(got, right, 1e-6)
+    assert any(entry.startswith("pointwise") for entry in machine.launched) is False
+    alone = backend.improve(compiled().program, True, 1.0)
+    assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
+
+
 def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:
     machine.engines = ()
     with pytest.raises(ExecutionError, match=r"cuDNN built no plan on this GPU(.|\n)*pointwise\.add"):
         build(tmp_path)
 
 
-def test_steps_that_cannot_be_captured_run_one_by_one(machine: Machine, tmp_path: Path) -> None:
-    net = build(tmp_path)
-    machine.uncapturable = True
-    check(net, 0)
-    with pytest.warns(UserWarning, match="run one by one"):
-        check(net, 1)
-    check(net, 2)
-    assert machine.replayed == 0
+@pytest.mark.parametrize("how", ["refuses", "spoils"])
+@pytest.mark.parametrize("where", [(), (0,), (2,), (4,), (1, 2), (0, 1, 2, 3, 4)])
+def test_what_cannot_be_captured_runs_between_graphs(
+    machine: Machine, tmp_path: Path, how: str, where: tuple[int, ...]
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    backend, done = CudnnBackend("none", store=PlanStore(tmp_path)), list[int]()
+
+    def step(index: int) -> Callable[[], None]:
+        def work() -> None:
+            done.append(index)
+
+        def run() -> None:
+            if machine.recording is not None and index in where and how == "refuses":
+                raise NotImplementedError("not while a stream is captured")
+            machine.do(work)
+
+        if index in where and how == "spoils":
+            machine.uncapturable.append(work)
+        return run
+
+    replay = backend.record([step(index) for index in range(5)])
+    assert done == []
+    for _ in range(2):
+        done.clear()
+        replay()
+        assert done == [0, 1, 2, 3, 4]
+    alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
+    assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
 
 
 def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:
@@ -212,3 +279,17 @@ def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest
         assert isinstance(net.backend, SimulatorBackend) is False
         assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
         check(net, 0)
+
+
+@pytest.mark.parametrize(("compiled_late", "needs_sizes"), [(True, False), (True, True), (False, False)])
+def test_graphs_without_precompiled_plans_share_what_is_compiled(
+    machine: Machine, tmp_path: Path, compiled_late: bool, needs_sizes: bool
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    machine.runtime_compiled, machine.needs_sizes = compiled_late, needs_sizes
+    net = Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache"))
+    assert [kernels for _, kernels in machine.emitted] == ([None, "cache"] if compiled_late else [None])
+    check(net, 0)
+    (tuned,) = net.backend._tuned.values()
+    assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)

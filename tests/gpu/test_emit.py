@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ TAGS = {
     "conv_fprop": ("CONV_FPROP", ("X", "W")),
     "conv_dgrad": ("CONV_DGRAD", ("DY", "W")),
     "matmul": ("MATMUL", ("A", "B")),
+    "sdpa": ("SDPA", ("Q", "K", "V", "Bias")),
     "pointwise": ("POINTWISE", ("IN_0", "IN_1", "IN_2")),
     "reduction": ("REDUCTION", ("X",)),
     "layernorm": ("LAYER_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
@@ -57,7 +59,8 @@ def check(graph: CudnnGraph) -> dict[str, Any]:
         assert node["tag"] == tag
         assert node["inputs"] == dict(zip(ports, call.inputs, strict=False))
         assert tuple(node["outputs"].values()) == call.outputs
-        assert node["compute_data_type"] == NAMES[call.compute]
+        if call.op != "sdpa":  # whose parts have a type of their own each
+            assert node["compute_data_type"] == NAMES[call.compute]
         if call.op == "pointwise":
             assert node["mode"] == MODES.get(call.mode, call.mode.upper())
     return data
@@ -97,6 +100,19 @@ def test_norms(op: str) -> None:
 def test_rms_norm_without_bias() -> None:
     full = norm("rmsnorm", (64, 16, 1, 1), (1, 16, 1, 1))
     check(CudnnGraph(tuple(t for t in full.tensors if t.uid != 3), (CudnnCall("rmsnorm", (1, 2, 4), (5,)),)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(biased: bool, causal: bool) -> None:
+    given = (("attn_scale", 0.25), ("use_causal_mask", causal))
+    shapes = [(2, 4, 8, 16), (2, 2, 9, 16), (2, 2, 9, 16), *([(1, 4, 8, 9)] if biased else []), (2, 4, 8, 16)]
+    tensors = tuple(matrix(i, dims) for i, dims in enumerate(shapes, 1))
+    operands = tuple(range(1, len(shapes)))
+    node = check(CudnnGraph(tensors, (CudnnCall("sdpa", operands, (len(shapes),), attributes=given),)))["nodes"][0]
+    assert node["attn_scale_value"] == "3E800000"  # the frontend writes floats as their bits
+    assert (node["right_bound"], node["diagonal_alignment"]) == (0 if causal else None, "TOP_LEFT")
+    assert not node["generate_stats"]
 
 
 def mode_graph(mode: str, count: int) -> CudnnGraph:
@@ -153,3 +169,26 @@ def test_what_the_frontend_has_no_words_for_is_refused() -> None:
 
 def test_every_operation_of_the_ports_is_covered_here() -> None:
     assert set(TAGS) == set(PORTS)
+
+
+def test_with_a_kernel_cache_the_next_size_is_compiled_at_once() -> None:
+    """cuDNN compiles for all sizes what its runtime engine takes: the second size takes no compilation."""
+    bring_up(90)
+    import cudnn
+
+    from fusec.gpu.emit import emit, kernel_cache
+
+    kernels = kernel_cache()
+    seconds: list[float] = []
+    engines: list[int] = []
+    for size in (28, 20, 27):
+        emitted = emit(conv("bias", "sigmoid", "z", size=size), target=load("h200"), kernels=kernels)
+        emitted.validate()
+        emitted.build_operation_graph()
+        emitted.create_execution_plans([cudnn.heur_mode.A])
+        start = time.perf_counter()
+        emitted.build_plan_at_index(0)
+        seconds.append(time.perf_counter() - start)
+        engines.append(emitted.get_engine_and_knobs_at_index(0)[0])
+    assert len(set(engines)) == 1
+    assert max(seconds[1:]) < 0.1 * seconds[0], seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from test_runtime import LowersJudge
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu.forms import forms, lowered, rewrite
+from fusec.gpu.kernels import Kernel
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
-from fusec.program import Kind, Program
+from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -98,6 +100,24 @@ def test_a_split_wins_where_both_parts_are_fast() -> None:
     assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
 
 
+def test_what_stands_before_a_product_may_be_cut_off() -> None:
+    text = """graph "g" (%x: f16[2,8,5,5]{0,2,3,1}) {
+      %k = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8,1,1]
+      %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
+      %m = mul(%x, %k) : f16[2,8,5,5]{0,2,3,1}
+      %r = relu(%m) : f16[2,8,5,5]{0,2,3,1}
+      %c = conv(%r, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=1} : f16[2,8,5,5]{0,2,3,1}
+      %y = relu(%c) : f16[2,8,5,5]{0,2,3,1}
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8, 1, 1), np.float16)})
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
+    found = {tuple((p.kind, p.signature) for p in form) for form in forms(graph, step, "full")}
+    assert ((Kind.CUDNN, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
+    assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
+
+
 def test_launches_count() -> None:
     of = compiled()
 
@@ -115,9 +135,15 @@ def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
         assert any(len(form) == 2 for form in forms(of.graph, step, "quick"))
 
 
-def test_what_cannot_run_is_not_taken() -> None:
+@pytest.mark.parametrize("level", ["none", "quick"])
+def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
     of = compiled()
-    assert signatures(rewrite(of.program, True, 1.0, "full", lambda graphs: {})) == signatures(of.program)
+    with pytest.warns(UserWarning, match=r"no plan of conv\+bias\+add\+(relu|swish) runs on this GPU"):
+        program = rewrite(of.program, True, 1.0, level, lambda graphs: {})
+    assert signatures(program) == ["conv", "bias", "add", "relu", "softmax", "conv", "bias", "add", "swish"]
+    assert {step.kind for step in program.steps} == {Kind.KERNEL}
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_lowered_is_none_where_a_part_does_not_lower() -> None:
@@ -125,4 +151,29 @@ def test_lowered_is_none_where_a_part_does_not_lower() -> None:
     form = forms(of.graph, of.program.steps[0], "none")[0]
     assert lowered(form, True) is not None
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    assert lowered((softmax,), True) is None
+    (kernel,) = lowered((softmax,), True) or [None]
+    assert isinstance(kernel, Kernel) and kernel.name == "softmax"
+    assert lowered((replace(softmax, kind=Kind.CUDNN),), True) is None
+    conv = alone(of.graph, of.program.steps[0].nodes[0])
+    assert lowered((conv,), True) is None, "there is no kernel of a dense convolution"
+
+
+def test_kernels_compete() -> None:
+    of = compiled(groups=4)
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return dict.fromkeys(graphs, 10.0)
+
+    def kernels_us(asked: Mapping[str, Kernel], us: float = 1.0) -> dict[str, float]:
+        return {key: us for key, kernel in asked.items() if kernel.name.startswith("depthwise")}
+
+    program = rewrite(of.program, True, 1.0, "quick", time_us, kernels_us)
+    assert [step.kind for step in program.steps] == [Kind.KERNEL] * 3
+    assert signatures(program) == signatures(of.program)
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    slow = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: kernels_us(asked, 99.0))
+    assert [step.kind for step in slow.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    rest = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: dict.fromkeys(asked, 2.0))
+    assert {step.kind for step in rest.steps} == {Kind.KERNEL}
+    assert rewrite(of.program, True, 1.0, "none", time_us, kernels_us).steps[0].kind is Kind.CUDNN

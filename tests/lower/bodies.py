@@ -175,6 +175,29 @@ graph "b" (%x: f32[2,8,6,5]{NHWC}) {{
   %c = conv(%h, %w) {{{CONV}}} : f16[2,16,6,5]{NHWC}
   return %c
 }}""",
+    "attention with shared heads and a bias, written head by head of each position": """
+graph "b" (%q: f16[2,4,6,16], %k: f16[2,2,9,16], %v: f16[2,2,9,8], %m: f16[1,6,9]) {
+  %y = attention(%q, %k, %v, %m) {scale=0.25} : f16[2,4,6,8]{0,2,1,3}
+  return %y
+}""",
+    "attention over parts of one projection": """
+graph "b" (%x: f16[2,5,96]) {
+  %q, %k, %v = split(%x) {axis=2, sizes=[32,32,32]}
+  %qh = reshape(%q) {shape=[2,5,4,8]}
+  %qt = transpose(%qh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %kh = reshape(%k) {shape=[2,5,4,8]}
+  %kt = transpose(%kh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %vh = reshape(%v) {shape=[2,5,4,8]}
+  %vt = transpose(%vh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %y = attention(%qt, %kt, %vt) {scale=0.35, causal=true, guarded=true} : f16[2,4,5,8]{0,2,1,3}
+  return %y
+}""",
+    "attention of one value with itself, one query, one key seen": """
+graph "b" (%x: bf16[1,2,1,8], %k: bf16[1,2,3,8]) {
+  %m = constant [0.0, -inf, -inf] : bf16[3]
+  %y = attention(%x, %k, %k, %m) {guarded=true, seen=true} : bf16[1,2,1,8]
+  return %y
+}""",
     "cast on the way out": """
 graph "b" (%x: f16[3,50]) {
   %y = exp(%x)

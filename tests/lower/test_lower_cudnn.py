@@ -33,7 +33,7 @@ def run(body: Graph, lowered: Lowered, feeds: dict[str, np.ndarray]) -> dict[str
     """Simulate over packed buffers; outputs start poisoned."""
     types = {v.name: v.type for v in body.inputs}
     results = dict(zip(body.output_names, body.outputs, strict=True))
-    buffers = {uid: pack(np, feeds[name], types[name]) for uid, name in lowered.inputs}
+    buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name])) for uid, name in lowered.inputs}
     buffers |= {c.uid: pack(np, c.literal.array, c.type) for c in lowered.constants}
     for uid, name in lowered.outputs:
         poison = np.nan if results[name].type.dtype.is_float else 1
@@ -107,6 +107,58 @@ REFUSED = {
   return %z
 }}""",
         "needs a copy",
+    ),
+    "attention in 32 bits": (
+        """graph "b" (%q: f32[1,2,3,8], %k: f32[1,2,3,8]) {
+  %y = attention(%q, %k, %k)
+  return %y
+}""",
+        "only 16 bits",
+    ),
+    "attention, features apart in memory": (
+        """graph "b" (%q: f16[1,2,3,8]{0,1,3,2}, %k: f16[1,2,3,8]) {
+  %y = attention(%q, %k, %k)
+  return %y
+}""",
+        "must lie side by side",
+    ),
+    "attention written with its features apart": (
+        """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8]) {
+  %y = attention(%q, %k, %k) : f16[1,2,3,8]{0,1,3,2}
+  return %y
+}""",
+        "an attention's result must lie side by side",
+    ),
+    "attention from the middle of 16 bytes": (
+        """graph "b" (%x: f16[1,2,3,12], %k: f16[1,2,3,8]) {
+  %q = slice(%x) {starts=[0,0,0,4], sizes=[1,2,3,8], steps=[1,1,1,1]}
+  %y = attention(%q, %k, %k)
+  return %y
+}""",
+        "begins inside of 16 bytes",
+    ),
+    "attention whose bias may hide all keys": (
+        """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8], %m: f16[3,3]) {
+  %y = attention(%q, %k, %k, %m) {guarded=true}
+  return %y
+}""",
+        "may hide every key",
+    ),
+    "attention that feeds another op": (
+        """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8]) {
+  %y = attention(%q, %k, %k)
+  %z = relu(%y)
+  return %z
+}""",
+        "may not feed another op",
+    ),
+    "a part of a result": (
+        """graph "b" (%q: f16[4,8]) {
+  %y = exp(%q)
+  %z = slice(%y) {starts=[0,0], sizes=[2,8], steps=[1,1]}
+  return %z
+}""",
+        "of which the rest is not stored",
     ),
     "four dims that do not merge": (
         """graph "b" (%x: f32[2,3,4,5], %y: f32[2,1,4,1]) {

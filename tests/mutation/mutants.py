@@ -736,8 +736,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "runtime_kernel_order",
         "runtime",
         "runtime.py",
-        "unpack(self._places[value], value.type)[...] = array",
-        "unpack(self._places[value], TensorType(value.type.shape, value.type.dtype))[...] = array",
+        "unpack(self._places[value], value.type)[...] = held[value]",
+        "unpack(self._places[value], TensorType(value.type.shape, value.type.dtype))[...] = held[value]",
         "kernels write rows whatever the order",
     ),
     _m(

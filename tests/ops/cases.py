@@ -12,6 +12,7 @@ from ops.onnx_oracle import Array, Oracle, onnx_op, run
 
 from fusec.ir import DType, Op
 from fusec.ops import (
+    Attention,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -38,6 +39,7 @@ from fusec.ops import (
     Reshape,
     Resize,
     RmsNorm,
+    Rotary,
     Scatter,
     Slice,
     Softmax,
@@ -306,6 +308,35 @@ def rms_norm(x: Array, scale: Array) -> Array:
     return x / np.sqrt(np.square(x).mean(axis=(1, 2), keepdims=True) + 1e-3) * scale
 
 
+def attended(scale: float, causal: bool = False) -> Oracle:
+    """Attention head by head, and query by query."""
+
+    def compute(q: Array, k: Array, v: Array, *bias: Array) -> Array:
+        shared = q.shape[1] // k.shape[1]
+        result = np.zeros((*q.shape[:3], v.shape[3]))
+        added = np.zeros((*q.shape[:3], k.shape[2])) + (bias[0] if bias else 0.0)
+        for b, h, s in np.ndindex(*q.shape[:3]):
+            seen = s + 1 if causal else k.shape[2]
+            scores = k[b, h // shared, :seen] @ q[b, h, s] * scale + added[b, h, s, :seen]
+            weights = np.exp(scores - scores.max())
+            result[b, h, s] = weights / weights.sum() @ v[b, h // shared, :seen]
+        return result
+
+    return formula(compute)
+
+
+def rotated(x: Array, cos: Array, sin: Array) -> Array:
+    """Each pair of a feature and the one half a row further on turned by its angle."""
+    result = np.zeros_like(x)
+    half = x.shape[-1] // 2
+    cos, sin = np.broadcast_to(cos, x.shape), np.broadcast_to(sin, x.shape)
+    for i in range(half):
+        a, b = x[..., i], x[..., i + half]
+        result[..., i] = a * cos[..., i] - b * sin[..., i]
+        result[..., i + half] = b * cos[..., i + half] + a * sin[..., i + half]
+    return result
+
+
 def top_k(k: int, axis: int, largest: bool, draw: Draw) -> Case:
     def oracle(x: Array) -> list[Array]:
         return run("TopK", [x, np.array([k])], 2, axis=axis, largest=int(largest))
@@ -430,6 +461,17 @@ OTHERS: dict[str, Sequence[Case]] = {
             for kind in INTEGER_REDUCTIONS
         ),
         reduce("sum", "ReduceSum", (), True, normal, rounds=False),
+    ],
+    "attention": [
+        Case(Attention(), ((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 6)), attended(1.0), normal),
+        Case(Attention(0.25, causal=True), ((1, 2, 4, 8),) * 3, attended(0.25, causal=True), normal),
+        Case(Attention(0.5), ((2, 6, 4, 8), (2, 2, 5, 8), (2, 2, 5, 8), (6, 1, 5)), attended(0.5), normal),
+        Case(Attention(0.5, guarded=True), ((1, 2, 1, 4),) * 3, attended(0.5), normal),
+        Case(Attention(0.5, hides=True), ((1, 2, 3, 4),) * 3 + ((3, 3),), attended(0.5), normal),
+    ],
+    "rotary": [
+        Case(Rotary(), ((2, 3, 4, 6), (4, 6), (1, 1, 4, 6)), formula(rotated), normal),
+        Case(Rotary(), ((5, 2), (5, 1), (1,)), formula(rotated), normal),
     ],
     "softmax": [
         Case(Softmax(), ((2, 3, 4),), onnx_op("Softmax"), normal),

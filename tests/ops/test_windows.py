@@ -185,3 +185,12 @@ def test_integer_and_padding_only_windows(pool: type[Any]) -> None:
     (got,) = op.reference(np, np.full((1, 1, 1), 5.0, np.float32))
     assert op.infer(TensorType((1, 1, 1), DType.F32))[0].shape == got.shape == (1, 1, 2)
     np.testing.assert_array_equal(got, np.full((1, 1, 2), -np.inf if pool is MaxPool else 0.0))
+
+
+def test_one_window_may_hang_over_a_small_image() -> None:
+    """EfficientNet's last pool is as wide as its channels, with ceil_mode over whatever is left of the image."""
+    operands = [np.random.default_rng(0).standard_normal((1, 2, 3, 2)).astype(np.float32)]
+    op = AvgPool((5, 4), (5, 4), (0, 0, 0, 0), (1, 1), ceil_mode=True)
+    check(op, operands, [operands[0].mean((2, 3), keepdims=True)], 1e-6)
+    assert not fits(AvgPool((5, 4), (5, 4), (0, 0, 0, 0), (1, 1)), (1, 2, 3, 2))
+    assert not fits(AvgPool((5, 4), (1, 1), (0, 0, 0, 0), (1, 1), ceil_mode=True), (1, 2, 3, 2))

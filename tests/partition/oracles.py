@@ -34,15 +34,22 @@ class Measured(AcceptAll):
     """What cuDNN 9.19 was measured to say for an H200, as far as the tests' graphs need it."""
 
     def verdict(self, body: Graph) -> Verdict:
-        nodes = [n for n in body.nodes if not isinstance(n.op, Constant) and n.op.name not in ("reshape", "transpose")]
+        nodes = [
+            n
+            for n in body.nodes
+            if not isinstance(n.op, Constant) and n.op.name not in ("reshape", "transpose", "split", "slice")
+        ]
         convs = [n for n in nodes if isinstance(n.op, (Conv, ConvTranspose))]
         products = [n for n in nodes if isinstance(n.op, MatMul)]
         reductions = [n for n in nodes if isinstance(n.op, Reduce)]
         if any(n.op.name in ("sign", "round", "atan") for n in nodes):
             return Refused("lower", "", "cuDNN has no pointwise mode for it")
-        if len(convs) + len(products) > 1:
+        shared = len({n.operands[0] for n in products}) == 1 and not convs
+        if len(convs) + len(products) > 1 and not shared:
             return Refused("plan", "NOT_SUPPORTED", "two convolutions or products in one graph")
         if products:
+            return RUNTIME
+        if any(n.op.name == "attention" for n in nodes):
             return RUNTIME
         if reductions:
             if reductions[0].result.type.dtype is not DType.F32:

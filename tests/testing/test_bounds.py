@@ -337,3 +337,25 @@ def test_a_gpu_approximates_functions_and_loses_nans(rng: np.random.Generator) -
     nan = np.where(np.arange(64) % 2 == 0, np.nan, x).astype(np.float32)
     right = allowed(graph, {"x": nan}, execution(device=True))["y"]
     assert np.array_equal(np.isinf(right.bound), np.isnan(nan))
+
+
+def test_an_infinite_gradient_where_the_slope_is_gone_in_fp32_is_left_out() -> None:
+    graph = graph_of("  %y = gelu_backward(%d, %x)\n  return %y", "%d: f32[3], %x: f32[3]")
+    feeds = {"d": np.array([np.inf, np.inf, 1.0], np.float32), "x": np.array([-23.8, 0.5, -23.8], np.float32)}
+    assert np.isinf(allowed(graph, feeds, execution())["y"].bound).tolist() == [True, False, False]
+    assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
+
+
+def test_attention_over_what_is_not_finite_is_left_out_when_it_runs() -> None:
+    """Of the heads that read it, or the queries whose keys are all hidden; in float64 nothing is."""
+    inputs = "%q: f16[1,4,2,8], %k: f16[1,2,3,8], %v: f16[1,2,3,8], %b: f16[1,4,2,3]"
+    graph = graph_of("  %y = attention(%q, %k, %v, %b) {guarded=true}\n  return %y", inputs)
+    rng = np.random.default_rng(0)
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in graph.inputs}
+    feeds["k"][0, 0, 1, 2] = np.nan  # heads 0 and 1
+    feeds["q"][0, 2, 0, 0] = np.inf
+    feeds["b"][0, 3, 1, :] = -np.inf
+    feeds["b"][0, 3, 0, 0] = -np.inf  # hides one key, as it should
+    left = np.isinf(allowed(graph, feeds, execution())["y"].bound)
+    assert left.all(axis=-1).tolist() == [[[True, True], [True, True], [True, False], [False, True]]]
+    assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()

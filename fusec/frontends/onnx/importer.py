@@ -29,7 +29,7 @@ from fusec.ops.spec import require
 MAX_NODES = 100_000  # unrolled loops: beyond this a graph is no use to anybody
 MAX_DEPTH = 24
 
-Bound = np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
+Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
 
 
 class InputsNeededError(ModelError):
@@ -124,8 +124,9 @@ class Importer:
     def _bind(self, bound: Mapping[str, Bound]) -> None:
         for name, given in bound.items():
             try:
-                if isinstance(given, np.ndarray):
-                    value = self.emit.literal(Literal.of(given), name)
+                if isinstance(given, np.ndarray | Literal):
+                    held = given if isinstance(given, Literal) else Literal.of(given)
+                    value = self.emit.literal(held, name)
                     self._check(self.scope, name, value)
                     self.scope.values[name] = value
                 else:

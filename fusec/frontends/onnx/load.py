@@ -7,19 +7,27 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, shape_inference, version_converter
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference, version_converter
 
-from fusec.errors import ModelError
+from fusec.errors import ModelError, VerifyError
 from fusec.frontends.onnx.functions import inlined
 from fusec.frontends.onnx.importer import Bound, Importer
-from fusec.frontends.onnx.structure import GRAPHS, node_names, ordered, report
+from fusec.frontends.onnx.inputs import tensor_type
+from fusec.frontends.onnx.structure import GRAPHS, constants, node_names, ordered, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, unsupported
-from fusec.ir import Graph
+from fusec.ir import DType, Graph
 
 
-def load_onnx(model: ModelProto, shapes: Mapping[str, Sequence[int]], file: str, folder: Path | None) -> Graph:
-    """The graph of a model; `file` names it in messages, `folder` is where its external data may lie."""
-    graph, lengths = load_bound(model, shapes, {}, file, folder)
+def load_onnx(
+    model: ModelProto,
+    shapes: Mapping[str, Sequence[int]],
+    file: str,
+    folder: Path | None,
+    bound: Mapping[str, Bound] | None = None,
+) -> Graph:
+    """The graph of a model; `file` names it in messages, `folder` is where its external data may lie, `bound` gives
+    values to some of its inputs."""
+    graph, lengths = load_bound(model, shapes, bound or {}, file, folder)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph
@@ -50,6 +58,31 @@ def load_bound(
     if refused:
         raise report(file, [f"{line} - not supported" for line in refused])
     return Importer(source, opsets, folder, file).run(order, names, shapes, bound)
+
+
+Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims, as far as they are declared
+
+
+def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
+    """The inputs a caller gives and the outputs; ModelError for one that is no tensor."""
+    problems: list[str] = []
+
+    def port(kind: str, value: ValueInfoProto) -> Port:
+        if kind == "output" and value.type.WhichOneof("value") is None:
+            return value.name, None, None
+        try:
+            dtype, dims = tensor_type(value)
+        except VerifyError as error:
+            problems.append(f"{kind} {value.name!r}: {error}")
+            return value.name, None, None
+        return value.name, dtype, None if dims is None else tuple(dims)
+
+    held = constants(model.graph)
+    inputs = [port("input", value) for value in model.graph.input if value.name not in held]
+    outputs = [port("output", value) for value in model.graph.output]
+    if problems:
+        raise report(file, problems)
+    return inputs, outputs
 
 
 def decoded(data: bytes, file: str) -> ModelProto:

@@ -1,0 +1,33 @@
+"""Kernels for what cuDNN lacks or does badly: FAMILIES, a tuple one can read; `find` asks them in turn.
+
+A family looks at a step's nodes and gives a `Kernel` (data: CUDA C and how to launch it), or None if it is not for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusec.gpu.kernels import depthwise, pointwise, pooling, rows, sampled
+from fusec.gpu.kernels.spec import Kernel
+from fusec.ir import Node, Value
+
+Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
+FAMILIES: tuple[Family, ...] = (
+    pointwise.pointwise,
+    rows.rows,  # before pooling, since a pool over everything is a reduction
+    pooling.pooling,
+    depthwise.depthwise,
+    sampled.sampled,
+)
+
+
+def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel that runs these nodes (in graph order) and stores these of their results; None if there is none."""
+    for family in FAMILIES:
+        kernel = family(nodes, outputs)
+        if kernel is not None:
+            return kernel
+    return None
+
+
+__all__ = ["FAMILIES", "Kernel", "find"]

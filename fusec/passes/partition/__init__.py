@@ -16,9 +16,8 @@ from fusec.passes.partition.grow import ANCHORS, POINTWISE
 from fusec.passes.partition.oracle import Oracle
 from fusec.passes.partition.plan import Planner
 from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, Refusal, body_of
+from fusec.program import Kind, Partition, Program, Refusal, alone, body_of
 from fusec.target import Target
-from fusec.views import is_view
 
 __all__ = ["Oracle", "canonical_key", "partition", "spellings"]
 
@@ -49,10 +48,9 @@ def partition(
     for i, node in enumerate(planner.wiring.nodes):
         if i in taken:
             continue
-        kind = Kind.VIEW if is_view(node) else Kind.KERNEL
-        step = Partition((node,), kind, body_of(graph, [node]))
+        step = alone(graph, node)
         steps.append(step)
-        if kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE)):
+        if step.kind is Kind.KERNEL and not isinstance(node.op, (*ANCHORS, *POINTWISE)):
             refusals.append(Refusal((node,), step.body, UNPROPOSED))
     program = Program(graph, ordered(steps, planner.wiring), tuple(refusals))
     program.verify()
@@ -61,10 +59,7 @@ def partition(
 
 def kernels_only(graph: Graph) -> Program:
     """The graph as one kernel or view per node, nothing put to cuDNN."""
-    nodes = [node for node in graph.nodes if not isinstance(node.op, Constant)]
-    kinds = [Kind.VIEW if is_view(node) else Kind.KERNEL for node in nodes]
-    steps = tuple(Partition((n,), k, body_of(graph, [n])) for n, k in zip(nodes, kinds, strict=True))
-    return Program(graph, steps)
+    return Program(graph, tuple(alone(graph, node) for node in graph.nodes if not isinstance(node.op, Constant)))
 
 
 def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:

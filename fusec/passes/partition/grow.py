@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from fusec.ir import Node, Op, TensorType
+from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
+    Attention,
     Cast,
     Conv,
     ConvTranspose,
@@ -20,12 +21,19 @@ from fusec.ops import (
     MatMul,
     Pointwise,
     Reduce,
+    Relayout,
+    Reshape,
     RmsNorm,
+    Slice,
+    Split,
+    Transpose,
 )
 from fusec.passes.partition.convex import Condensation, Wiring
+from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
-ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Reduce)
+ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
+STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
 # Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
@@ -85,8 +93,13 @@ class Grower:
         if isinstance(op, Reduce):
             self._feed(candidate, anchor)
             return candidate
+        if isinstance(op, Attention):
+            self._parts(candidate, anchor)
+            return candidate
         self._epilogue(candidate, anchor)
         self._sides(candidate)
+        if isinstance(op, MatMul):
+            self._sibling(candidate, anchor)
         candidate.core = len(candidate.nodes)
         if isinstance(op, (Conv, MatMul)):
             self._prologue(candidate, anchor)
@@ -152,6 +165,32 @@ class Grower:
                     if self._take(candidate, inside, p):
                         stack.append(p)
 
+    def _sibling(self, candidate: Candidate, anchor: int) -> None:
+        """Another product of the same rows that the epilogue alone reads, directly or through pointwise ops: the
+        gate of a SwiGLU. Two products that share their first operand are one graph (runtime-compiled)."""
+        inside, kind = set(candidate.nodes), self.type[anchor]
+        rows = self.wiring.nodes[anchor].operands[0]
+        for i in candidate.nodes[1:]:
+            for p in self.wiring.preds[i]:
+                chain = [] if p in inside else self._up_to_product(p, rows, kind, inside)
+                fits = chain and len(inside) + len(chain) <= MAX_POINTWISE
+                if fits and all(self._take(candidate, inside, c) for c in chain):
+                    return
+
+    def _up_to_product(self, i: int, rows: Value, kind: TensorType, inside: set[int]) -> list[int]:
+        """The free nodes from `i` up to a product of the same rows, if each feeds the one below it alone."""
+        chain: list[int] = []
+        while self.free[i] and self.type[i].shape == kind.shape and self._feeds_only(i, {*inside, *chain}):
+            chain.append(i)
+            node = self.wiring.nodes[i]
+            if isinstance(node.op, MatMul):
+                return chain if node.operands[0] is rows else []
+            above = [p for p in self.wiring.preds[i] if p not in inside]
+            if not self.pointwise[i] or len(above) != 1:
+                return []
+            (i,) = above
+        return []
+
     def _prologue(self, candidate: Candidate, anchor: int) -> None:
         """One chain above the image of a convolution, or above each operand of a matmul."""
         node = self.wiring.nodes[anchor]
@@ -171,6 +210,24 @@ class Grower:
                 if len(chained) != 1:
                     break
                 value = chained[0]
+
+    def _parts(self, candidate: Candidate, anchor: int) -> None:
+        """Parts of tensors that are no packed tensors themselves, and the views between them and an attention's
+        operands: heads of a projection of queries, keys and values together are read by strides."""
+        chains: set[int] = set()
+        for value in self.wiring.nodes[anchor].operands:
+            chain: list[int] = []
+            last = 0
+            while (i := self.wiring.producer(value)) is not None and isinstance(self.wiring.nodes[i].op, STRIDED):
+                chain.append(i)
+                if isinstance(self.wiring.nodes[i].op, (Slice, Split)) and not is_view(self.wiring.nodes[i]):
+                    last = len(chain)
+                (value,) = self.wiring.nodes[i].operands
+            chains.update(chain[:last])
+        inside = {anchor}
+        for i in sorted(chains, reverse=True):  # users first
+            if self.free[i] and self._feeds_only(i, inside):
+                self._take(candidate, inside, i)
 
     def _feed(self, candidate: Candidate, anchor: int) -> None:
         """Pointwise ops before a reduction; their results may be outputs as well, but the reduced one may

@@ -78,7 +78,7 @@ class Planner:
         # Backwards: of two convolutions that feed one add, the later takes it; the other's result is then
         # its stored residual operand. What the later one is refused, the earlier may still take.
         for i in reversed(range(len(nodes))):
-            if isinstance(nodes[i].op, ANCHORS):
+            if self.free[i] and isinstance(nodes[i].op, ANCHORS):  # a product may be its sibling's already
                 self._decide(plan, self.grower.around(i))
         for i in range(len(nodes)):
             if self.free[i] and self.grower.pointwise[i] and not is_view(nodes[i]):  # an identity is no work

@@ -1,0 +1,219 @@
+"""fusec beside torch on one GPU, in fp16, in one process: the same weights, the same inputs, the outputs compared.
+
+Usage, on a machine with an NVIDIA GPU, torch and torchvision: python benchmarks/peers.py [MODEL:BATCH ...]
+Peers: torch eager with channels_last and cudnn.benchmark in a CUDA graph; torch.compile max-autotune with freezing,
+in a CUDA graph, too. All are timed in turns, in random order, over inputs that stay where they are.
+Writes benchmarks/results/peers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import gc
+import io
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+import cudnn  # noqa: E402  # the repository must be on the path first
+import cupy  # noqa: E402
+import torch  # noqa: E402
+import torch._inductor.config  # noqa: E402
+from zoo import make  # noqa: E402
+
+import fusec  # noqa: E402
+from fusec.bench import measure  # noqa: E402
+from fusec.runtime import Executable  # noqa: E402
+
+CASES = [
+    *("resnet50:1", "resnet50:32", "resnet50:256", "mobilenet_v2:32", "efficientnet_b0:32", "densenet121:32"),
+    *("convnext_tiny:32", "unet:8", "hourglass:1", "hourglass:32"),
+]
+PEERS = ("eager", "compile")
+ROUNDS, ROUND_S = 15, 0.03
+TOLERANCE = 2e-2  # of a whole model in fp16
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def captured(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return graph.replay, out
+
+
+def peer(name: str, model: torch.nn.Module, x: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
+    if name == "eager":
+        return captured(lambda: model(x))
+    torch._dynamo.reset()
+    torch._inductor.config.freezing = True
+    fast = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    return captured(lambda: fast(x))
+
+
+def exported(model: torch.nn.Module, x: torch.Tensor) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, (x,), file, input_names=["x"], output_names=["y"], dynamo=False, opset_version=17)
+    return file.getvalue()
+
+
+def timed(contenders: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
+    """Medians and deciles of the time of a run, in ms: events around many, contenders in random order."""
+
+    def span(run: Callable[[], None], count: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(count):
+            run()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / count
+
+    counts = {name: max(3, int(1000 * ROUND_S / span(run, 3))) for name, run in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    rng, names = random.Random(0), list(contenders)
+    for _ in range(ROUNDS):
+        rng.shuffle(names)
+        for name in names:
+            times[name].append(span(contenders[name], counts[name]))
+    found: dict[str, dict[str, float]] = {}
+    for name, series in times.items():
+        ordered = sorted(series)
+        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+        found[name] = {"median_ms": statistics.median(ordered), "low_ms": low, "high_ms": high}
+    return found
+
+
+def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> dict[str, Any]:
+    model, shape = make(name)
+    model = model.cuda()
+    x = torch.randn(batch, *shape, device="cuda")
+    with torch.inference_mode():
+        want = model(x).clone()
+    model, x = model.half(), x.half()
+    data = exported(model, x)
+    feeds = {"x": cupy.from_dlpack(x.contiguous())}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
+        executable, y, cold_s = first_result(data, feeds, tune, budget)
+        _, _, warm_s = first_result(data, feeds, tune, budget)
+    row: dict[str, Any] = {"model": name, "batch": batch, "launches": executable.compiled.program.launches}
+    row |= {"cold_s": round(cold_s, 2), "warm_s": round(warm_s, 2)}
+    row["errors"] = {"fusec": error(y, want)}
+    contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
+    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    row["peak_bytes"] = {}
+    with torch.inference_mode():
+        for one in peers:
+            torch.cuda.reset_peak_memory_stats()
+            started = time.perf_counter()
+            contenders[one], out = peer(one, model, x)
+            row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
+            contenders[one]()
+            row["errors"][one] = error(out, want)
+            row["peak_bytes"][one] = torch.cuda.max_memory_allocated()
+        row["times"] = timed(contenders)
+        executable.run(None, feeds)  # the first call may have left the library with another stream
+        bench = measure(executable, feeds, 10)
+    memory = executable.memory
+    row["peak_bytes"]["fusec"] = memory.nbytes + sum(a.nbytes for a in executable._constants.values())
+    row |= {"limit_ms": bench.limit_us / 1000, "sum_ms": bench.sum_us / 1000, "call_us": bench.call.median_us}
+    row["arena_over_live"] = memory.nbytes / max(1, memory.live_bytes)
+    row["ok"] = all(e <= TOLERANCE for e in row["errors"].values())
+    ms = {one: time["median_ms"] for one, time in row["times"].items()}
+    row["best_peer_over_fusec"] = min((ms[p] for p in peers), default=float("nan")) / ms["fusec"]
+    row["steps"] = [
+        {"step": s.signature, "kind": s.kind, "us": round(s.time.median_us, 2), "limit_us": round(s.limit_us, 2)}
+        for s in bench.steps
+    ]
+    return row
+
+
+def first_result(
+    data: bytes, feeds: dict[str, Any], tune: str, budget: float
+) -> tuple[Executable, torch.Tensor, float]:
+    """A compiled model, its answer, and the seconds from one to the other."""
+    started = time.perf_counter()
+    executable = fusec.compile(data, precision="fp16", tune=tune, budget=budget)
+    (y,) = executable.run(None, feeds)
+    executable.backend.finish()
+    return executable, torch.from_dlpack(y), time.perf_counter() - started
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", default=CASES)
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--tune", default="quick")
+    parser.add_argument("--budget", type=float, default=float("inf"))
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest steps")
+    arguments = parser.parse_args()
+    commit = arguments.commit
+    if not commit:
+        git = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    torch.backends.cudnn.benchmark = True
+    rows: list[dict[str, Any]] = []
+    result = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "commit": commit,
+        "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "cudnn": cudnn.backend_version(),
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    for item in arguments.cases:
+        name, batch = item.split(":")
+        row = case(name, int(batch), [p for p in arguments.peers.split(",") if p], arguments.tune, arguments.budget)
+        rows.append(row)
+        shown = "  ".join(
+            f"{who} {t['median_ms']:.3f} ({t['low_ms']:.3f}..{t['high_ms']:.3f}) e {row['errors'][who]:.0e}"
+            for who, t in row["times"].items()
+        )
+        print(
+            f"{'ok ' if row['ok'] else 'BAD'} {item:18} {shown}  x{row['best_peer_over_fusec']:.2f} limit "
+            f"{row['limit_ms']:.3f} sum {row['sum_ms']:.3f} cold {row['cold_s']} "
+            f"warm {row['warm_s']} launches {row['launches']}",
+            flush=True,
+        )
+        for step in sorted(row["steps"], key=lambda s: -s["us"])[: arguments.worst]:
+            print(f"      {step['us']:8.1f} {step['limit_us']:7.1f} {step['kind']:7} {step['step'][:100]}")
+        # after each row: what was measured stays if the rest does not get to run
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+        del row
+        gc.collect()
+        torch.cuda.empty_cache()
+        cupy.get_default_memory_pool().free_all_blocks()
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

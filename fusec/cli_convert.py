@@ -1,0 +1,40 @@
+"""`fusec convert`: the optimised graph as ONNX, for Netron and other tools to show what fused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec import cli_io, cli_lock
+
+# What the command needs is imported inside it, as in cli.py.
+
+
+def convert(
+    model: cli_lock.Model,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
+    target: Annotated[
+        str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")
+    ] = "auto",
+    precision: cli_lock.Precision = "fp32",
+    shape: cli_lock.Shapes = None,
+    disable: cli_lock.Disable = None,
+    as_json: cli_io.AsJson = False,
+) -> None:
+    """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""
+    from fusec import convert as converting
+
+    cli_io.check_writable(output)
+    with cli_io.progress() as report:
+        compiled = cli_lock.build(model, target, precision, shape, disable, report)
+        data = converting.to_bytes(compiled)
+    cli_io.write_whole(output, lambda file: file.write(data))
+    program = compiled.program
+    summary = {"model": model, "output": str(output), "target": compiled.target.name, "bytes": len(data)}
+    if as_json:
+        counts = {"nodes": len(program.graph), "steps": len(program.steps), "launches": program.launches}
+        print(cli_io.json_text({**summary, **counts}))
+        return
+    print(f"{output}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}")

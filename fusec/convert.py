@@ -1,0 +1,82 @@
+"""A compilation back to ONNX: the optimised graph, each operator with the step that runs it in its metadata.
+
+Netron shows the metadata of a node beside its attributes: which fusion it is part of, and what that became.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fusec.compiled import Compiled
+from fusec.errors import FusecError
+from fusec.ir import Node, print_node
+from fusec.program import Kind, Partition
+from fusec.verdict import Legal
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+LIMIT = (1 << 31) - 1  # bytes of a protobuf message
+
+
+def to_onnx(compiled: Compiled) -> ModelProto:
+    """The optimised graph as a model any ONNX tool reads. Raises LoweringError where ONNX has no op of a meaning."""
+    from fusec.exporters.onnx import to_onnx as export  # late: onnx takes its time to import
+
+    return export(compiled.graph, notes(compiled), properties(compiled))
+
+
+def to_bytes(compiled: Compiled) -> bytes:
+    """The same as a file's contents. Raises FusecError for a model too large for one file."""
+    model = to_onnx(compiled)
+    size = model.ByteSize()
+    if size > LIMIT:
+        raise FusecError(f"the model takes {size} bytes as ONNX, and a file of protobuf holds {LIMIT}")
+    return model.SerializeToString()
+
+
+def properties(compiled: Compiled) -> dict[str, str]:
+    """What the model's metadata says."""
+    return {
+        "fusec.version": importlib.import_module("fusec").__version__,
+        "fusec.target": compiled.target.name,
+        "fusec.precision": compiled.options.precision,
+        "fusec.disabled": ",".join(sorted(compiled.options.disable)),
+        "fusec.steps": str(len(compiled.program.steps)),
+        "fusec.launches": str(compiled.program.launches),
+    }
+
+
+def notes(compiled: Compiled) -> Mapping[Node, Mapping[str, str]]:
+    """What the metadata of each node's operators says."""
+    found: dict[Node, Mapping[str, str]] = {}
+    for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
+        shared = {"fusec.step": str(index), "fusec.kind": step.kind.value, "fusec.partition": step.signature}
+        if step.spelling:
+            shared["fusec.spelling"] = ", ".join(step.spelling)
+        if lowered is not None:
+            shared["fusec.cudnn"] = str(lowered.graph)
+        if isinstance(step.verdict, Legal):
+            shared["fusec.plans"] = _plans(step.verdict)
+        for node in step.nodes:
+            found[node] = {**shared, **_own(step, node)}
+    return found
+
+
+def _plans(verdict: Legal) -> str:
+    first = verdict.plans[0]
+    how = "precompiled" if first.precompiled else "compiled at run time"
+    return f"{len(verdict.plans)}, first: engine {first.engine}, {how}, {first.workspace_bytes} bytes of workspace"
+
+
+def _own(step: Partition, node: Node) -> dict[str, str]:
+    """What is said of one node alone: memory orders and virtual values are not ONNX's to show."""
+    own = {"fusec.node": print_node(node)}
+    if step.kind is Kind.CUDNN:
+        virtual = [v.name for v in node.results if v in step.virtual]
+        own["fusec.result"] = "virtual: never in memory" if virtual else "stored"
+    if node.origin:
+        own["fusec.origin"] = ", ".join(node.origin)
+    return own

@@ -1,0 +1,107 @@
+"""Depthwise convolution with pointwise ops behind it: a thread computes a strip of results along the last dim for some
+neighbouring channels, so that each column of the image is read once for all the windows of the strip it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.gpu.kernels.chain import Chain, Space, decoded, step, stored, takes, widest
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.ir import Node, TensorType, Value
+from fusec.ops import Conv
+from fusec.program import inputs_of
+
+STRIP = 4  # results of a thread at most, divided by the stride
+ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shorter
+MAX_TAPS = 128  # all loops are unrolled
+
+
+def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a convolution of each channel for itself and pointwise ops over its result; None if the step is
+    no such thing."""
+    conv, rest = nodes[0], nodes[1:]
+    if not isinstance(conv.op, Conv) or not all(takes(node) for node in rest):
+        return None
+    (x, w), y = conv.operands, conv.result
+    if conv.op.groups != x.type.shape[1] or w.type.shape[0] != x.type.shape[1]:
+        return None
+    if any(v.type.shape != y.type.shape for v in outputs) or w.type.size > MAX_TAPS * w.type.shape[0]:
+        return None
+    if max(x.type.size, y.type.size) >= 1 << 31:
+        return None
+    name = "+".join(["depthwise", *(node.op.name for node in rest)])
+    if y.type.size == 0:
+        return Kernel(name, ())
+    filters = _stored_filters(w)
+    read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
+    rank = y.type.rank
+    types = [*(v.type for v in outputs), x.type, *read]
+    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    vector = widest(y.type.shape[1], types, steps) if y.type.strides[1] == x.type.strides[1] == 1 else 1
+    width, total = y.type.shape[-1], y.type.size // vector
+    strip = max(1, STRIP // conv.op.strides[-1])
+    while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
+        strip //= 2
+    strips = ceil_div(width, strip)
+    threads = total // width * strips
+    sizes = [(f"c{d}", y.type.shape[d]) for d in y.type.order or range(rank)]
+    counts = {"c1": ("pack", y.type.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {threads}u) return;"]
+    lines += decoded("i", [counts.get(name, (name, size)) for name, size in sizes])
+    lines.append(f"const u32 c1 = pack * {vector}u;")
+    arguments = Arguments()
+    lines += _sums(conv, filters, vector, strip, arguments)
+    names = tuple(f"c{d}" for d in range(rank))
+    chain = Chain(Space(y.type.shape, names, 1, vector), arguments)
+    chain.known[y] = "sum"
+    chain.inside.append(f"const {compute_type(y.type.dtype)} sum = {stored('acc[s][j]', y.type.dtype)};")
+    for node in rest:
+        chain.apply(node)
+    for value in outputs:
+        chain.store(value)
+    lines += ["#pragma unroll", f"for (int s = 0; s < {strip}; ++s) {{"]
+    lines.append(f"  const u32 c{rank - 1} = strip * {strip}u + s;")
+    lines.append(f"  if (c{rank - 1} >= {width}u) break;")
+    lines += [*(f"  {line}" for line in chain.lines()), "}"]
+    return Kernel(name, (arguments.launch("depthwise", lines, ceil_div(threads, BLOCK)),))
+
+
+def _stored_filters(w: Value) -> TensorType:
+    """Constant filters with channels innermost, others as they lie."""
+    return w.type if w.literal is None else w.type.with_order((*range(2, w.type.rank), 0, 1))
+
+
+def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: Arguments) -> list[str]:
+    """Statements that leave the sums of products in `acc`."""
+    op, x = conv.op, conv.operands[0].type
+    assert isinstance(op, Conv)
+    kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2
+    image, weights = arguments.read(conv.operands[0]), arguments.read(conv.operands[1], filters)
+    window, stride, dilation, pad = filters.shape[2:], op.strides[-1], op.dilations[-1], op.pads[n - 1]
+    columns = (strip - 1) * stride + (window[-1] - 1) * dilation + 1
+    lines = [f"{number} acc[{strip}][{vector}];"]
+    lines.append(f"for (int s = 0; s < {strip}; ++s) for (int j = 0; j < {vector}; ++j) acc[s][j] = 0;")
+    closes: list[str] = []
+    for d in range(n - 1):
+        lines += ["#pragma unroll", f"for (int k{d} = 0; k{d} < {window[d]}; ++k{d}) {{"]
+        lines.append(f"const int p{d} = (int)c{2 + d} * {op.strides[d]} - {op.pads[d]} + k{d} * {op.dilations[d]};")
+        lines.append(f"if ((u32)p{d} >= {x.shape[2 + d]}u) continue;")
+        closes.append("}")
+    tap = " + ".join(["c1 * " + str(filters.strides[0]), *(f"k{d} * {filters.strides[2 + d]}" for d in range(n))])
+    lines += [f"{number} weight[{window[-1]}][{vector}];", "#pragma unroll"]
+    lines.append(f"for (int k{n - 1} = 0; k{n - 1} < {window[-1]}; ++k{n - 1}) {{")
+    if filters.strides[0] == 1 and vector > 1:
+        lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({weights} + {tap});")
+        lines.append(f"  for (int j = 0; j < {vector}; ++j) weight[k{n - 1}][j] = wide(taken.v[j]);")
+    else:
+        one = f"wide({weights}[{tap} + j * {filters.strides[0]}])"
+        lines.append(f"  for (int j = 0; j < {vector}; ++j) weight[k{n - 1}][j] = {one};")
+    place = Space(x.shape, ("c0", "c1", *(f"p{d}" for d in range(n)))).offset(x)
+    lines += ["}", "#pragma unroll", f"for (int q = 0; q < {columns}; ++q) {{"]
+    lines.append(f"  const int p{n - 1} = (int)strip * {strip * stride} - {pad} + q;")
+    lines.append(f"  if ((u32)p{n - 1} >= {x.shape[-1]}u) continue;")
+    lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({image} + {place});")
+    lines += ["  #pragma unroll", f"  for (int s = 0; s < {strip}; ++s) {{", f"    const int k = q - s * {stride};"]
+    lines.append(f"    if (k < 0 || k % {dilation} != 0 || k / {dilation} >= {window[-1]}) continue;")
+    lines.append(f"    for (int j = 0; j < {vector}; ++j) acc[s][j] += wide(taken.v[j]) * weight[k / {dilation}][j];")
+    return [*lines, "  }", "}", *closes]

@@ -1,0 +1,234 @@
+// What every kernel begins with: types, conversions and arithmetic with the meaning of the reference. No header is
+// included, so NVRTC needs none; with FUSEC_EMULATED defined a C++ compiler builds the same for the CPU.
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+#ifndef FUSEC_EMULATED
+#define DEVICE static __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
+#define ALIGNED(p, n)
+#define TABLE static __device__ const
+#define INFINITE __int_as_float(0x7f800000)
+DEVICE float bits_to_f32(u32 b) { return __uint_as_float(b); }
+DEVICE u32 f32_to_bits(float x) { return __float_as_uint(x); }
+DEVICE float f16_to_f32(u16 h) { float x; asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h)); return x; }
+DEVICE u16 f32_to_f16(float x) { u16 h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x)); return h; }
+DEVICE u16 f64_to_f16(double x) { u16 h; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(h) : "d"(x)); return h; }
+DEVICE void store_words(void* p, u32 a, u32 b) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(a), "r"(b) : "memory");
+}
+DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+#endif
+
+DEVICE u16 f32_to_bf16(float x) {
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+  u16 h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+#else
+  u32 b = f32_to_bits(x);
+  if ((b & 0x7fffffffu) > 0x7f800000u) return (u16)((b >> 16) | 0x40u);
+  return (u16)((b + 0x7fffu + ((b >> 16) & 1u)) >> 16);
+#endif
+}
+
+// A stored element and the type it is computed in.
+template <class T> struct Compute { typedef T type; };
+template <> struct Compute<f16> { typedef float type; };
+template <> struct Compute<bf16> { typedef float type; };
+
+template <class T> DEVICE T wide(T x) { return x; }
+DEVICE float wide(f16 x) { return f16_to_f32(x.bits); }
+DEVICE float wide(bf16 x) { return bits_to_f32((u32)x.bits << 16); }
+
+template <class T> struct Narrow {
+  static DEVICE_MEMBER T from(T x) { return x; }
+};
+template <> struct Narrow<f16> {
+  static DEVICE_MEMBER f16 from(float x) { f16 r; r.bits = f32_to_f16(x); return r; }
+  static DEVICE_MEMBER f16 from(double x) { f16 r; r.bits = f64_to_f16(x); return r; }
+};
+template <> struct Narrow<bf16> {
+  static DEVICE_MEMBER bf16 from(float x) { bf16 r; r.bits = f32_to_bf16(x); return r; }
+};
+template <class T, class C> DEVICE T narrow(C x) { return Narrow<T>::from(x); }
+// A number as it is after having been stored.
+template <class T, class C> DEVICE typename Compute<T>::type rounded(C x) { return wide(narrow<T>(x)); }
+
+DEVICE u16 element_bits(f16 x) { return x.bits; }
+DEVICE u16 element_bits(bf16 x) { return x.bits; }
+DEVICE u16 element_bits(i16 x) { return (u16)x; }
+DEVICE u16 element_bits(u16 x) { return x; }
+DEVICE u8 element_bits(i8 x) { return (u8)x; }
+DEVICE u8 element_bits(u8 x) { return x; }
+DEVICE u8 element_bits(bool x) { return x; }
+
+// So many neighbours, moved by one instruction (or two, of 16 bytes).
+template <class T, int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Pack { T v[N]; };
+template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) {
+  ALIGNED(p, alignof(Pack<T, N>));
+  return *reinterpret_cast<const Pack<T, N>*>(p);
+}
+// By instructions of 16 bytes, written down: left to itself the compiler cuts some stores into pieces.
+template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
+  u32 word = 0;
+  if constexpr (sizeof(T) < 4) {
+    for (int k = 0; k < 4 / (int)sizeof(T); ++k)
+      word |= (u32)element_bits(x.v[i * (4 / sizeof(T)) + k]) << (8 * sizeof(T) * k);
+    return word;
+  } else {
+    return reinterpret_cast<const u32*>(&x)[i];
+  }
+}
+template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
+  constexpr int nbytes = N * sizeof(T);
+  if constexpr (nbytes % 16 == 0) {
+    for (int i = 0; i < nbytes / 16; ++i) {
+      store_words((char*)p + 16 * i, word_of(x, 4 * i), word_of(x, 4 * i + 1), word_of(x, 4 * i + 2),
+                  word_of(x, 4 * i + 3));
+    }
+  } else if constexpr (nbytes == 8) {
+    store_words(p, word_of(x, 0), word_of(x, 1));
+  } else if constexpr (nbytes == 4) {
+    *reinterpret_cast<u32*>(p) = word_of(x, 0);
+  } else {
+    *reinterpret_cast<Pack<T, N>*>(p) = x;
+  }
+}
+
+// NaN wins, as in NumPy's maximum and minimum.
+template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
+template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }
+template <class T> DEVICE T clipped(T x, T low, T high) { return nmin(nmax(x, low), high); }
+template <class T> DEVICE T square(T x) { return x * x; }
+template <class T> DEVICE T sign(T x) { return x != x ? x : T((x > T(0)) - (x < T(0))); }
+
+template <class T> DEVICE T sigmoid(T x) { T z = exp(-fabs(x)); return (x >= T(0) ? T(1) : z) / (T(1) + z); }
+template <class T> DEVICE T softplus(T x) { return nmax(x, T(0)) + log1p(exp(-fabs(x))); }
+template <class T> DEVICE T gelu_cdf(T x) { return T(0.5) * erfc(x * T(-0.70710678118654752440)); }
+template <class T> DEVICE T gelu_tanh_cdf(T x) {
+  return sigmoid(T(1.59576912160573071176) * (x + T(0.044715) * x * x * x));
+}
+template <class T> DEVICE T elu(T x, T alpha) { return x > T(0) ? x : alpha * expm1(nmin(x, T(0))); }
+template <class T> DEVICE T celu(T x, T alpha) {
+  return nmax(x, T(0)) + nmin(T(0), alpha * expm1(nmin(x, T(0)) / alpha));
+}
+template <class T> DEVICE T gelu_gradient(T dy, T x) {
+  x = clipped(x, T(-40), T(40));
+  return dy * (gelu_cdf(x) + x * exp(T(-0.5) * x * x) * T(0.39894228040143267794));
+}
+template <class T> DEVICE T gelu_tanh_gradient(T dy, T x) {
+  x = clipped(x, T(-40), T(40));
+  T slope = T(1.59576912160573071176) * (T(1) + T(0.134145) * x * x);
+  return dy * gelu_tanh_cdf(x) * (T(1) + x * slope * gelu_tanh_cdf(-x));
+}
+template <class T> DEVICE T swish_gradient(T dy, T x, T beta) {
+  T z = clipped(beta * x, T(-800), T(800));
+  return dy * sigmoid(z) * (T(1) + z * sigmoid(-z));
+}
+template <class T> DEVICE T float_floor_mod(T x, T y) {
+  T r = fmod(x, y);
+  if (r == T(0)) return copysign(T(0), y);
+  return (y < T(0)) != (r < T(0)) ? r + y : r;
+}
+
+// Integers wrap around; what is divided by zero is zero, as NumPy has it.
+template <class T> DEVICE T wrap_add(T x, T y) { return (T)((u64)x + (u64)y); }
+template <class T> DEVICE T wrap_sub(T x, T y) { return (T)((u64)x - (u64)y); }
+template <class T> DEVICE T wrap_mul(T x, T y) { return (T)((u64)x * (u64)y); }
+template <class T> DEVICE T wrap_neg(T x) { return (T)(0ull - (u64)x); }
+template <class T> DEVICE T wrap_abs(T x) { return x < T(0) ? wrap_neg(x) : x; }
+template <class T> struct Signed { static constexpr bool value = T(-1) < T(0); };
+template <class T> DEVICE T int_div(T x, T y) {
+  if (y == T(0)) return T(0);
+  if (Signed<T>::value && y == T(-1)) return wrap_neg(x);
+  return (T)(x / y);
+}
+template <class T> DEVICE T int_mod(T x, T y) {
+  if (y == T(0) || (Signed<T>::value && y == T(-1))) return T(0);
+  return (T)(x % y);
+}
+template <class T> DEVICE T int_floor_mod(T x, T y) {
+  T r = int_mod(x, y);
+  return r != T(0) && (r < T(0)) != (y < T(0)) ? (T)(r + y) : r;
+}
+template <class T> DEVICE T int_pow(T x, T y) {
+  if (Signed<T>::value && y < T(0)) {
+    if (x == T(1)) return x;
+    if (x == T(-1)) return (y & T(1)) ? x : T(1);
+    return T(0);
+  }
+  u64 result = 1, base = (u64)x;
+  for (u64 n = (u64)y; n; n >>= 1, base *= base)
+    if (n & 1) result *= base;
+  return (T)result;
+}
+template <class T> DEVICE T shift_left(T x, T y) {
+  return y < T(0) || (u64)y >= 8 * sizeof(T) ? T(0) : (T)((u64)x << (u64)y);
+}
+template <class T> DEVICE T shift_right(T x, T y) {
+  if (y < T(0) || (u64)y >= 8 * sizeof(T)) return x < T(0) ? T(-1) : T(0);
+  return (T)(x >> y);
+}
+
+// Reductions over T threads of a block, STEP apart, of W numbers each; all threads of the block take part.
+struct Add {
+  template <class T> DEVICE_MEMBER T operator()(T x, T y) const { return x + y; }
+  DEVICE_MEMBER i64 operator()(i64 x, i64 y) const { return wrap_add(x, y); }
+  DEVICE_MEMBER i32 operator()(i32 x, i32 y) const { return wrap_add(x, y); }
+};
+struct Multiply {
+  template <class T> DEVICE_MEMBER T operator()(T x, T y) const { return x * y; }
+  DEVICE_MEMBER i64 operator()(i64 x, i64 y) const { return wrap_mul(x, y); }
+  DEVICE_MEMBER i32 operator()(i32 x, i32 y) const { return wrap_mul(x, y); }
+};
+struct Largest {
+  template <class T> DEVICE_MEMBER T operator()(T x, T y) const { return nmax(x, y); }
+};
+struct Smallest {
+  template <class T> DEVICE_MEMBER T operator()(T x, T y) const { return nmin(x, y); }
+};
+template <int B, int T, int STEP, int W, class F, class Op>
+DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
+  if (T == 1) return;
+  if (T <= 32 && STEP == 1) {
+    for (int s = T / 2; s > 0; s /= 2)
+      for (int w = 0; w < W; ++w) x[w] = op(x[w], __shfl_xor_sync(0xffffffffu, x[w], s));
+    return;
+  }
+  const int i = threadIdx.x, t = i / STEP % T;
+  if (STEP == 1) {  // warps first, then one number of each
+    for (int w = 0; w < W; ++w) {
+      for (int s = 16; s > 0; s /= 2) x[w] = op(x[w], __shfl_xor_sync(0xffffffffu, x[w], s));
+      if (i % 32 == 0) shared[w * B + i / 32] = x[w];
+    }
+    __syncthreads();
+    for (int w = 0; w < W; ++w) {
+      x[w] = shared[w * B + (i - t) / 32];
+      for (int s = 1; s < T / 32; ++s) x[w] = op(x[w], shared[w * B + (i - t) / 32 + s]);
+    }
+    __syncthreads();
+    return;
+  }
+  for (int w = 0; w < W; ++w) shared[w * B + i] = x[w];
+  __syncthreads();
+  for (int s = T / 2; s > 0; s /= 2) {
+    if (t < s)
+      for (int w = 0; w < W; ++w) shared[w * B + i] = op(shared[w * B + i], shared[w * B + i + s * STEP]);
+    __syncthreads();
+  }
+  for (int w = 0; w < W; ++w) x[w] = shared[w * B + i - t * STEP];
+  __syncthreads();
+}

@@ -1,0 +1,238 @@
+"""The CUDA C of a reduction, softmax or norm: its passes over elements, and what is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.chain import Chain, Space, decoded, stored
+from fusec.gpu.kernels.formulas import Formula
+from fusec.gpu.kernels.row_plan import CACHED, Plan
+from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.ir import Node, Op, Value
+from fusec.ops import Reduce
+
+
+@dataclass
+class RowSource:
+    """A step with `anchor` meaning `op`; nodes and outputs before it (early) and behind it (late)."""
+
+    anchor: Node
+    op: Op
+    what: Formula
+    plan: Plan
+    before: Sequence[Node]
+    behind: Sequence[Node]
+    early: Sequence[Value]
+    late: Sequence[Value]
+
+    def __post_init__(self) -> None:
+        self.arguments = Arguments()
+        self.x, self.y = self.anchor.operands[0], self.anchor.result
+        self.kind = self.what.c_type
+        names: list[str | None] = [None] * self.x.type.rank
+        for axis in self.plan.axes:
+            term = axis.name if axis.scale == 1 else f"{axis.name} * {axis.scale}u"
+            names[axis.dim] = term if names[axis.dim] is None else f"({names[axis.dim]} + {term})"
+        plan = self.plan
+        self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
+        self.cached = len(self.what.passes) > 1 and plan.turns * plan.vector <= CACHED
+
+    @property
+    def block(self) -> int:
+        return self.plan.threads * self.plan.lanes
+
+    def launch(self) -> Launch:
+        """All in one."""
+        lines = [*self._begun(), *self._passes()]
+        lines += self._reduced() if isinstance(self.op, Reduce) else self._written()
+        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.block)
+
+    def partial(self) -> Launch:
+        """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
+        plan = self.plan
+        lines = [*self._begun(), f"const u32 size = (end - begin) * {plan.vector if plan.row else 1}u;"]
+        lines += self._passes("size")
+        pointer = self.arguments.scratch(self.kind)
+        lines.append("if (live && t == 0)")
+        stores = " ".join(f"{pointer}[{self._place(number, 'chunk')}] = acc{number}[w];" for number in self._numbers)
+        lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
+        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.block)
+
+    def merged(self) -> Launch:
+        """What chunks came to together; then what is written, again by chunks if it is elements."""
+        plan, passes = self.plan, self.what.passes
+        self.cached, self.early = False, ()
+        lines = self._begun()
+        pointer = self.arguments.scratch(f"const {self.kind}")
+        for number in self._numbers:
+            combine = passes[number].combine
+            start = passes[number].start
+            part = f"{pointer}[{self._place(number, 's')}]"
+            if self.what.merge == "moments":
+                mean = f"{pointer}[{self._place(0, 's')}]"
+                term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
+                part = f"({self.kind})({term})"
+            lines.append(f"{self.kind} acc{number}[{plan.width}];")
+            lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {start};")
+            lines.append(f"for (u32 s = t; s < {plan.chunks}u; s += {plan.threads}u) {{")
+            rest = plan.count - (plan.chunks - 1) * plan.each
+            size = (
+                f"{self.kind}((s == {plan.chunks - 1}u ? {rest}u : {plan.each}u) * {plan.vector if plan.row else 1}u)"
+            )
+            lines.append(f"  const {self.kind} size = {size};")
+            lines.append(
+                f"  for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {combine}()(acc{number}[w], {part});"
+            )
+            lines += ["}", *self._together(number), *self._ended(number, passes[number].finish)]
+        if isinstance(self.op, Reduce):
+            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.block)
+        lines += self._written()
+        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.block)
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.what.passes))
+
+    def _place(self, number: int, chunk: str) -> str:
+        plan = self.plan
+        return f"(({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1)}u + at) * {plan.width}u + w"
+
+    def _begun(self) -> list[str]:
+        """Which numbers a thread is about, and which elements of them."""
+        plan = self.plan
+        lines: list[str] = []
+        if plan.threads > 1 and not (plan.row and plan.threads <= 32):
+            lines.append(f"__shared__ {self.kind} shared[{self.block * plan.width}];")
+        else:
+            lines.append(f"{self.kind}* shared = 0;")
+        if plan.row:
+            lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
+        else:
+            lines.append(f"const u32 t = threadIdx.x / {plan.lanes}u, lane = threadIdx.x % {plan.lanes}u;")
+        if plan.chunks == 1:
+            lines.append(f"const u32 group = blockIdx.x * {plan.lanes}u + lane, begin = 0, end = {plan.count}u;")
+        else:
+            lines.append(f"const u32 group = blockIdx.x % {plan.blocks}u * {plan.lanes}u + lane;")
+            lines.append(f"const u32 chunk = blockIdx.x / {plan.blocks}u, begin = chunk * {plan.each}u;")
+            lines.append(
+                f"const u32 end = begin + {plan.each}u < {plan.count}u ? begin + {plan.each}u : {plan.count}u;"
+            )
+        lines.append(f"const bool live = group < {plan.groups}u;")
+        lines.append(f"const u32 at = live ? group : {max(plan.groups - 1, 0)}u;")
+        return lines + self._coordinates("at", reduced=False)
+
+    def _passes(self, size: str = "") -> list[str]:
+        """What the passes come to, in acc0 and on. size: how many elements there are, where that is not all; only what
+        the next pass needs is then finished."""
+        plan = self.plan
+        lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
+        for number, each in enumerate(self.what.passes):
+            acc = f"acc{number}"
+            lines.append(f"{self.kind} {acc}[{plan.width}];")
+            lines.append(f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.start};")
+            mine, term = f"{acc}[{'0' if plan.row else 'j'}]", self._filled(each.term)
+            lines += self._turns(f"{mine} = {each.combine}()({mine}, ({self.kind})({term}));", first=number == 0)
+            lines += self._together(number)
+            finish = each.finish
+            if size:
+                finish = f"# / {self.kind}({size})" if number + 1 < len(self.what.passes) else ""
+            lines += self._ended(number, finish)
+        return lines
+
+    def _together(self, number: int) -> list[str]:
+        plan, combine = self.plan, self.what.passes[number].combine
+        by = 1 if plan.row else plan.lanes
+        kind = f"reduce_threads<{self.block}, {plan.threads}, {by}, {plan.width}>"
+        return [f"{kind}(acc{number}, shared, {combine}());"]
+
+    def _ended(self, number: int, finish: str) -> list[str]:
+        if not finish:
+            return []
+        acc = f"acc{number}[w]"
+        return [f"for (int w = 0; w < {self.plan.width}; ++w) {acc} = {finish.replace('#', acc)};"]
+
+    def _coordinates(self, index: str, reduced: bool) -> list[str]:
+        plan = self.plan
+        axes = [axis for axis in plan.axes if axis.reduced is reduced]
+        if not axes:
+            return []
+        inner = axes[-1] is plan.axes[-1] and plan.vector > 1
+        sizes = [(axis.name, axis.size) for axis in axes]
+        if not inner:
+            return decoded(index, sizes)
+        name, size = sizes[-1]
+        lines = decoded(index, [*sizes[:-1], (f"{name}_pack", size // plan.vector)])
+        return [*lines, f"const u32 {name} = {name}_pack * {plan.vector}u;"]
+
+    def _loop(self, body: Sequence[str]) -> list[str]:
+        """The body for each turn of a thread, with the coordinates there."""
+        plan = self.plan
+        if not plan.count:
+            return []
+        lines = ["#pragma unroll"] if self.cached else []
+        lines.append(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{")
+        lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
+        lines.append("  if (r >= end) continue;")
+        lines += [f"  {line}" for line in (*self._coordinates("r", reduced=True), *body)]
+        return [*lines, "}"]
+
+    def _turns(self, statement: str, first: bool) -> list[str]:
+        """One pass over the elements; `e` is the one at hand."""
+        if self.cached and not first:
+            take = f"const {self.kind} e = cache[turn * {self.plan.vector} + j];"
+            return self._loop([f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {take} {statement} }}"])
+        return self._loop(self._read([statement], first).lines())
+
+    def _read(self, statements: Sequence[str], first: bool) -> Chain:
+        chain = Chain(self.space, self.arguments)
+        for node in self.before:
+            chain.apply(node)
+        if first:
+            for value in self.early:  # every lane that is not live repeats what the last one does
+                chain.store(value)
+        chain.inside.append(f"const {self.kind} e = {chain.get(self.x)};")
+        if self.cached and first:
+            chain.inside.append(f"cache[turn * {self.plan.vector} + j] = e;")
+        chain.inside += statements
+        return chain
+
+    def _written(self) -> list[str]:
+        """The last pass of a softmax or norm: each element again, and what becomes of it."""
+        if self.cached:
+            chain = Chain(self.space, self.arguments, "w")
+            chain.inside.append(f"const {self.kind} e = cache[turn * {self.plan.vector} + j];")
+        else:
+            chain = self._read([], first=False)
+        text = self._filled(self.what.result)
+        for place, (letter, type) in enumerate(zip("sb", self.what.parameters, strict=False)):
+            text = text.replace(f"#{letter}", chain.get(self.anchor.operands[1 + place], type))
+        chain.inside.append(f"const {self.kind} result = {stored(text, self.y.type.dtype)};")
+        return ["if (live) {", *self._loop(self._finished(chain).lines()), "}"]
+
+    def _filled(self, text: str) -> str:
+        """With what the passes gave in place of their numbers."""
+        for number in range(len(self.what.passes)):
+            text = text.replace(f"#{number}", f"acc{number}[{'0' if self.plan.row else 'j'}]")
+        return text
+
+    def _reduced(self) -> list[str]:
+        """The numbers of a reduction, by one of the threads that share each."""
+        op, plan = self.op, self.plan
+        assert isinstance(op, Reduce)
+        kept = [d for d in range(self.x.type.rank) if op.keepdims or d not in op.axes]
+        names = tuple(None if d in op.axes else self.space.names[d] for d in kept)
+        along = kept.index(plan.along) if not plan.row and plan.along in kept else -1
+        chain = Chain(Space(self.y.type.shape, names, along, plan.width), self.arguments, "w")
+        text = self.what.result.replace("#0", f"acc{len(self.what.passes) - 1}[j]").replace("#1", "acc0[j]")
+        c_type = compute_type(self.y.type.dtype)
+        chain.inside.append(f"const {c_type} result = {stored(f'({c_type})({text})', self.y.type.dtype)};")
+        return ["if (live && t == 0) {", *(f"  {line}" for line in self._finished(chain).lines()), "}"]
+
+    def _finished(self, chain: Chain) -> Chain:
+        chain.known[self.y] = "result"
+        for node in self.behind:
+            chain.apply(node)
+        for value in self.late:
+            chain.store(value)
+        return chain

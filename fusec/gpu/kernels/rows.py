@@ -1,0 +1,93 @@
+"""Reductions, softmax and norms: some threads of a block share the elements that go into one number, whatever dims and
+memory order they come from; pointwise ops before and behind are done on the way.
+
+Where the innermost dim is reduced ("row"), neighbours are added up within a thread; else ("column") each of them has
+a number of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusec.gpu.kernels.chain import takes
+from fusec.gpu.kernels.formulas import formula
+from fusec.gpu.kernels.row_plan import Plan, planned
+from fusec.gpu.kernels.row_source import RowSource
+from fusec.gpu.kernels.spec import C_TYPES, Kernel, ceil_div
+from fusec.ir import Node, Op, Value
+from fusec.ops import AvgPool, GroupNorm, InstanceNorm, LayerNorm, MaxPool, Reduce, RmsNorm, Softmax
+from fusec.program import inputs_of
+
+ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool, MaxPool)
+# A reduction with fewer blocks than the first is cut into chunks, until there are as many as the second; a thread of a
+# chunk goes through some vectors at least.
+FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
+
+
+def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a reduction, softmax or norm with pointwise ops around it; None if the step is no such thing."""
+    anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
+    if len(anchors) != 1 or not all(takes(node) for node in nodes if node is not anchors[0]):
+        return None
+    (anchor,) = anchors
+    op = _meant(anchor)
+    if op is None:
+        return None
+    x, y = anchor.operands[0], anchor.result
+    before, behind = _split(nodes, anchor)
+    what = formula(anchor, op)
+    made = {v for node in nodes for v in node.results}
+    if what is None or x.type.dtype not in C_TYPES or any(v in made for v in anchor.operands[1:]):
+        return None
+    early = [v for v in outputs if v.node in before]
+    late = [v for v in outputs if v not in early]
+    if any(v.type.shape != x.type.shape for v in early) or any(v.type.shape != y.type.shape for v in late):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    if any(v.node in before for node in behind for v in node.operands):
+        return None
+    if y.type.size == 0:
+        return Kernel(name, ())
+    if x.type.size >= 1 << 31:
+        return None
+    read = [
+        v.type for v in (*inputs_of([*before, anchor]), *early) if v.type.size != 1 and v not in anchor.operands[1:]
+    ]
+    written = [] if isinstance(op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
+    plan = planned(op, x.type, [*read, *(t for t in written if t.size != 1)])
+
+    def source(plan: Plan) -> RowSource:
+        return RowSource(anchor, op, what, plan, before, behind, early, late)
+
+    if not what.merge or plan.blocks >= FEW_BLOCKS:
+        return Kernel(name, (source(plan).launch(),))
+    most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
+    if most < 2:
+        return Kernel(name, (source(plan).launch(),))
+    plan = replace(plan, chunks=most)
+    plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # none of them empty
+    item = 8 if what.c_type in ("double", "i64", "u64") else 4
+    scratch_bytes = len(what.passes) * plan.chunks * plan.groups * plan.width * item
+    return Kernel(name, (source(plan).partial(), source(plan).merged()), scratch_bytes)
+
+
+def _meant(anchor: Node) -> Op | None:
+    """The op; of a pool with one window over everything the reduction it is, of another pool None."""
+    op, x = anchor.op, anchor.operands[0].type
+    if not isinstance(op, (AvgPool, MaxPool)):
+        return op
+    whole = op.window == x.shape[2:] and not any(op.pads) and set(op.dilations) == {1}
+    kind = "mean" if isinstance(op, AvgPool) else "max"
+    return Reduce(kind, tuple(range(2, x.rank))) if whole and x.size else None
+
+
+def _split(nodes: Sequence[Node], anchor: Node) -> tuple[list[Node], list[Node]]:
+    """The nodes that the anchor depends on, and the others."""
+    wanted = {anchor.operands[0]}
+    before: list[Node] = []
+    for node in reversed(nodes[: list(nodes).index(anchor)]):
+        if any(v in wanted for v in node.results):
+            before.insert(0, node)
+            wanted |= set(node.operands)
+    return before, [node for node in nodes if node is not anchor and node not in before]

@@ -1,0 +1,135 @@
+"""What a kernel is, as data: source, launch and the values it reads and writes; nothing of CUDA is needed to make one.
+
+Sources know arguments by position and shapes as numbers, never names of the model: equal work has equal text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+
+from fusec.ir import DType, TensorType, Value
+
+BLOCK = 256
+VECTOR_BYTES = 16  # of one load or store; the memory plan places every value at a multiple of it
+MAX_VECTOR = 8  # elements
+
+C_TYPES: Mapping[DType, str] = {
+    DType.F64: "double",
+    DType.F32: "float",
+    DType.F16: "f16",
+    DType.BF16: "bf16",
+    DType.I64: "i64",
+    DType.I32: "i32",
+    DType.I16: "i16",
+    DType.I8: "i8",
+    DType.U64: "u64",
+    DType.U32: "u32",
+    DType.U16: "u16",
+    DType.U8: "u8",
+    DType.BOOL: "bool",
+}
+HALVES = (DType.F16, DType.BF16)
+
+
+def compute_type(dtype: DType) -> str:
+    """The C type an element is computed in."""
+    return "float" if dtype in HALVES else C_TYPES[dtype]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A value's memory; a constant may be wanted in another memory order than the program keeps it in. `value` is
+    None for scratch memory."""
+
+    value: Value | None
+    type: TensorType | None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of `grid` blocks of `block` threads. `parameters` are the C types of the arguments."""
+
+    entry: str
+    source: str
+    grid: int
+    block: int
+    parameters: tuple[str, ...]
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What runs a step: launches in order (none if there is nothing to write), over `scratch_bytes` of memory that
+    nothing else uses meanwhile. `name` says what it does: `max_pool`."""
+
+    name: str
+    launches: tuple[Launch, ...]
+    scratch_bytes: int = 0
+
+    @property
+    def key(self) -> str:
+        """Equal for equal work."""
+        return " ".join(f"{launch.entry}:{launch.grid}" for launch in self.launches) or "nothing"
+
+
+@dataclass
+class Arguments:
+    """The arguments of a launch as they come to be used in its source."""
+
+    names: dict[tuple[Value | None, TensorType | None, bool], str] = field(
+        default_factory=dict[tuple[Value | None, TensorType | None, bool], str]
+    )
+    parameters: list[str] = field(default_factory=list[str])
+    arguments: list[Argument] = field(default_factory=list[Argument])
+
+    def read(self, value: Value, type: TensorType | None = None) -> str:
+        """The name of the pointer a value is read through; constants in the order of `type`."""
+        type = type or value.type
+        return self._pointer(value, type, f"const {C_TYPES[type.dtype]}*", "a", False)
+
+    def write(self, value: Value) -> str:
+        """The name of the pointer a value is written through."""
+        return self._pointer(value, value.type, f"{C_TYPES[value.type.dtype]}*", "r", True)
+
+    def scratch(self, c_type: str = "float") -> str:
+        """The name of the pointer to the scratch memory."""
+        return self._pointer(None, None, f"{c_type}*", "s", True)
+
+    def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
+        key = (value, type, written)
+        if key not in self.names:
+            self.names[key] = f"{prefix}{len(self.arguments)}"
+            self.parameters.append(c_type)
+            self.arguments.append(Argument(value, type))
+        return self.names[key]
+
+    def launch(
+        self, name: str, lines: Sequence[str], grid: int, block: int = BLOCK, preamble: Sequence[str] = ()
+    ) -> Launch:
+        """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too."""
+        pointers = zip(self.parameters, self.names.values(), strict=True)
+        declared = ", ".join(f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers)
+        body = "\n".join(f"  {line}" for line in lines)
+        before = "".join(f"{line}\n" for line in preamble)
+        text = f'{before}extern "C" __global__ void __launch_bounds__({block}) ENTRY({declared}) {{\n{body}\n}}\n'
+        entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        source = text.replace("ENTRY", entry)
+        return Launch(entry, source, grid, block, tuple(self.parameters), tuple(self.arguments))
+
+
+def prelude() -> str:
+    """What stands before every source."""
+    return resources.files("fusec.gpu.kernels").joinpath("prelude.cuh").read_text(encoding="utf-8")
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a/b rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

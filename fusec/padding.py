@@ -1,0 +1,319 @@
+"""Whether a dim of a model's inputs may be padded: proved by following it from the inputs to the results.
+
+Two graphs of one model, for the size at hand and for a larger one, are walked side by side. Where each op
+keeps the rows along the dim apart, and all else is equal, the first rows of the larger results are the results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.errors import ModelError
+from fusec.ir import Array, Constant, Graph, Node, Value, print_node, quote
+from fusec.ops import Cast, Pointwise
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a padded result is cut back: (axis, outer, size, kept) each; along the axis, of `size` rows in each of
+    `outer` groups the first `kept` stay."""
+
+    steps: tuple[tuple[int, int, int, int], ...] = ()
+
+    def then(self, other: Cut) -> Cut:
+        """This one first, then the other."""
+        return Cut(self.steps + other.steps)
+
+    def take(self, array: Array) -> Array:
+        """What is left of a result."""
+        for axis, outer, size, kept in self.steps:
+            before, after = array.shape[:axis], array.shape[axis + 1 :]
+            inner = array.shape[axis] // (outer * size)
+            rows = array.reshape((*before, outer, size, inner, *after))
+            rows = rows[(slice(None),) * (axis + 1) + (slice(kept),)]
+            array = rows.reshape((*before, outer * kept * inner, *after))
+        return array
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where the dim is in a value: dim `axis` is `outer` groups of rows of `inner` elements."""
+
+    axis: int
+    outer: int = 1
+
+
+class _MixesError(Exception):
+    """Why the rows are not kept apart."""
+
+
+def cuts(
+    small: Graph, large: Graph, axes: Mapping[str, Sequence[int]], small_size: int, large_size: int
+) -> tuple[Cut, ...]:
+    """For each output how the result of `large` is cut back to that of `small`.
+
+    The graphs are of one model, for two sizes of a dim which the inputs have at `axes`. Raises ModelError where
+    a row of the results could depend on more than the same row of the inputs.
+    """
+    return _Walk(small, large, small_size, large_size).run(axes)
+
+
+class _Walk:
+    def __init__(self, small: Graph, large: Graph, n: int, m: int):
+        self.small, self.large, self.n, self.m = small, large, n, m
+        self.twin: dict[Value, Value] = {}
+        self.rows: dict[Value, _Row] = {}
+
+    def run(self, axes: Mapping[str, Sequence[int]]) -> tuple[Cut, ...]:
+        for value, other in zip(self.small.inputs, self.large.inputs, strict=True):
+            self.twin[value] = other
+            found = axes.get(value.name, ())
+            if len(found) > 1:
+                raise ModelError(f"input {quote(value.name)} has it twice")
+            if found:
+                self.rows[value] = _Row(found[0])
+        pairs = list(zip(self.small.nodes, self.large.nodes, strict=False))
+        if len(self.small) != len(self.large):
+            raise ModelError("the model becomes another graph for another size of it")
+        for node, other in pairs:
+            try:
+                self._node(node, other)
+            except _MixesError as reason:
+                raise ModelError(f"{reason} in {print_node(node)}") from None
+        if [self.twin[v] for v in self.small.outputs] != list(self.large.outputs):
+            raise ModelError("the model becomes another graph for another size of it")
+        return tuple(self._cut(value) for value in self.small.outputs)
+
+    def _cut(self, value: Value) -> Cut:
+        row = self.rows.get(value)
+        return Cut() if row is None else Cut(((row.axis, row.outer, self.m, self.n),))
+
+    def _node(self, node: Node, other: Node) -> None:
+        if node.op.name != other.op.name or [self.twin[v] for v in node.operands] != list(other.operands):
+            raise _MixesError("the model becomes another graph for another size of it")
+        self.twin.update(zip(node.results, other.results, strict=True))
+        if isinstance(node.op, Constant):
+            row = self._constant(node, other)
+        else:
+            free = _SIZED.get(node.op.name, frozenset())
+            for name, value in node.op.attributes.items():
+                if name not in free and value != other.op.attributes[name]:
+                    raise _MixesError(f"{name} depends on it")
+            row = self._follow(node, other)
+        for value, wide in zip(node.results, other.results, strict=True):
+            if row is not None:
+                self.rows[value] = row
+            self._check(value, wide, row)
+
+    def _check(self, value: Value, wide: Value, row: _Row | None) -> None:
+        """The shapes differ where the rows are, and nowhere else."""
+        a, b = value.type.shape, wide.type.shape
+        axis = -1 if row is None else row.axis
+        if len(a) != len(b) or any(x != y for i, (x, y) in enumerate(zip(a, b, strict=True)) if i != axis):
+            raise _MixesError("another dim depends on it")
+        if row is not None:
+            inner, rest = divmod(a[axis], row.outer * self.n)
+            if rest or b[axis] != row.outer * self.m * inner:
+                raise _MixesError("it is one dim with others")
+
+    def _constant(self, node: Node, other: Node) -> _Row | None:
+        """A constant is the same for both sizes, or has more rows of the same beginning."""
+        held, wide = (n.op.attributes["literal"].array for n in (node, other))
+        if held.shape == wide.shape:
+            if held.tobytes() != wide.tobytes():
+                raise _MixesError("a number depends on it")
+            return None
+        axis = _differing(held.shape, wide.shape)
+        first = wide[(slice(None),) * axis + (slice(held.shape[axis]),)]
+        if first.tobytes() != held.tobytes():
+            raise _MixesError("a number depends on it")
+        return _Row(axis)
+
+    def _follow(self, node: Node, other: Node) -> _Row | None:
+        rows = [self.rows.get(v) for v in node.operands]
+        if not any(rows):
+            if node.op.name != "expand" or node.result.type.shape == other.result.type.shape:
+                return None
+            return _Row(_differing(node.result.type.shape, other.result.type.shape))  # one row, repeated
+        if isinstance(node.op, Pointwise | Cast):
+            if node.op.name == "gen_index" and any(row is not None and row.outer > 1 for row in rows):
+                raise _MixesError("places in a joined dim are counted")
+            return self.aligned(node, rows)
+        rule = _RULES.get(node.op.name)
+        if rule is None:
+            raise _MixesError("no rule says that rows are kept apart")
+        return rule(self, node, rows)
+
+    def aligned(self, node: Node, rows: Sequence[_Row | None]) -> _Row:
+        """Dims agree from the right, as for broadcasting."""
+        rank = node.results[0].type.rank
+        found: set[tuple[int, int, int]] = set()
+        for value, row in zip(node.operands, rows, strict=True):
+            if row is not None:
+                inner = value.type.shape[row.axis] // (row.outer * self.n)
+                found.add((row.axis - value.type.rank, row.outer, inner))
+        if len(found) > 1:
+            raise _MixesError("rows meet other rows")
+        ((place, outer, _),) = found
+        return _Row(rank + place, outer)
+
+    def only(self, rows: Sequence[_Row | None], place: int = 0) -> _Row:
+        """The row of one operand; the others have none."""
+        row = rows[place]
+        if row is None or any(r is not None for i, r in enumerate(rows) if i != place):
+            raise _MixesError("rows meet other rows")
+        return row
+
+
+def _differing(a: Sequence[int], b: Sequence[int]) -> int:
+    """The one dim in which two shapes differ."""
+    places = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
+    if len(a) != len(b) or len(places) != 1:
+        raise _MixesError("more than one dim depends on it")
+    return places[0]
+
+
+_Rule = Callable[[_Walk, Node, Sequence[_Row | None]], _Row]
+
+
+def _images(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """Images are apart from each other, channels and pixels are not."""
+    row = walk.only(rows)
+    if row.axis != 0:
+        raise _MixesError("it is no batch dim")
+    return row
+
+
+def _resize(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = _images(walk, node, rows)
+    if node.op.attributes["scales"][0] != 1.0:
+        raise _MixesError("it is resized")
+    return row
+
+
+def _matmul(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    a, b = node.operands
+    left, right = rows
+    if left is not None and left.axis == a.type.rank - 1:
+        raise _MixesError("it is summed over")
+    if right is not None and right.axis == b.type.rank - 2:
+        raise _MixesError("it is summed over")
+    matrices = [r is not None and r.axis >= v.type.rank - 2 for r, v in zip(rows, node.operands, strict=True)]
+    if any(matrices):
+        row = walk.only(rows, matrices.index(True))
+        return _Row(node.result.type.rank - (node.operands[matrices.index(True)].type.rank - row.axis), row.outer)
+    return walk.aligned(node, rows)
+
+
+def _norm_from(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = walk.only(rows)
+    if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:
+        raise _MixesError("it is normalised over")
+    return row
+
+
+def _reduce(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, rank = walk.only(rows), node.operands[0].type.rank
+    axes = {a % rank for a in node.op.attributes["axes"]}
+    if row.axis in axes:
+        raise _MixesError("it is reduced")
+    return row if node.op.attributes["keepdims"] else _Row(row.axis - sum(a < row.axis for a in axes), row.outer)
+
+
+def _not_along(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """An op along an axis that is another."""
+    row = walk.only(rows) if len(rows) == 1 else _same(rows)
+    if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:
+        raise _MixesError(f"{node.op.name} goes along it")
+    return row
+
+
+def _same(rows: Sequence[_Row | None]) -> _Row:
+    found = {row for row in rows if row is not None}
+    if len(found) > 1:
+        raise _MixesError("rows meet other rows")
+    return found.pop()
+
+
+def _reshape(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """In row-major order a row is `step` elements; it stays one where the new dims can be counted in rows."""
+    row, shape = walk.only(rows), node.operands[0].type.shape
+    step = math.prod(shape[row.axis :]) // (row.outer * walk.n)
+    if not step:
+        raise _MixesError("a row is empty")
+    for axis, size in enumerate(node.result.type.shape):
+        after = math.prod(node.result.type.shape[axis + 1 :])
+        rows_end = step * walk.n
+        if after and step % after == 0 and (after * size) % rows_end == 0 and (size > 1 or walk.n == 1):
+            if walk.n == 1 and not _holds(walk, node, axis):
+                continue
+            return _Row(axis, after * size // rows_end)
+    raise _MixesError("it is cut or joined")
+
+
+def _holds(walk: _Walk, node: Node, axis: int) -> bool:
+    """With one row many dims could be the one: it is that which is larger in the larger graph."""
+    wide = walk.twin[node.result].type.shape
+    return wide[axis] != node.result.type.shape[axis]
+
+
+def _transpose(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = walk.only(rows)
+    return _Row(node.op.attributes["perm"].index(row.axis), row.outer)
+
+
+def _slice(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, a = walk.only(rows), node.op.attributes
+    if (a["starts"][row.axis], a["sizes"][row.axis], a["steps"][row.axis]) != (
+        0,
+        node.operands[0].type.shape[row.axis],
+        1,
+    ):
+        raise _MixesError("it is sliced")
+    return row
+
+
+def _pad(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, pads = walk.only(rows), node.op.attributes["pads"]
+    if pads[row.axis] or pads[row.axis + len(pads) // 2]:
+        raise _MixesError("it is padded by the model itself")
+    return row
+
+
+def _gather(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    data, indices = node.operands
+    axis = node.op.attributes["axis"] % data.type.rank
+    if rows[0] is None:
+        row = walk.only(rows, 1)
+        return _Row(axis + row.axis, row.outer)
+    row = walk.only(rows)
+    if row.axis == axis:
+        raise _MixesError("rows are gathered")
+    return row if row.axis < axis else _Row(row.axis + indices.type.rank - 1, row.outer)
+
+
+# attributes that hold sizes: what they say is in the result's shape, which is checked
+_SIZED: Mapping[str, frozenset[str]] = {
+    "reshape": frozenset({"shape"}),
+    "expand": frozenset({"shape"}),
+    "slice": frozenset({"sizes"}),
+    "resize": frozenset({"sizes"}),
+}
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(("conv", "conv_transpose", "max_pool", "avg_pool"), _images),
+    **dict.fromkeys(("batch_norm", "instance_norm", "group_norm", "lrn"), _images),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _norm_from),
+    **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),
+    "resize": _resize,
+    "matmul": _matmul,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "relayout": lambda walk, node, rows: walk.only(rows),
+    "expand": lambda walk, node, rows: walk.aligned(node, rows),
+    "slice": _slice,
+    "pad": _pad,
+    "gather": _gather,
+}

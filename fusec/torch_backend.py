@@ -1,0 +1,354 @@
+"""fusec behind torch: `torch.compile(model, backend="fusec")` and `fusec.from_torch(exported_program)`.
+
+Inference only. What fusec cannot take runs in torch as it was, with one warning that says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
+import torch.utils._pytree as pytree  # pyright: ignore[reportMissingImports] - as above
+
+from fusec.dynamic import DynamicExecutable, compile_dynamic
+from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.frontends.torch_export import CARRIERS, DTYPES, EXPORT_ERRORS, from_numpy, reason, source, to_numpy
+
+MAX_PROGRAMS = 64  # exports of one graph: for sizes torch made fixed, or other modules' parameters
+
+
+def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
+    """An exported program, compiled: called as the model was, with tensors, it gives tensors.
+
+    options: those of `fusec.compile_dynamic`. Programs are compiled for the shapes they are called with; a later change
+    of the model's parameters is not seen. Raises ModelError for what is no inference, or cannot be imported.
+    """
+    return TorchExecutable(exported_program, compile_dynamic(source(exported_program), **options))
+
+
+class TorchExecutable:
+    """A compiled ExportedProgram; `executable` is what is behind it."""
+
+    def __init__(self, program: Any, executable: DynamicExecutable):
+        self.executable = executable
+        self._in_spec, self._out_spec = program.call_spec.in_spec, program.call_spec.out_spec
+        signature = program.graph_signature
+        self._tensors: list[int] = []
+        self._fixed: dict[int, Any] = {}
+        inputs = [spec.arg for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
+        for place, arg in enumerate(inputs):
+            if type(arg).__name__ == "TensorArgument":
+                self._tensors.append(place)
+            else:
+                self._fixed[place] = _value(arg, "input")
+        self._outputs: list[tuple[bool, Any]] = []  # whether it is computed; its place among those, or its value
+        count = 0
+        for spec in signature.output_specs:
+            computed = type(spec.arg).__name__ == "TensorArgument"
+            self._outputs.append((computed, count if computed else _value(spec.arg, "output")))
+            count += computed
+        if [len(self._tensors), count] != [len(executable.inputs), len(executable.outputs)]:
+            raise ModelError(
+                f"the model takes {len(self._tensors)} tensors and gives {count}; "
+                f"as ONNX it has {len(executable.inputs)} inputs and {len(executable.outputs)} outputs"
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run on tensors in the structure the model takes them. Raises ExecutionError for what does not fit."""
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self._in_spec:
+            raise ExecutionError(f"the arguments have the structure {spec}, the model was exported for {self._in_spec}")
+        for place, value in self._fixed.items():
+            if flat[place] != value:
+                raise ExecutionError(
+                    f"argument {place} is {flat[place]!r}; the model was exported for {value!r}, which is part of it"
+                )
+        results = run(self.executable, [flat[place] for place in self._tensors])
+        given = [results[at] if computed else at for computed, at in self._outputs]
+        return pytree.tree_unflatten(given, self._out_spec)
+
+
+def _value(arg: Any, kind: str) -> Any:
+    """What is always the same, and so part of the model."""
+    if type(arg).__name__ != "ConstantArgument":
+        raise ModelError(f"{kind} {arg.name!r} is a number that is not always the same ({type(arg).__name__})")
+    return arg.value
+
+
+def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
+    """The outputs for tensors in the order of the inputs; memory on the device is shared, and the caller's stream kept
+    to."""
+    on_gpu = next((t.device for t in tensors if t.is_cuda), None)
+    with _stream(on_gpu):
+        feeds = {spec.name: _lent(t, executable) for spec, t in zip(executable.inputs, tensors, strict=True)}
+        results = executable.run(None, feeds)
+        return [_tensor(array) for array in results]
+
+
+def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
+    """The tensor's memory as an array fusec takes."""
+    if not tensor.is_cuda:
+        return to_numpy(tensor)
+    if executable.device == "simulated":
+        raise ExecutionError("the model runs in simulation here: its inputs must be on the CPU")
+    from fusec.gpu.arrays import borrowed  # needs cupy, which only a GPU machine must have
+
+    held, carrier = tensor.detach(), CARRIERS.get(tensor.dtype)
+    return borrowed(held if carrier is None else held.view(carrier), DTYPES[tensor.dtype].numpy)
+
+
+def _tensor(array: Any) -> Any:
+    """A tensor over the memory of a result."""
+    if not hasattr(array, "__cuda_array_interface__"):
+        return from_numpy(array)
+    dtype = next(t for t, known in DTYPES.items() if known.numpy == array.dtype)
+    carrier = CARRIERS.get(dtype)
+    if carrier is None:
+        return torch.from_dlpack(array)
+    return torch.from_dlpack(array.view(str(carrier).removeprefix("torch."))).view(dtype)
+
+
+def _stream(device: Any) -> AbstractContextManager[Any]:
+    """torch's current stream made CuPy's."""
+    if device is None:
+        return nullcontext()
+    from fusec.gpu.arrays import on_stream  # as above
+
+    return on_stream(torch.cuda.current_stream(device).cuda_stream)
+
+
+# torch.compile ---------------------------------------------------------------------------------------------------
+
+
+MODES = {"default": "quick", "reduce-overhead": "quick", "max-autotune": "full", "max-autotune-no-cudagraphs": "full"}
+
+
+def backend(
+    gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend `fusec` of torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
+
+    A graph is exported and compiled when it is first called, once for the sizes dynamo keeps symbolic. It runs in torch
+    where gradients are wanted or fusec cannot take it, with a warning.
+    """
+    if mode is not None and mode not in MODES:
+        raise FusecError(f"the backend has no mode {mode!r}; modes are {', '.join(MODES)}")
+    given = {**({} if mode is None else {"tune": MODES[mode]}), **(options or {})}
+    known = [name for name in inspect.signature(compile_dynamic).parameters if name != "model"]
+    if unknown := [name for name in given if name not in known]:
+        raise FusecError(f"the backend has no option {unknown[0]!r}; options are {', '.join(known)}")
+    return _Graph(gm, example_inputs, given)
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """One export of a graph, made with these parameters and numbers."""
+
+    key: tuple[Any, ...]
+    parameters: list[Any]  # held, so that their identities stay theirs
+    executable: DynamicExecutable
+
+    def fits(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> bool:
+        """Whether it can run on these."""
+        shapes = {spec.name: t.shape for spec, t in zip(self.executable.inputs, tensors, strict=True)}
+        return self.key == key and self.executable.fits(shapes)
+
+
+class _Graph:
+    """A graph of dynamo's, as a function of its inputs."""
+
+    def __init__(self, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]):
+        self.gm = gm
+        self.options = options
+        self.refused = ""
+        self._warned: set[str] = set()
+        self._compiled: list[_Compiled] = []
+        places = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        self._examples = [n.meta.get("example_value", x) for n, x in zip(places, example_inputs, strict=True)]
+        self._parameters = [i for i, (n, x) in enumerate(zip(places, self._examples, strict=True)) if _is_static(n, x)]
+        self._floats = [i for i, (n, x) in enumerate(zip(places, self._examples, strict=True)) if _is_float(n, x)]
+        apart = {*self._parameters, *self._floats}
+        self._tensors = [i for i, x in enumerate(self._examples) if _is_tensor(x) and i not in apart]
+        self._sizes = _sizes(self._examples, self._tensors)
+        known = {*self._parameters, *self._tensors, *self._sizes}
+        self._numbers = [i for i in range(len(places)) if i not in known]
+        self._results: list[tuple[str, Any]] = []
+        try:
+            self._results, self._inner = _computed(gm, places)
+        except ModelError as error:
+            self.refused = str(error)
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.is_grad_enabled() and any(_is_tensor(a) and a.requires_grad for a in args):
+            return self._in_torch(args, "gradients are wanted: call it under torch.no_grad() or torch.inference_mode()")
+        tensors = [args[i] for i in self._tensors]
+        compiled = self._found(args, tensors)
+        if compiled is None:
+            return self._in_torch(args, self.refused)
+        made = run(compiled.executable, tensors)
+        return tuple(args[at] if kind == "input" else made[at] if kind == "made" else at for kind, at in self._results)
+
+    def _in_torch(self, args: Sequence[Any], why: str) -> Any:
+        line = why.splitlines()[0]
+        if line not in self._warned:
+            self._warned.add(line)
+            warnings.warn(f"fusec: a graph runs in torch itself: {line}", stacklevel=3)
+        return self.gm(*args)
+
+    def _found(self, args: Sequence[Any], tensors: Sequence[Any]) -> _Compiled | None:
+        """What runs for these arguments, made if there is none; None where fusec does not take them."""
+        parameters = [args[i] for i in self._parameters]
+        # a parameter that was changed in place, or is another module's, makes another program
+        versions = tuple((id(p), 0 if p.is_inference() else p._version) for p in parameters)
+        key = (versions, tuple(float(args[i]) if i in self._floats else args[i] for i in self._numbers))
+        found = next((each for each in self._compiled if each.fits(key, tensors)), None)
+        if found is not None or self.refused:
+            return found
+        try:
+            if len(self._compiled) >= MAX_PROGRAMS:
+                raise ModelError(f"it was compiled for {MAX_PROGRAMS} sets of parameters and sizes already")
+            made = _Compiled(key, parameters, self._made(args, tensors))
+            made.executable.at({s.name: tuple(t.shape) for s, t in zip(made.executable.inputs, tensors, strict=True)})
+        except FusecError as error:
+            self.refused = str(error)
+            return None
+        self._compiled.append(made)
+        return made
+
+    def _made(self, args: Sequence[Any], tensors: Sequence[Any]) -> DynamicExecutable:
+        """Exported for these tensors, their dims symbolic where dynamo's are."""
+        elsewhere = [str(t.device) for t in tensors if t.device.type not in ("cpu", "cuda")]
+        if elsewhere:
+            raise ModelError(f"an input is on {elsewhere[0]}")
+        module = _Bound(self._inner, args, self._parameters, self._tensors, self._sizes)
+        dims = tuple(_dynamic(self._examples[i], t) for i, t in zip(self._tensors, tensors, strict=True))
+        program = None
+        if any(dims):
+            with contextlib.suppress(ModelError):  # a dim that cannot be symbolic: export for its size
+                program = _exported(module, tensors, dims)
+        executable = compile_dynamic(source(program or _exported(module, tensors, None)), **self.options)
+        if len(executable.inputs) != len(tensors):
+            raise ModelError(f"it takes {len(tensors)} tensors, as ONNX {len(executable.inputs)}")
+        if any(t.is_cuda for t in tensors) and executable.device == "simulated":
+            raise ModelError("its inputs are on a GPU, and fusec runs in simulation: the target is another GPU")
+        return executable
+
+
+class _Bound(torch.nn.Module):  # pyright: ignore[reportUntypedBaseClass] - torch is absent where the code is checked
+    """A graph as a module of its tensor inputs alone: parameters are its own, numbers fixed, sizes read off."""
+
+    def __init__(
+        self,
+        inner: Any,
+        args: Sequence[Any],
+        parameters: Sequence[int],
+        tensors: Sequence[int],
+        sizes: Mapping[int, tuple[int, int]],
+    ):
+        super().__init__()
+        self.inner = inner
+        self.places, self.sizes = tuple(tensors), dict(sizes)
+        known = {*parameters, *tensors}
+        self.fixed = [None if i in known else _Item(a.item()) if _is_tensor(a) else a for i, a in enumerate(args)]
+        self.held = {i: f"p{i}" for i in parameters}
+        for i, name in self.held.items():
+            if isinstance(args[i], torch.nn.Parameter):
+                self.register_parameter(name, args[i])
+            else:
+                self.register_buffer(name, args[i])
+
+    def forward(self, *inputs: Any) -> Any:
+        full: list[Any] = list(self.fixed)
+        for i, name in self.held.items():
+            full[i] = getattr(self, name)
+        for i, tensor in zip(self.places, inputs, strict=True):
+            full[i] = tensor
+        for i, (tensor, dim) in self.sizes.items():
+            full[i] = full[tensor].shape[dim]
+        return self.inner(*full)
+
+
+def _exported(module: Any, tensors: Sequence[Any], dims: Sequence[Any] | None) -> Any:
+    """ModelError where torch cannot export it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's own deprecations
+            return torch.export.export(module, tuple(tensors), dynamic_shapes=None if dims is None else (tuple(dims),))
+    except EXPORT_ERRORS as error:
+        raise ModelError(f"torch cannot export it: {reason(error)}") from error
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor)
+
+
+def _is_static(node: Any, example: Any) -> bool:
+    """Whether dynamo says that an input is a module's parameter or buffer."""
+    marked = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
+    return _is_tensor(example) and (marked or isinstance(example, torch.nn.Parameter))
+
+
+def _is_float(node: Any, example: Any) -> bool:
+    """Whether an input is a number that dynamo passes in a tensor, for the graph to take out again."""
+    alone = _is_tensor(example) and example.ndim == 0 and example.device.type == "cpu"
+    return alone and bool(node.users) and all(n.op == "call_method" and n.target == "item" for n in node.users)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A number where the graph wants a tensor of which it takes the item."""
+
+    value: float
+
+    def item(self) -> float:
+        return self.value
+
+
+def _sizes(examples: Sequence[Any], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """For each input that is a symbolic number, the tensor and dim of which it is the size."""
+    found: dict[int, tuple[int, int]] = {}
+    for place, number in enumerate(examples):
+        if isinstance(number, torch.SymInt):
+            for tensor in tensors:
+                for dim, size in enumerate(examples[tensor].shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr == number.node.expr:
+                        found.setdefault(place, (tensor, dim))
+    return found
+
+
+def _dynamic(example: Any, tensor: Any) -> dict[int, Any]:
+    """The dims of a tensor that dynamo keeps symbolic."""
+    return {
+        dim: torch.export.Dim.AUTO
+        for dim, size in enumerate(example.shape)
+        if isinstance(size, torch.SymInt) and tensor.shape[dim] > 1
+    }
+
+
+def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any]:
+    """Where each result comes from (`input`, `made`, or a `fixed` value), and the graph of what is made, each once."""
+    copy = torch.fx.Graph()
+    twins: dict[Any, Any] = {}
+    copy.graph_copy(gm.graph, twins)
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    made: dict[Any, int] = {}
+    results: list[tuple[str, Any]] = []
+    for result in output.args[0]:
+        if not isinstance(result, torch.fx.Node):
+            results.append(("fixed", result))
+        elif result.op == "placeholder":
+            results.append(("input", places.index(result)))
+        elif not _is_tensor(result.meta.get("example_value")):
+            raise ModelError(f"it returns {result.name}, which is no tensor")
+        else:
+            results.append(("made", made.setdefault(result, len(made))))
+    if not made:
+        raise ModelError("it computes no tensor")
+    copy.output(tuple(twins[node] for node in made))
+    return results, torch.fx.GraphModule(gm, copy)

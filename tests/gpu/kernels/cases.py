@@ -1,0 +1,128 @@
+"""Cases of kernels: small graphs with arrays for their inputs, and how far results may lie from the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gpu.kernels.emulator import Emulator
+
+from fusec.gpu.kernels import Kernel, find
+from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
+from fusec.program import outputs_of
+from fusec.reference import evaluate_node
+
+ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 1.5e-3, DType.BF16: 1e-2}
+FLOATS = (DType.F32, DType.F16, DType.BF16)
+Draw = Callable[[np.random.Generator, TensorType], np.ndarray]
+
+
+@dataclass
+class Case:
+    """A graph that is one step, and what it is called."""
+
+    name: str
+    graph: Graph
+    draw: Draw
+    exact: bool = False
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(n for n in self.graph.nodes if not any(v.literal is not None for v in n.results))
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return outputs_of(self.nodes)
+
+    @property
+    def kernel(self) -> Kernel | None:
+        return find(self.nodes, self.outputs)
+
+    def arrays(self, rng: np.random.Generator) -> dict[Value, np.ndarray]:
+        """By value: inputs drawn, constants as they are."""
+        drawn = {v: self.draw(rng, v.type) for v in self.graph.inputs}
+        return drawn | {v: v.literal.array for v in self.graph.values() if v.literal is not None}
+
+    def reference(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray]:
+        held = dict(arrays)
+        with np.errstate(all="ignore"):
+            for node in self.nodes:
+                results = evaluate_node(node, [held[v] for v in node.operands])
+                held.update(zip(node.results, results, strict=True))
+        return [held[v] for v in self.outputs]
+
+
+def normal(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    if type.dtype is DType.BOOL:
+        return rng.random(type.shape) < 0.5
+    if type.dtype.is_int:
+        return rng.integers(-9 if type.dtype.value.startswith("i") else 0, 9, type.shape).astype(type.dtype.numpy)
+    return rng.standard_normal(type.shape).astype(type.dtype.numpy)
+
+
+def awkward(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Normal numbers with NaN, infinities, zeros of both signs and large ones among them."""
+    array = normal(rng, type)
+    if not type.dtype.is_float or not array.size:
+        return array
+    odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 300.0, -300.0, 1e-7]).astype(type.dtype.numpy)
+    return np.where(rng.random(type.shape) < 0.3, rng.choice(odd, type.shape), array).astype(type.dtype.numpy)
+
+
+def build(
+    name: str,
+    types: Sequence[TensorType],
+    make: Callable[..., Value | Sequence[Value]],
+    draw: Draw = normal,
+    exact: bool = False,
+) -> Case:
+    """A case whose graph `make` builds from the graph and its inputs."""
+    graph = Graph(name)
+    inputs = [graph.add_input(f"x{i}", type) for i, type in enumerate(types)]
+    made = make(graph, *inputs)
+    graph.set_outputs([made] if isinstance(made, Value) else list(made))
+    graph.verify()
+    return Case(name, graph, draw, exact)
+
+
+def last(dtype: DType, *shape: int) -> TensorType:
+    """A type that is stored channels last."""
+    return TensorType(shape, dtype, channels_last(len(shape)))
+
+
+def rows(dtype: DType, *shape: int) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+def assert_same(case: Case, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
+    """NaN and infinities in the same places, and the rest within the rounding of the type."""
+    for value, a, b in zip(case.outputs, got, want, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype, case.name
+        if case.exact or not value.type.dtype.is_float:
+            np.testing.assert_array_equal(_exact(a), _exact(b), err_msg=case.name)
+            continue
+        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+        odd = ~np.isfinite(wide_b)
+        np.testing.assert_array_equal(wide_a[odd], wide_b[odd], err_msg=case.name)
+        tolerance = ROUNDING[value.type.dtype] * np.maximum(1e-6, np.abs(wide_b[~odd]))
+        scale = np.sqrt(np.mean(wide_b[~odd] ** 2)) if (~odd).any() else 0.0
+        worst = np.abs(wide_a[~odd] - wide_b[~odd]) - tolerance - ROUNDING[value.type.dtype] * scale
+        assert not (worst > 0).any(), f"{case.name}: off by {np.nanmax(worst):.3g}"
+        assert np.isfinite(wide_a[~odd]).all(), case.name
+
+
+def _exact(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if array.dtype.kind in "fV" or array.dtype.itemsize == 2 else array
+
+
+def check(cases: Sequence[Case], rng: np.random.Generator) -> None:
+    """Each case has a kernel, and in the emulator that gives what the reference gives."""
+    kernels = [case.kernel for case in cases]
+    missing = [case.name for case, kernel in zip(cases, kernels, strict=True) if kernel is None]
+    assert not missing, f"no kernel for {missing}"
+    emulator = Emulator([kernel for kernel in kernels if kernel is not None])
+    for case, kernel in zip(cases, kernels, strict=True):
+        assert kernel is not None
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))

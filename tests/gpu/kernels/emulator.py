@@ -1,0 +1,104 @@
+"""Runs kernels on the CPU: their CUDA C, built by g++ behind host.h, over NumPy buffers with guarded ends."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fusec.gpu.kernels.spec import Kernel, prelude
+from fusec.ir import TensorType, Value
+from fusec.storage import pack, unpack
+
+GUARD = 64  # bytes behind each buffer that must stay as they are
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+class Emulator:
+    """The launches of some kernels as one library, built once for equal sources."""
+
+    def __init__(self, kernels: Sequence[Kernel]):
+        sources = {launch.entry: launch.source for kernel in kernels for launch in kernel.launches}
+        self._functions = functions(prelude() + "".join(sources.values()))
+
+    def run(self, kernel: Kernel, arrays: Mapping[Value, np.ndarray], outputs: Sequence[Value]) -> list[np.ndarray]:
+        """The outputs as logical arrays, from logical arrays of what is read."""
+        buffers: dict[tuple[Value | None, TensorType | None], np.ndarray] = {}
+        for value in outputs:
+            buffers[value, value.type] = _guarded(value.type.nbytes)
+        buffers[None, None] = _guarded(kernel.scratch_bytes)
+        for launch in kernel.launches:
+            for argument in launch.arguments:
+                key = (argument.value, argument.type)
+                if key not in buffers:
+                    assert argument.value is not None and argument.type is not None
+                    buffers[key] = _guarded(argument.type.nbytes)
+                    flat = pack(np, arrays[argument.value], argument.type)
+                    buffers[key][:-GUARD] = flat.view(np.uint8)
+            pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
+            try:
+                self._functions[launch.entry](launch.grid, launch.block, pointers)
+            except AssertionError as error:
+                raise AssertionError(f"{error} in\n{launch.source}") from None
+        for buffer in buffers.values():
+            assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
+        results = (buffers[value, value.type][:-GUARD].view(value.type.dtype.numpy) for value in outputs)
+        return [unpack(flat, value.type) for flat, value in zip(results, outputs, strict=True)]
+
+
+def _guarded(nbytes: int) -> np.ndarray:
+    """Bytes of no number anyone would expect, aligned as the memory plan aligns them."""
+    raw = np.full(nbytes + GUARD + 256, 0xA5, np.uint8)
+    start = -raw.ctypes.data % 256
+    return raw[start : start + nbytes + GUARD]
+
+
+def functions(code: str) -> dict[str, Callable[[int, int, Sequence[int]], None]]:
+    """What runs each kernel of some CUDA C over a grid, a block and addresses."""
+    found = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\((.*?)\) \{(.*?)\n\}\n", code, re.DOTALL)
+    library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))
+
+    def bound(entry: str, body: str) -> Callable[[int, int, Sequence[int]], None]:
+        function = getattr(library, f"run_{entry}")
+        function.restype = ctypes.c_char_p
+        meets = int("reduce_threads" in body or "__syncthreads" in body)
+
+        def run(grid: int, block: int, pointers: Sequence[int]) -> None:
+            problem = function(grid, block, meets, (ctypes.c_void_p * len(pointers))(*pointers))
+            assert problem is None, problem.decode()
+
+        return run
+
+    return {entry: bound(entry, body) for entry, _, body in found}
+
+
+def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
+    """The code as a library, with a function that the outside can call for each kernel."""
+    calls = ""
+    for entry, parameters in entries:
+        types = [each.split("__restrict__")[0] for each in parameters.split(",")]
+        passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(types))
+        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int meets, void** a) {{\n'
+        calls += f"  return run_blocks(grid, block, meets, [&] {{ {entry}({passed}); }});\n}}\n"
+    source = Path(__file__).with_name("host.h").read_text() + code + calls
+    folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            file, made = Path(scratch) / "kernels.cpp", Path(scratch) / "kernels.so"
+            file.write_text(source)
+            options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing"]
+            subprocess.run(["g++", *options, str(file), "-o", str(made)], check=True)
+            made.replace(library)
+    return library

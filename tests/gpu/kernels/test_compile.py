@@ -1,0 +1,96 @@
+"""Every kernel's source compiles for every GPU fusec knows, without a GPU; and, on one, computes what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import Case, assert_same
+from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
+from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
+from gpu.kernels.test_pooling_kernels import random_cases
+from gpu.kernels.test_row_kernels import normed, reductions, surrounded
+from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
+from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
+
+from fusec.gpu.kernels.spec import prelude
+from fusec.ir import TensorType, Value
+from fusec.storage import pack, unpack
+from fusec.target import load, names
+
+ARCHITECTURES = sorted({load(name).sm for name in names()} | {120})
+
+
+def cases() -> list[Case]:
+    return [
+        *op_cases(),
+        *shape_cases(),
+        *cast_cases(),
+        *random_cases(),
+        *reductions(),
+        *normed(),
+        *surrounded(),
+        *depthwise_cases(),
+        *move_cases(),
+        *among_pointwise_ops(),
+        *resize_cases(),
+        *pad_cases(),
+        *gather_cases(),
+        *around_samples(),
+    ]
+
+
+def nvrtc() -> Any:
+    try:
+        from cupy.cuda import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"no NVRTC: {error}")
+    return nvrtc
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_sources_compile(architecture: int) -> None:
+    compiler = nvrtc()
+    found = [case.kernel for case in cases()]
+    sources = {launch.entry: launch.source for kernel in found if kernel is not None for launch in kernel.launches}
+    some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 2]
+    program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
+    try:
+        compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture=sm_{architecture}"))
+    except compiler.NVRTCError:
+        pytest.fail(compiler.getProgramLog(program)[:4000])
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_device(rng: np.random.Generator) -> None:
+    import cupy
+
+    from fusec.gpu.kernels.launch import Launcher
+
+    launcher, all_cases = Launcher(), cases()
+    launcher.compile(case.kernel for case in all_cases if case.kernel is not None)
+    wrong: list[str] = []
+    for case in all_cases:
+        kernel, arrays = case.kernel, case.arrays(rng)
+        assert kernel is not None
+        held: dict[tuple[Value, TensorType], Any] = {}
+        for value in case.outputs:
+            held[value, value.type] = cupy.full(value.type.nbytes, 0xA5, cupy.uint8)
+
+        def memory(value: Value, type: TensorType, held: Any = held, arrays: Any = arrays) -> Any:
+            if (value, type) not in held:
+                held[value, type] = cupy.asarray(pack(np, arrays[value], type).view(np.uint8))
+            return held[value, type]
+
+        launcher.bind(kernel, memory)()
+        got = [unpack(held[v, v.type].get().view(v.type.dtype.numpy), v.type) for v in case.outputs]
+        try:
+            assert_same(case, got, case.reference(arrays))
+        except AssertionError as error:
+            wrong.append(f"{case.name}: {error}")
+    assert not wrong, f"{len(wrong)} of {len(all_cases)}:\n" + "\n".join(wrong)

@@ -1,0 +1,72 @@
+"""Kernels of depthwise convolution against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.errors import VerifyError
+from fusec.gpu.kernels import depthwise as family
+from fusec.ir import DType, TensorType, channels_last
+from fusec.ops import Conv, pw
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+
+
+def random_case(rng: np.random.Generator, number: int) -> Case:
+    while True:
+        n = int(rng.integers(1, 4))
+        window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (5, 4, 3))
+        pads = tuple(map(int, rng.integers(0, 4, 2 * n)))
+        channels = int(rng.choice([2, 3, 8, 16, 20]))
+        shape = (int(rng.integers(1, 3)), channels, *map(int, rng.integers(1, 12, n)))
+        dtype, kind, constant = rng.choice(np.array([F32, F16, BF16], dtype=object)), last, bool(rng.integers(4))
+        kind = last if rng.integers(4) else rows
+        op = Conv(strides, pads, dilations, channels)
+        taps = (channels, 1, *window)
+        array = (rng.standard_normal(taps) / np.prod(window) ** 0.5).astype(dtype.numpy)
+
+        def make(g: Any, x: Any, z: Any, *w: Any, op: Any = op, array: Any = array, n: int = n) -> Any:
+            filters = w[0] if w else g.constant(array)
+            if not w:
+                g.set_type(filters, filters.type.with_order(channels_last(filters.type.rank)))
+            y = g.add(op, x, filters)
+            bias = g.constant(np.linspace(-1, 1, op.groups).astype(x.type.dtype.numpy).reshape(1, -1, *(1,) * n))
+            return g.add(pw("clip", min=0.0, max=6.0), g.add(pw("add"), g.add(pw("add"), y, bias), z))
+
+        x = kind(dtype, *shape)
+        weights: list[TensorType] = [] if constant else [last(dtype, *taps)]
+        try:
+            (y,) = op.infer(x, rows(dtype, *taps))
+            name = f"{number} {op} {window} {dtype.value} {shape} {kind.__name__} {constant}"
+            return build(name, [x, y, *weights], make)
+        except VerifyError:
+            continue
+
+
+def random_cases() -> list[Case]:
+    fixed = np.random.default_rng(11)
+    return [random_case(fixed, i) for i in range(40)]
+
+
+@needs_compiler
+def test_random_convolutions(rng: np.random.Generator) -> None:
+    check(random_cases(), rng)
+
+
+@needs_compiler
+def test_strips(rng: np.random.Generator, monkeypatch: Any) -> None:
+    """With strips as long as those of large images."""
+    monkeypatch.setattr(family, "ENOUGH_THREADS", 1)
+    cases = random_cases()
+    check(cases, rng)
+    assert any("s < 4" in case.kernel.launches[0].source for case in cases if case.kernel is not None)
+
+
+def test_others_are_left_alone() -> None:
+    grouped = Conv((1, 1), (1, 1, 1, 1), (1, 1), 2)
+    case = build("grouped", [last(F32, 1, 4, 5, 5), last(F32, 4, 2, 3, 3)], lambda g, x, w: g.add(grouped, x, w))
+    assert case.kernel is None

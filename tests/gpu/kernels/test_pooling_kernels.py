@@ -1,0 +1,83 @@
+"""Kernels of pooling against the reference, through the emulator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.errors import VerifyError
+from fusec.ir import DType
+from fusec.ops import AvgPool, MaxPool, pw
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+
+
+def random_case(rng: np.random.Generator, number: int) -> Case:
+    """A pool of random attributes over a random shape; drawn again until the op takes it."""
+    while True:
+        n = int(rng.integers(1, 4))
+        window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
+        pads = tuple(
+            int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True)
+        )
+        shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
+        attributes: Any = (window, strides, pads, dilations, bool(rng.integers(2)))
+        dtype = rng.choice(np.array([F32, F16, BF16, DType.I32, DType.I8], dtype=object))
+        op = MaxPool(*attributes) if rng.integers(2) or dtype.is_int else AvgPool(*attributes, bool(rng.integers(2)))
+        kind = last if rng.integers(3) else rows
+        extra = bool(rng.integers(2)) and not dtype.is_int
+
+        def make(g: Any, x: Any, op: Any = op, extra: bool = extra) -> Any:
+            y = g.add(op, x)
+            return g.add(pw("relu"), g.add(pw("add"), y, y)) if extra else y
+
+        try:
+            return build(
+                f"{number} {op} {dtype.value} {shape} {kind.__name__}",
+                [kind(dtype, *shape)],
+                make,
+                awkward if op.name == "max_pool" else normal,
+            )
+        except VerifyError:
+            continue
+
+
+def random_cases() -> list[Case]:
+    fixed = np.random.default_rng(7)  # the same sources each time: they are compiled once
+    return [random_case(fixed, i) for i in range(60)]
+
+
+@needs_compiler
+def test_random_pools(rng: np.random.Generator) -> None:
+    check(random_cases(), rng)
+
+
+@needs_compiler
+def test_one_window_of_rows(rng: np.random.Generator) -> None:
+    """The result's channels lie side by side, the operand's do not."""
+    pool = MaxPool((4, 4), (1, 1), (0, 0, 0, 0), (1, 1))
+    check([build("rows", [rows(F16, 2, 8, 4, 4)], lambda g, x: g.add(pool, x), exact=True)], rng)
+
+
+@needs_compiler
+def test_pools_over_everything(rng: np.random.Generator) -> None:
+    cases: list[Case] = []
+    for kind in (last, rows):
+        for pool in (AvgPool((7, 5), (1, 1), (0, 0, 0, 0), (1, 1)), MaxPool((7, 5), (3, 3), (0, 0, 0, 0), (1, 1))):
+            x = kind(F16, 2, 24, 7, 5)
+            cases.append(build(f"{pool} {x}", [x], lambda g, x, p=pool: g.add(pw("relu"), g.add(p, x)), awkward))
+    check(cases, rng)
+    assert all("reduce_threads" in case.kernel.launches[0].source for case in cases if case.kernel is not None)
+
+
+@needs_compiler
+def test_the_stem_of_a_resnet(rng: np.random.Generator) -> None:
+    pool = MaxPool((3, 3), (2, 2), (1, 1, 1, 1), (1, 1))
+    case = build("stem", [last(F16, 2, 64, 17, 17)], lambda g, x: g.add(pool, x), exact=True)
+    assert case.kernel is not None
+    assert "Pack<f16, 8>" in case.kernel.launches[0].source, "16 bytes at once"
+    check([case], rng)

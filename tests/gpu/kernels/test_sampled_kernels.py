@@ -1,0 +1,117 @@
+"""Kernels of resize, gather and pad against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpu.kernels.cases import Case, awkward, build, check, last, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.ir import DType, TensorType, channels_last
+from fusec.ops import Cast, Gather, Pad, Relayout, Resize, pw
+
+F32, F16, BF16, I64, I32, F64 = DType.F32, DType.F16, DType.BF16, DType.I64, DType.I32, DType.F64
+COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
+
+
+def resize_cases() -> list[Case]:
+    cases: list[Case] = []
+
+    def add(op: Resize, type: TensorType, draw: Any = None) -> None:
+        cases.append(build(f"{op} {type}", [type], lambda g, x: g.add(op, x), *([draw] if draw else [])))
+
+    for coordinates in COORDINATES:
+        for sizes in ((2, 8, 10, 12), (2, 8, 3, 4), (2, 8, 1, 6), (2, 8, 7, 5)):
+            scales = tuple(s / n for s, n in zip(sizes, (2, 8, 5, 6), strict=True))
+            for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"):
+                add(Resize(sizes, scales, "nearest", coordinates, rounding), last(F16, 2, 8, 5, 6))
+            for type in (last(F16, 2, 8, 5, 6), rows(F32, 2, 8, 5, 6), last(F32, 2, 8, 5, 6)):
+                add(Resize(sizes, scales, "linear", coordinates), type)
+    add(Resize((1, 3, 8), (1.0, 1.0, 1.6), "linear"), rows(F64, 1, 3, 5))
+    add(Resize((1, 4, 6, 8, 4), (1.0, 2.0, 2.0, 2.0, 1.0), "linear"), last(BF16, 1, 2, 3, 4, 4))
+    add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest"), rows(F32, 2, 16, 5, 7))
+    add(Resize((2, 16, 10, 14), (1.0, 1.0, 2.0, 2.0), "nearest", "asymmetric", "floor"), last(DType.I8, 2, 16, 5, 7))
+    add(Resize((2, 6, 10), (1.0, 1.0, 2.0), "linear"), last(F32, 2, 6, 5), awkward)
+    return cases
+
+
+def pad_cases() -> list[Case]:
+    cases: list[Case] = []
+    for dtype in (F32, F16, I32):
+        for kind in (last, rows):
+            for pads in ((0, 0, 1, 2, 0, 0, 3, 0), (0, 0, 0, 0, 0, 5, 0, 0), (1, 1, 1, 1, 1, 1, 1, 1)):
+                for mode in ("constant", "reflect", "edge", "wrap"):
+                    if mode == "reflect" and pads[5] == 5:
+                        continue
+                    op = Pad(pads, mode, 2.0 if mode == "constant" else 0.0)
+                    x = kind(dtype, 2, 3 if pads[5] else 8, 4, 5)
+                    cases.append(build(f"{op} {x}", [x], lambda g, x, op=op: g.add(op, x), exact=True))
+    return cases
+
+
+def gather_cases() -> list[Case]:
+    cases: list[Case] = []
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        if type.dtype.is_int:
+            return rng.integers(-6, 6, type.shape).astype(type.dtype.numpy)
+        return rng.standard_normal(type.shape).astype(type.dtype.numpy)
+
+    for dtype in (F32, F16):
+        for axis, shape in ((0, (6, 40)), (1, (3, 6, 8)), (-1, (3, 4, 6)), (0, (6,)), (1, (2, 6, 3, 8))):
+            for index in (rows(I64, 5), rows(I32, 2, 3), rows(I64), rows(I64, 0)):
+                x = rows(dtype, *shape)
+                name = f"gather {dtype} {axis} {shape} {index}"
+                cases.append(build(name, [x, index], lambda g, x, i, a=axis: g.add(Gather(a), x, i), draw, exact=True))
+        x = last(dtype, 2, 6, 3, 8)
+        cases.append(
+            build(f"last {dtype}", [x, rows(I64, 4)], lambda g, x, i: g.add(Gather(1), x, i), draw, exact=True)
+        )
+    return cases
+
+
+def among_pointwise_ops() -> list[Case]:
+    def image(g: Any, x: Any) -> Any:
+        padded = g.add(Pad((0,) * 5 + (5, 0, 0)), g.add(Cast(F16), x))
+        return g.insert(Relayout(channels_last(4)), [padded]).result
+
+    def upsampled(g: Any, x: Any, z: Any) -> Any:
+        up = g.add(Resize((2, 16, 8, 10), (1.0, 1.0, 2.0, 2.0), "linear"), g.add(pw("relu"), x))
+        return g.add(pw("add"), up, z)
+
+    def embedded(g: Any, t: Any, i: Any, p: Any) -> Any:
+        return g.add(pw("add"), g.add(Gather(0), t, i), p)
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        array = rng.integers(0, 9, type.shape) if type.dtype.is_int else rng.standard_normal(type.shape)
+        return array.astype(type.dtype.numpy)
+
+    return [
+        build("image", [rows(F32, 2, 3, 9, 7)], image),
+        build("upsampled", [last(F16, 2, 16, 4, 5), last(F16, 2, 16, 8, 10)], upsampled),
+        build("embedded", [rows(F16, 9, 24), rows(I64, 2, 5), rows(F16, 5, 24)], embedded, draw),
+    ]
+
+
+@needs_compiler
+def test_resize(rng: np.random.Generator) -> None:
+    check(resize_cases(), rng)
+
+
+@needs_compiler
+def test_pad(rng: np.random.Generator) -> None:
+    check(pad_cases(), rng)
+
+
+@needs_compiler
+def test_gather(rng: np.random.Generator) -> None:
+    check(gather_cases(), rng)
+
+
+@needs_compiler
+def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
+    cases = among_pointwise_ops()
+    check(cases, rng)
+    assert cases[0].kernel is not None
+    assert "store_pack<f16, 8>" in cases[0].kernel.launches[0].source, "an image's 3 channels become 8 in one store"
