@@ -14,7 +14,7 @@ from fusec.gpu import kernels
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, MatMul, Pointwise
+from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import respell, spellings
@@ -23,7 +23,7 @@ from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
 Work = CudnnGraph | Kernel  # what runs a step
-PRODUCTS = (Conv, ConvTranspose, MatMul)
+PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
