@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test lint check fuzz examples newest torch format clean
+.PHONY: demo test lint check fuzz examples training newest torch format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -40,6 +40,11 @@ fuzz: $(VENV)/.test
 
 examples: $(VENV)/.test
 	@set -e; for script in $(EXAMPLES); do echo "python $$script"; $(BIN)/python $$script; done
+
+# The toy framework's whole training runs, a minute or two each: a CNN to 98.5%, a vision transformer to 97%.
+training: $(VENV)/.test
+	$(BIN)/python -m examples.toy_framework.train_digits cnn
+	$(BIN)/python -m examples.toy_framework.train_digits vit
 
 # The tests that ask cuDNN, once more with its newest release: its list of engines differs from the locked one's.
 newest: .venv-newest/.test

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusec.artifact import save
+    from fusec.builder import Builder, Tensor
     from fusec.driver import compile, load
     from fusec.dynamic import DynamicExecutable, compile_dynamic
     from fusec.errors import (
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         TargetError,
         VerifyError,
     )
+    from fusec.gradients import backward, grad
     from fusec.ir import DType, Graph, TensorType
     from fusec.runtime import Executable
     from fusec.session import InferenceSession
@@ -36,6 +38,10 @@ _HOMES = {
     "save": "artifact",
     "Executable": "runtime",
     "parse": "text",
+    "Builder": "builder",
+    "Tensor": "builder",
+    "backward": "gradients",
+    "grad": "gradients",
     **dict.fromkeys(("DType", "Graph", "TensorType"), "ir"),
     **dict.fromkeys(
         ("CheckError", "ExecutionError", "FusecError", "LoweringError", "ModelError", "TargetError", "VerifyError"),
@@ -44,6 +50,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Builder",
     "CheckError",
     "DType",
     "DynamicExecutable",
@@ -55,12 +62,15 @@ __all__ = [
     "LoweringError",
     "ModelError",
     "TargetError",
+    "Tensor",
     "TensorType",
     "VerifyError",
     "__version__",
+    "backward",
     "compile",
     "compile_dynamic",
     "from_torch",
+    "grad",
     "load",
     "parse",
     "save",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fusec import __version__, container, lockfile
 from fusec.compiled import Compiled
@@ -82,6 +82,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
         options = {"precision": first.options.precision, "disable": sorted(first.options.disable)}
+        options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         targets = {c.target.name: c.target.digest for c in compiled}
         file.finish({"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets})
 
@@ -166,7 +167,9 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     if target not in manifest["targets"]:
         raise ModelError(f"{path}: was compiled for {', '.join(manifest['targets'])}, not for {target}")
     goal = load_target(target)
-    options = Options(manifest["options"]["precision"], frozenset(manifest["options"]["disable"]))
+    told = manifest["options"]
+    state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
+    options = Options(told["precision"], frozenset(told["disable"]), state)
     weights = _weights(file, WEIGHTS)
     file.check(WEIGHTS)
     graph = _graph(file, f"{target}/graph.txt", weights)
@@ -195,6 +198,8 @@ def _open(path: Path) -> Reader:
         options.get("precision") in PRECISIONS
         and isinstance(options.get("disable"), list)
         and all(isinstance(name, str) for name in (*named, *named.values(), *options["disable"]))
+        and isinstance(options.get("state", []), list)
+        and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
     ):
         raise ModelError(f"{path}: {container.MANIFEST}: is not as fusec writes it")

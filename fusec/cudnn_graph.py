@@ -51,6 +51,8 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "conv_fprop": (("image", "weight"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     # image here is dy (the input of a transposed convolution); y's dims are given on the tensor
     "conv_dgrad": (("loss", "filter"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
+    # y is the gradient of the filters, whose dims are given on the tensor
+    "conv_wgrad": (("image", "loss"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     "matmul": (("a", "b"), ("c",), ()),
     # one to three inputs in the order of the frontend's method; attributes as that method takes them
     "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),

@@ -12,15 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
+from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, FusecError, ModelError, TargetError
 from fusec.gpu import device
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
-from fusec.ir import Graph
+from fusec.ir import Graph, quote
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
-from fusec.passes.partition import partition
+from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
 from fusec.program import Program
@@ -29,12 +30,14 @@ from fusec.runtime import Executable, SimulatorBackend
 from fusec.shared import SharedWeights
 from fusec.target import Target
 from fusec.target import load as load_target
+from fusec.verdict import Refused, Verdict
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 Model = "str | os.PathLike[str] | bytes | ModelProto | Graph"
 Progress = Callable[[str, int, int], None]  # stage, done, total
+CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
@@ -58,11 +61,12 @@ class Family:
 
 
 def compile(
-    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source | Builder,
     *,
     target: str = "auto",
     precision: str = "fp32",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    state: Mapping[str, str] | None = None,
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
@@ -73,11 +77,14 @@ def compile(
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
-    model: an ONNX path, ONNX bytes, a ModelProto, the text form, or a Graph (which is not changed).
+    model: an ONNX path, ONNX bytes, a ModelProto, the text form, a Graph (which is not changed), or a Builder.
     target: `auto` (the GPU of this machine, or else an H200 in simulation) or one of `fusec targets`.
-        It runs on the GPU if there is one of that kind, else through the simulator.
+        It runs on the GPU if there is one of that kind, else through the simulator. `cpu`: op by op in NumPy,
+        nothing is put to cuDNN; for training on a machine without a GPU.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
     shapes: concrete shapes, by input name, for inputs with symbolic dims.
+    state: inputs that stay on the device between calls (`Executable.bind`, `step`), each with the name of the output
+        that replaces it after a call, or an empty name; of a Builder these are its parameters.
     tune: `quick` times the likely ones of cuDNN's plans on the GPU and keeps the fastest, `full` times all, `none`
         takes its first; no effect in simulation. What was chosen is kept on disk for the next time.
     budget: seconds for timing plans; what it does not reach is left for the next time.
@@ -91,6 +98,25 @@ def compile(
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
+    if isinstance(model, Builder):
+        first = {name: array for name, array in model.parameters.items() if array is not None}
+        state = {**{name: model.updates.get(name, "") for name in model.parameters}, **(state or {})}
+        executable = compile(
+            model.graph(),
+            target=target,
+            precision=precision,
+            state=state,
+            tune=tune,
+            budget=budget,
+            disable=disable,
+            rounding=rounding,
+            lock=lock,
+            progress=progress,
+        )
+        executable.bind(**first)
+        return executable
+    if target == CPU:
+        return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
     compiled = build(
         model,
         target=target,
@@ -100,6 +126,7 @@ def compile(
         rounding=rounding,
         progress=progress,
         family=family,
+        state=state,
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
@@ -112,7 +139,7 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend, weights)
+            executable = Executable(replace(compiled, program=backend.joined(compiled.program)), backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
@@ -134,20 +161,18 @@ def build(
     rounding: str = "fused",
     progress: Progress | None = None,
     family: Family | None = None,
+    state: Mapping[str, str] | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`."""
-    if precision not in PRECISIONS:
-        raise FusecError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
-    unknown = sorted(set(disable) - passes.names())
-    if unknown:
-        raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
+    _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
     if rounding not in ROUNDINGS:
         raise FusecError(f"rounding is one of {', '.join(ROUNDINGS)}, not {rounding!r}")
-    options = Options(precision, frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]()))
     goal = resolve_target(target)
     report("import", 0, 1)
     source = frontends.load(model, shapes)
+    left_out = frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]())
+    options = _options(source, precision, left_out, state or {})
     if family is not None:
         family.weights.share(source)
     if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
@@ -155,8 +180,6 @@ def build(
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    if family is not None:
-        family.weights.share(graph)
     cudnn = None if family is None else family.judge
     if cudnn is None:
         cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
@@ -165,10 +188,55 @@ def build(
     judge = AsSource(cudnn) if options.as_source else cudnn
 
     def cut(graph: Graph) -> Program:
+        if family is not None:
+            family.weights.share(graph)
         return partition(graph, judge, goal, lambda count, total: report("partition", count, total))
 
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     return Compiled(source, program, goal, options, judge)
+
+
+def _check_options(precision: str, disable: Collection[str]) -> None:
+    if precision not in PRECISIONS:
+        raise FusecError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+    unknown = sorted(set(disable) - passes.names())
+    if unknown:
+        raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
+
+
+def _options(source: Graph, precision: str, disable: Collection[str], state: Mapping[str, str]) -> Options:
+    inputs = {v.name: v.type for v in source.inputs}
+    outputs = {name: v.type for name, v in zip(source.output_names, source.outputs, strict=True)}
+    for name, output in state.items():
+        if name not in inputs:
+            raise FusecError(f"state {quote(name)} is no input of the model")
+        if output and output not in outputs:
+            raise FusecError(f"{quote(output)}, which shall replace {quote(name)}, is no output of the model")
+        if output and not outputs[output].same_value_type(inputs[name]):
+            raise FusecError(f"{quote(output)} is {outputs[output]}, and cannot replace {quote(name)}: {inputs[name]}")
+    return Options(precision, frozenset(disable), tuple(state.items()))
+
+
+class _NoJudge:
+    """Who is asked where nothing is put to cuDNN."""
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
+
+
+def _for_cpu(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    precision: str,
+    shapes: Mapping[str, Sequence[int]] | None,
+    disable: Collection[str],
+    state: Mapping[str, str],
+) -> Compiled:
+    """A program of kernels, in the caller's memory orders: NumPy gains nothing from others."""
+    _check_options(precision, disable)
+    source = frontends.load(model, shapes)
+    options = _options(source, precision, {*disable, "layout"}, state)
+    graph = run(passes.PIPELINE, source.clone(), options)
+    return Compiled(source, kernels_only(graph), load_target(DEFAULT_TARGET), options, _NoJudge())
 
 
 def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick") -> Executable:
@@ -185,7 +253,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         suggested = {key: entries[0].choice for key, entries in found.plans.items() if entries}
-        return Executable(found.compiled, CudnnBackend(tune, suggested=suggested))
+        backend = CudnnBackend(tune, suggested=suggested)
+        return Executable(replace(found.compiled, program=backend.joined(found.compiled.program)), backend)
     return Executable(found.compiled, SimulatorBackend())
 
 

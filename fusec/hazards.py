@@ -230,6 +230,10 @@ def _malformed(graph: CudnnGraph, call: CudnnCall) -> str | None:
         loss, weight = operands
         if loss[1] != weight[0] or result[1] % weight[1]:
             return f"a transposed convolution of {loss[1]} channels by filters {list(weight)}"
+    if call.op == "conv_wgrad":
+        image, loss = operands
+        if image[1] % result[1] or loss[1] != result[0] or result[0] % max(1, image[1] // result[1]):
+            return f"a filter gradient {list(result)} of {image[1]} channels and a loss of {loss[1]}"
     if call.op == "pointwise":
         for dims in operands:
             if len(dims) != len(result) or any(d not in (1, r) for d, r in zip(dims, result, strict=True)):

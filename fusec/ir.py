@@ -415,6 +415,20 @@ class Graph:
             while node._erased:
                 node = cast(Node, node._next)
 
+    @property
+    def last(self) -> Node | None:
+        """The last node in order, the return not counted."""
+        return self._return._prev
+
+    def since(self, node: Node | None) -> list[Node]:
+        """The nodes behind one, in order; all of them for None."""
+        found: list[Node] = []
+        at = self._return._prev
+        while at is not None and at is not node:
+            found.append(at)
+            at = at._prev
+        return found[::-1]
+
     def __len__(self) -> int:
         """Number of nodes, the return not counted."""
         return self._size

@@ -29,7 +29,18 @@ from fusec.frame import (
 from fusec.hazards import misread, two_of_three
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, Value, quote
 from fusec.lower_attention import DTYPES, heads_frame, require_aligned, require_keys
-from fusec.ops import Attention, Conv, ConvTranspose, InstanceNorm, LayerNorm, MatMul, Pointwise, Reduce, RmsNorm
+from fusec.ops import (
+    Attention,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    InstanceNorm,
+    LayerNorm,
+    MatMul,
+    Pointwise,
+    Reduce,
+    RmsNorm,
+)
 from fusec.storage import pack
 
 STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
@@ -113,7 +124,7 @@ class _Builder:
                 raise LoweringError(f"{node.op.name}: {WITHOUT.get(node.op.name, 'cuDNN has no such operation')}")
             LOWER[node.op.name](self, node)
         # only products of fp32 operands can be rounded to tf32; asking for more would lose other engines
-        products = any(isinstance(n.op, (Conv, ConvTranspose, MatMul)) for n in anchors)
+        products = any(isinstance(n.op, (Conv, ConvTranspose, ConvWgrad, MatMul)) for n in anchors)
         fp32 = any(v.type.dtype is DType.F32 for n in anchors for v in n.operands)
         graph = CudnnGraph(tuple(self.tensors), tuple(self.calls), self.tensor_cores or not (products and fp32))
         wrong = misread(graph)
@@ -166,7 +177,7 @@ class _Builder:
 
     def _anchor_frames(self, anchor: Node) -> tuple[Frame, list[tuple[Value, Frame]]]:
         shape = anchor.result.type.shape
-        if isinstance(anchor.op, (Conv, ConvTranspose)):
+        if isinstance(anchor.op, (Conv, ConvTranspose, ConvWgrad)):
             return spatial_frame(shape), [(v, spatial_frame(v.type.shape)) for v in anchor.operands]
         if isinstance(anchor.op, MatMul):
             a, b = anchor.operands
@@ -281,7 +292,7 @@ class _Builder:
         """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
         or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
         device memory, and a number's host address there was an illegal access."""
-        anchored = [n for n in self.frames if isinstance(n.op, (Attention, Conv, ConvTranspose, MatMul))]
+        anchored = [n for n in self.frames if isinstance(n.op, (Attention, Conv, ConvTranspose, ConvWgrad, MatMul))]
         if any(value in n.operands for n in anchored):
             return True
         return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
@@ -373,20 +384,31 @@ def _convolution(b: _Builder, node: Node) -> None:
     image = b.operand(x, spatial_frame(x.type.shape))
     weight = b.operand(w, spatial_frame(w.type.shape))
     b.images.update(uid for uid in (image, weight) if uid not in b.uids.values())
-    n = x.type.rank - 2
-    lift = n == 1  # a dim of size 1 goes in front of the only spatial one
-    unit, none = ((1,) if lift else ()), ((0,) if lift else ())
-    b.call(
-        "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad",
-        (image, weight),
-        b.result(node.result, b.frames[node]),
-        attributes={
-            "pre_padding": (*none, *node.op.pads[:n]),
-            "post_padding": (*none, *node.op.pads[n:]),
-            "stride": (*unit, *node.op.strides),
-            "dilation": (*unit, *node.op.dilations),
-        },
-    )
+    name = "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad"
+    b.call(name, (image, weight), b.result(node.result, b.frames[node]), attributes=_window(node.op))
+
+
+def _filter_gradient(b: _Builder, node: Node) -> None:
+    assert isinstance(node.op, ConvWgrad)
+    _require_float(node)
+    x, dy = node.operands
+    image, loss = (b.operand(v, spatial_frame(v.type.shape)) for v in (x, dy))
+    if image == loss and image not in b.uids.values():
+        loss = b.twin(image)
+    b.images.update(uid for uid in (image, loss) if uid not in b.uids.values())
+    b.call("conv_wgrad", (image, loss), b.result(node.result, b.frames[node]), attributes=_window(node.op))
+
+
+def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
+    """The attributes of a convolution; a dim of size 1 goes in front of an only spatial one."""
+    n = len(op.strides)
+    unit, none = ((1,), (0,)) if n == 1 else ((), ())
+    return {
+        "pre_padding": (*none, *op.pads[:n]),
+        "post_padding": (*none, *op.pads[n:]),
+        "stride": (*unit, *op.strides),
+        "dilation": (*unit, *op.dilations),
+    }
 
 
 def _matmul(b: _Builder, node: Node) -> None:
@@ -675,7 +697,7 @@ def _cast(b: _Builder, node: Node) -> None:
     steps.last("identity", *steps.operands)
 
 
-ANCHORS = (Attention, Conv, ConvTranspose, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
+ANCHORS = (Attention, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
 
 _SAME_MODE = (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
@@ -703,6 +725,7 @@ LOWER: Mapping[str, Callable[[_Builder, Node], None]] = {
     "cast": _cast,
     "conv": _convolution,
     "conv_transpose": _convolution,
+    "conv_wgrad": _filter_gradient,
     "matmul": _matmul,
     "attention": _attention,
     "layer_norm": _row_norm,
@@ -733,4 +756,7 @@ WITHOUT: Mapping[str, str] = {
     "top_k": "cuDNN graphs cannot sort",
     "scatter": _MOVES,
     "cumulate": "cuDNN graphs have no running sums",
+    "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
+    **dict.fromkeys(("batch_norm_train", "batch_norm_backward"), "an operation with several results is not lowered"),
+    "random_bits": "cuDNN's random numbers are no function of a state that the graph carries",
 }

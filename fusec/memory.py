@@ -5,7 +5,7 @@ Liveness counts steps; placement is greedy with best fit, the largest value firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +33,8 @@ class Life:
 class MemoryPlan:
     """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of.
 
-    Constants, and views of them, have no place here. `live_bytes` is the most that is alive during any one
-    step, below which no plan can get. `lives` are the values placed, views left out.
+    Constants, what lies elsewhere, and views of them, have no place here. `live_bytes` is the most that is alive
+    during any one step, below which no plan can get. `lives` are the values placed, views left out.
     """
 
     offsets: Mapping[Value, int]
@@ -43,10 +43,10 @@ class MemoryPlan:
     lives: tuple[Life, ...]
 
 
-def plan_memory(program: Program) -> MemoryPlan:
-    """Place all that a program's steps store, its inputs and outputs included."""
+def plan_memory(program: Program, elsewhere: Collection[Value] = ()) -> MemoryPlan:
+    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`."""
     inside = _views(program)
-    lives = _lives(program, inside)
+    lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
     bound = _live_bytes(lives, len(program.steps))
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}

@@ -19,6 +19,7 @@ import numpy as np
 from fusec import artifact
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
+from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
 from fusec.ir import Array, TensorType, Value, quote
@@ -96,6 +97,9 @@ class SimulatorBackend:
     name = "simulated"
     xp: Any = np
 
+    def __init__(self, name: str = "simulated"):
+        self.name = name
+
     def from_any(self, array: Any) -> Array:
         if isinstance(array, np.ndarray):
             return array
@@ -142,6 +146,9 @@ class Executable:
     `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
     stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
     kernel of fusec's runs. The first call runs step by step, later ones at once.
+
+    `state` are inputs that stay on the device: `bind` gives them values, and `step` replaces those that have an
+    update, in place where nothing reads the old value later (`in_place` counts these).
     """
 
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
@@ -155,11 +162,18 @@ class Executable:
             TensorSpec(name, v.type.shape, v.type.dtype.numpy)
             for name, v in zip(graph.output_names, graph.outputs, strict=True)
         )
-        self.memory = plan_memory(compiled.program)
+        by_name, results = {v.name: v for v in graph.inputs}, dict(zip(graph.output_names, graph.outputs, strict=True))
+        self.state = dict(compiled.options.state)
+        self._kept = {name: by_name[name] for name in self.state}
+        self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
+        self._donated = in_place(compiled.program, self._updates)
+        self._held: dict[str, Array] = {}  # flat buffers of the state that has a value
+        self.memory = plan_memory(compiled.program, {*self._kept.values(), *self._donated})
         self._lock = threading.Lock()
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
+        self._saved: dict[Value, Array] = {}  # outputs that are old state
         self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
@@ -174,6 +188,61 @@ class Executable:
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
         backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
+
+    @property
+    def in_place(self) -> int:
+        """How many updates are written over what they replace; the others are copied there after the last step."""
+        return len(self._donated)
+
+    def bind(self, **arrays: Any) -> None:
+        """Give inputs of the state their values, which are copied to the device and stay there."""
+        for name, array in arrays.items():
+            if name not in self.state:
+                raise ExecutionError(
+                    f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}"
+                )
+            checked = self._checked(array, next(s for s in self.inputs if s.name == name), "state")
+            with self._lock, self.backend.calling():
+                unpack(self._state(name), self._kept[name].type)[...] = checked
+                self.backend.finish()
+
+    def share(self, other: Executable) -> None:
+        """Use the very memory of another executable's state wherever names are the same: what one of them updates,
+        the other finds. Both must run on the same device."""
+        names = [name for name in self.state if name in other.state]
+        for name in names:
+            mine, theirs = self._kept[name].type, other._kept[name].type
+            if mine != theirs or self.backend.xp is not other.backend.xp:
+                raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
+        with self._lock, other._lock:
+            self._held.update({name: other._state(name) for name in names})
+            self._launches, self._replay = [], None  # they hold the addresses of before
+
+    def step(self, *arrays: Any, **named: Any) -> Any:
+        """Run on the inputs that are no state, replace the state that has updates, and return the other outputs:
+        one bare, several as a tuple."""
+        free = [s.name for s in self.inputs if s.name not in self.state]
+        if len(arrays) > len(free):
+            raise ExecutionError(f"{len(arrays)} arrays for {len(free)} inputs")
+        replaced = set(self.state.values())
+        wanted = [s.name for s in self.outputs if s.name not in replaced]
+        results = self.run(wanted, {**dict(zip(free, arrays, strict=False)), **named})
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def value(self, name: str) -> np.ndarray[Any, Any]:
+        """What an input of the state holds now, on the host."""
+        if name not in self._held:
+            raise ExecutionError(f"state {quote(name)} has no value: bind it")
+        with self._lock, self.backend.calling():
+            array = unpack(self._held[name], self._kept[name].type).copy()
+            self.backend.finish()
+            return array if isinstance(array, np.ndarray) else array.get()
+
+    def _state(self, name: str) -> Array:
+        if name not in self._held:
+            type = self._kept[name].type
+            self._held[name] = self.backend.xp.zeros(type.size, type.dtype.numpy)
+        return self._held[name]
 
     @property
     def device(self) -> str:
@@ -216,8 +285,7 @@ class Executable:
         bound = self._bind(feeds)
         into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
         with self._lock, self.backend.calling():
-            results = self._execute(bound)
-            picked = [results[known.index(name)] for name in wanted]
+            picked = self._execute(bound, [known.index(name) for name in wanted])
             if all_on_host:
                 self.backend.finish()
                 if self.backend.xp is not np:
@@ -259,17 +327,22 @@ class Executable:
         partition, and there is at least one."""
         assert_fused(self.compiled.program, pattern)
 
-    def _bind(self, feeds: Mapping[str, Any]) -> list[Array]:
+    def _bind(self, feeds: Mapping[str, Any]) -> list[Array | None]:
+        """An array for each input; None for state that stays as it is."""
         known = {spec.name for spec in self.inputs}
         for name in feeds:
             if name not in known:
                 raise ExecutionError(
                     f"no input {quote(name)}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
                 )
-        bound: list[Array] = []
+        bound: list[Array | None] = []
         for spec in self.inputs:
+            if spec.name in self._held and spec.name not in feeds:
+                bound.append(None)
+                continue
             if spec.name not in feeds:
-                raise ExecutionError(f"input {quote(spec.name)} is missing")
+                how = ": it is state, bind it" if spec.name in self.state else ""
+                raise ExecutionError(f"input {quote(spec.name)} is missing{how}")
             bound.append(self._checked(feeds[spec.name], spec, "input"))
         return bound
 
@@ -303,32 +376,60 @@ class Executable:
             self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
         return self._constants[key]
 
-    def _execute(self, arrays: Sequence[Array]) -> list[Array]:
+    def _execute(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         graph = self.compiled.graph
+        for value, array in zip(graph.inputs, arrays, strict=True):
+            if array is not None and value.name in self.state:
+                self._state(value.name)
         first = not self._launches
         if first:
             self._allocate()
         for value, array in zip(graph.inputs, arrays, strict=True):
-            unpack(self._buffer(value), value.type)[...] = array
+            if array is not None:
+                unpack(self._buffer(value), value.type)[...] = array
         if first:
             for index in range(len(self._launches)):
                 self._launch(index)
+            with self.backend.scratch():
+                self._replace_state()
         else:
             self._at_once()
-        return [unpack(self._buffer(v), v.type).copy() for v in graph.outputs]
+        results = [graph.outputs[index] for index in wanted]
+        return [unpack(self._result(v), v.type).copy() for v in results]
 
     def _at_once(self) -> None:
         if self._replay is None:
-            self._replay = self.backend.record(self._launches)
+            self._replay = self.backend.record(
+                [*self._launches, self._replace_state] if self._updates else self._launches
+            )
         self._replay()
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it."""
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
+        self._places = {value: self._held[name] for name, value in self._kept.items()}
+        self._places |= {new: self._places[old] for new, old in self._donated.items()}
         for value, start in self.memory.offsets.items():
             self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
+        self._saved = {
+            value: self.backend.xp.empty(value.type.size, value.type.dtype.numpy)
+            for value in self.compiled.graph.outputs
+            if reads(self.compiled.program, value) in self._updates
+        }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
+
+    def _replace_state(self) -> None:
+        """Copy the updates that could not be written in place; first, what outputs still want of the old state."""
+        for value, saved in self._saved.items():
+            saved[...] = self._buffer(value)[: saved.size]
+        for old, new in self._updates.items():
+            if new not in self._donated:
+                unpack(self._places[old], old.type)[...] = unpack(self._result(new), new.type)
+
+    def _result(self, value: Value) -> Array:
+        """The flat memory an output is read from after the last step."""
+        return self._saved[value] if value in self._saved else self._buffer(value)
 
     def _launch(self, index: int) -> None:
         """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""

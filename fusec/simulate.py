@@ -17,9 +17,10 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
-from fusec.ops import Attention, Conv, ConvTranspose
+from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
 from fusec.ops.pointwise import CLASSES
+from fusec.ops.training import correlate_batch
 
 Buffer = np.ndarray[Any, Any]
 
@@ -48,8 +49,12 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
     for tensor in graph.tensors:
         if tensor.value is not None:
             values[tensor.uid] = np.full(tensor.dims, tensor.value, np.float32)
+    written = [_buffer(buffers, tensor) for tensor in graph.outputs]
     for tensor in graph.inputs:
-        values[tensor.uid] = _compute_type(view(tensor, _buffer(buffers, tensor)))
+        buffer = _buffer(buffers, tensor)
+        if any(np.may_share_memory(buffer, other) for other in written):
+            buffer = buffer.copy()  # a kernel reads each element before it is written
+        values[tensor.uid] = _compute_type(view(tensor, buffer))
     with np.errstate(all="ignore"):
         for call in graph.calls:
             result = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])
@@ -96,6 +101,14 @@ def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buf
     ]
     extra = tuple(want - have for want, have in zip(dims[2:], bare, strict=True))
     return _rounded(scatter(np, loss, w, ConvTranspose(strides, pads, dilations, extra, groups)))
+
+
+def _conv_wgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, loss = (array.astype(np.float64) for array in inputs)
+    strides, pads, dilations = _window(call)
+    dims = graph.tensor(call.outputs[0]).dims
+    op = ConvWgrad(dims[2:], strides, pads, dilations, x.shape[1] // dims[1])
+    return _rounded(correlate_batch(np, x, loss, op))
 
 
 def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
@@ -174,6 +187,7 @@ def _instancenorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> B
 _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer]] = {
     "conv_fprop": _conv_fprop,
     "conv_dgrad": _conv_dgrad,
+    "conv_wgrad": _conv_wgrad,
     "matmul": _matmul,
     "sdpa": _sdpa,
     "pointwise": _pointwise,

@@ -19,7 +19,7 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.ops import Attention, Conv, ConvTranspose, Gather, MatMul
+from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
 from fusec.program import Partition, body_of
 from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
@@ -196,6 +196,8 @@ def _sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape[1:]) * (
             node.operands[1].type.shape[0] if isinstance(node.op, ConvTranspose) else 1
         )
+    if isinstance(node.op, ConvWgrad):
+        return math.prod(node.operands[1].type.shape) // max(1, node.operands[1].type.shape[1])
     if isinstance(node.op, MatMul):
         return node.operands[0].type.shape[-1]
     if isinstance(node.op, Attention):

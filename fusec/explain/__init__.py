@@ -17,7 +17,7 @@ from fusec.frame import VIEWS
 from fusec.gpu.judge import CudnnJudge
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
-from fusec.ops import Cast, Conv, ConvTranspose, Pointwise
+from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
 from fusec.passes.partition import Oracle
 from fusec.passes.partition.spell import REWRITES
 from fusec.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
@@ -28,7 +28,7 @@ __all__ = ["Accepted", "Cause", "Decline", "Edge", "Explanation", "Progress", "S
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 
-PRODUCTS = (Conv, ConvTranspose)
+PRODUCTS = (Conv, ConvTranspose, ConvWgrad)
 STAGES = {
     "lower": "fusec cannot write it as one cuDNN graph",
     "validate": "it never reaches an engine: the graph is invalid or known to be misread",

@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from fusec.errors import LoweringError
+from fusec.exporters import onnx_training
 from fusec.ir import Constant, DType, Graph, Node, print_node
 from fusec.ops import Resize
 
@@ -57,7 +58,7 @@ def to_onnx(graph: Graph, notes: Notes | None = None, properties: Mapping[str, s
     their types. properties: metadata of the model.
 
     Constants become initializers, values keep their names where no output has them. LoweringError where ONNX has
-    nothing of the meaning: a linear resize whose sizes do not follow from its scales.
+    nothing of the meaning: a linear resize whose sizes do not follow from its scales, random bits.
     """
     return _Exporter(graph, notes or {}).model(properties or {})
 
@@ -549,4 +550,9 @@ EXPORT: Mapping[str, Export] = {
     "top_k": _top_k,
     "scatter": _formula(_scatter),
     "cumulate": _formula(_cumulate),
+    "conv_wgrad": _formula(onnx_training.filter_gradient),
+    "max_pool_backward": _formula(onnx_training.pool_gradient),
+    "batch_norm_train": onnx_training.batch_norm_train,
+    "batch_norm_backward": onnx_training.batch_norm_backward,
+    "random_bits": onnx_training.random_bits,
 }

@@ -95,6 +95,9 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
         case "conv_dgrad":
             loss, weight = inputs
             return g.conv_dgrad(loss=loss, filter=weight, compute_data_type=compute, **attributes)
+        case "conv_wgrad":
+            image, loss = inputs
+            return g.conv_wgrad(image=image, loss=loss, compute_data_type=compute, **attributes)
         case "matmul":
             return g.matmul(*inputs, compute_data_type=compute)
         case "sdpa":

@@ -14,7 +14,7 @@ from fusec.gpu import kernels
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, MatMul, Pointwise
+from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import respell, spellings
@@ -23,12 +23,12 @@ from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
 Work = CudnnGraph | Kernel  # what runs a step
-PRODUCTS = (Conv, ConvTranspose, MatMul)
+PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in
-    two where the fused engines are known to be slow, the second part perhaps a kernel; `full`: wherever it can be
+    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be
     cut."""
     found: list[Form] = [(step,)]
     if step.kind is not Kind.CUDNN or level == "none":
@@ -40,6 +40,8 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
             parts = [next(iter(_spelled(graph, nodes)), None) for nodes in (first, second)]
             found.append(tuple(part for part in parts if part is not None))
             found += [(parts[0], rest) for rest in _kernel(graph, second) if parts[0] is not None]
+            if _pointwise(first):
+                found += [(start, parts[1]) for start in _kernel(graph, first) if parts[1] is not None]
     return found
 
 
@@ -136,8 +138,9 @@ def _slow_when_fused(step: Partition) -> bool:
 
 
 def _cuts(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:
-    """Between two products; or behind the only one, and behind a first add (a bias or residual, which engines take
-    best), if what is left is pointwise. A step is convex and in graph order, so any beginning of it is a step, too."""
+    """Between two products; or in front of the only one, behind it, and behind a first add (a bias or residual, which
+    engines take best), if what is cut off is pointwise. A step is convex and in graph order, so any beginning of it is
+    a step, too."""
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:
         return
@@ -145,10 +148,15 @@ def _cuts(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[Nod
     if second is not None:
         yield nodes[:second], nodes[second:]
         return
+    if at and _pointwise(nodes[:at]):
+        yield nodes[:at], nodes[at:]
     places = [at + 1]
     if at + 1 < len(nodes) and nodes[at + 1].op.name == "add":
         places.append(at + 2)
     for place in places:
-        rest = nodes[place:]
-        if rest and all(isinstance(node.op, Pointwise) and not is_view(node) for node in rest):
-            yield nodes[:place], rest
+        if nodes[place:] and _pointwise(nodes[place:]):
+            yield nodes[:place], nodes[place:]
+
+
+def _pointwise(nodes: Sequence[Node]) -> bool:
+    return all(isinstance(node.op, Pointwise) and not is_view(node) for node in nodes)

@@ -236,6 +236,9 @@ def work(graph: CudnnGraph) -> float:
             total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * float(
                 np.prod(graph.tensor(call.inputs[1]).dims[1:])
             )
+        if call.op == "conv_wgrad":
+            loss, filters = graph.tensor(call.inputs[1]).dims, graph.tensor(call.outputs[0]).dims
+            total += float(np.prod(loss)) * float(np.prod(filters[1:]))
         if call.op == "sdpa":
             q, k, v = (graph.tensor(uid).dims for uid in call.inputs[:3])
             total += float(np.prod(q[:3])) * k[2] * (q[3] + v[3])

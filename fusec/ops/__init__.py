@@ -12,8 +12,10 @@ from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
 from fusec.ops.pointwise import CLASSES, Cast, Pointwise, pw
 from fusec.ops.pooling import AvgPool, MaxPool
+from fusec.ops.random import RandomBits
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
+from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, MaxPoolBackward
 
 ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
@@ -46,6 +48,11 @@ ALL: tuple[type[Op], ...] = (
     TopK,
     Scatter,
     Cumulate,
+    ConvWgrad,
+    MaxPoolBackward,
+    BatchNormTrain,
+    BatchNormBackward,
+    RandomBits,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -57,10 +64,13 @@ __all__ = [
     "Attention",
     "AvgPool",
     "BatchNorm",
+    "BatchNormBackward",
+    "BatchNormTrain",
     "Cast",
     "Concat",
     "Conv",
     "ConvTranspose",
+    "ConvWgrad",
     "Cumulate",
     "Expand",
     "Gather",
@@ -70,8 +80,10 @@ __all__ = [
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",
+    "MaxPoolBackward",
     "Pad",
     "Pointwise",
+    "RandomBits",
     "Reduce",
     "Relayout",
     "Reshape",

@@ -174,7 +174,7 @@ def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
         for i, k, s, d, o in zip(spatial, window, op.strides, op.dilations, op.output_padding, strict=True)
     ]
     result = xp.zeros((batch, groups * w.shape[1], *full), x.dtype)
-    for tap in _indices(window):
+    for tap in indices_of(window):
         place = tuple(
             slice(t * d, t * d + s * (i - 1) + 1, s)
             for t, d, s, i in zip(tap, op.dilations, op.strides, spatial, strict=True)
@@ -185,7 +185,8 @@ def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
     return result[(slice(None), slice(None), *crop)]
 
 
-def _indices(shape: Sequence[int]) -> list[tuple[int, ...]]:
+def indices_of(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every index of an array of that shape, the last dim fastest."""
     indices: list[tuple[int, ...]] = [()]
     for size in shape:
         indices = [(*index, i) for index in indices for i in range(size)]

@@ -15,7 +15,9 @@ from fusec.ops.spec import require, require_arity, require_float, widened
 
 
 @dataclass(frozen=True)
-class _Pool(Op):
+class Pool(Op):
+    """What max and average pooling share."""
+
     window: tuple[int, ...]
     strides: tuple[int, ...]
     pads: tuple[int, ...]  # all the starts, then all the ends
@@ -65,7 +67,7 @@ class _Pool(Op):
 
 
 @dataclass(frozen=True)
-class MaxPool(_Pool):
+class MaxPool(Pool):
     """Maximum over each window; padding never wins."""
 
     name: ClassVar[str] = "max_pool"
@@ -79,7 +81,7 @@ class MaxPool(_Pool):
 
 
 @dataclass(frozen=True)
-class AvgPool(_Pool):
+class AvgPool(Pool):
     """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
 
     What hangs over the padded input in ceil_mode is never counted; the mean of nothing is 0.
@@ -98,20 +100,23 @@ class AvgPool(_Pool):
         axes = tuple(range(2, 2 + n))
 
         def compute(x: Array) -> Array:
-            ones = xp.ones((1, 1, *x.shape[2:]), x.dtype)
-            if self.count_include_pad:
-                ones = pad_spatial(xp, ones, self.pads, 1.0)
-                counts = self.counts(x.shape[2:])
-                need = [
-                    max(0, (c - 1) * s + d * (k - 1) + 1 - i)
-                    for c, s, d, k, i in zip(
-                        counts, self.strides, self.dilations, self.window, ones.shape[2:], strict=True
-                    )
-                ]
-                ones = pad_spatial(xp, ones, (*([0] * n), *need))
-                weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
-            else:
-                weight = self.windows(xp, ones, 0.0)
-            return self.windows(xp, x, 0.0).sum(axis=axes) / xp.maximum(weight.sum(axis=axes), 1)
+            return self.windows(xp, x, 0.0).sum(axis=axes) / self.weights(xp, x.shape[2:], x.dtype)
 
         return (widened(compute, *operands),)
+
+    def weights(self, xp: Any, spatial: Sequence[int], dtype: Any) -> Array:
+        """How many elements each window counts, at least 1: [1, 1, count…]."""
+        n = len(spatial)
+        ones = xp.ones((1, 1, *spatial), dtype)
+        if self.count_include_pad:
+            ones = pad_spatial(xp, ones, self.pads, 1.0)
+            counts = self.counts(spatial)
+            need = [
+                max(0, (c - 1) * s + d * (k - 1) + 1 - i)
+                for c, s, d, k, i in zip(counts, self.strides, self.dilations, self.window, ones.shape[2:], strict=True)
+            ]
+            ones = pad_spatial(xp, ones, (*([0] * n), *need))
+            weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
+        else:
+            weight = self.windows(xp, ones, 0.0)
+        return xp.maximum(weight.sum(axis=tuple(range(2, 2 + n))), 1)

@@ -16,6 +16,7 @@ from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.precision import Precision
 from fusec.passes.recognise import Recognise
+from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
 from fusec.passes.widen_channels import WidenChannels
@@ -57,6 +58,8 @@ FINISH: tuple[Pass, ...] = (
     # After the folds and narrowing: weights are put beside each other as they will be stored.
     MergeSiblings(),
     *CLEAN_UP,
+    # After the last merging of equal nodes, which would undo it.
+    Rematerialise(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
 )

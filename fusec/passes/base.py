@@ -19,10 +19,14 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 @dataclass(frozen=True)
 class Options:
     """What the user asked for. `precision` decides the storage type of floating-point tensors and
-    whether fp32 operands may be rounded to tf32; `disable` names passes and rules to leave out."""
+    whether fp32 operands may be rounded to tf32; `disable` names passes and rules to leave out.
+
+    `state` lists the inputs that stay on the device between calls, each with the output that replaces it after
+    a call, or an empty name."""
 
     precision: str = "fp32"
     disable: frozenset[str] = field(default_factory=frozenset[str])
+    state: tuple[tuple[str, str], ...] = ()
 
     @property
     def storage(self) -> DType:

@@ -3,9 +3,9 @@
 Values tied by ops that keep positions (pointwise, pooling, concat, norms over channels…) form a region
 that has one order: channels last if a convolution writes into it, row-major if a matrix product or row
 norm does, else the order that copies the fewest bytes: reshapes and transposes that read memory as it
-lies are free. Inputs and outputs of the graph keep row-major, the caller's order; a copy (`relayout`)
-stands only where tensors of different orders meet in one cuDNN graph. A convolution reads any order:
-cuDNN's engines take images in NCHW beside results in NHWC.
+lies are free. Inputs and outputs of the graph keep row-major, the caller's order, but for filters that stay
+on the device between calls; a copy (`relayout`) stands only where tensors of different orders meet in one
+cuDNN graph. A convolution reads any order: cuDNN's engines take images in NCHW beside results in NHWC.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fusec.ops import (
     Concat,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     GroupNorm,
     InstanceNorm,
     LayerNorm,
@@ -66,7 +67,7 @@ _FIRST_OPERAND = (
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
 _KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary)
-_CONVOLUTIONS = (Conv, ConvTranspose)
+_CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
 _FREE = (Reshape, Transpose)  # nothing moves if the orders of operand and result fit
@@ -80,6 +81,9 @@ class Layout:
     name: ClassVar[str] = "layout"
 
     def run(self, graph: Graph, options: Options) -> None:
+        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.rank >= 4}
+        for value in kept.values():  # filters, and what an optimiser keeps beside them
+            graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
         regions = _Regions(graph)
         regions.decide()
         for value in _movable(graph):
@@ -98,9 +102,11 @@ class Layout:
                 if not same_storage(operand.type.shape, operand.type.order, wanted):
                     graph.set_input(node, index, _copy(graph, operand, wanted, node, copies))
         last = graph.return_node
-        for index, value in enumerate(graph.outputs):
-            if settled(value.type, value.type.order):
-                graph.set_input(last, index, _copy(graph, value, (), last, copies))
+        replaced = {output: kept[name].type.order for name, output in options.state if name in kept}
+        for index, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+            wanted = replaced.get(name, ())
+            if settled(value.type, value.type.order) != wanted:
+                graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
 
 
 def settled(type: TensorType, order: Order) -> Order:
@@ -291,16 +297,16 @@ class _Regions:
         self.parent[a] = b
 
 
+def _adds_channels(pad: Pad) -> bool:
+    return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])
+
+
 def _as_turned(node: Node) -> Order:
     """The order in which the transpose that follows an attention, heads beside features, is a view."""
     users = node.result.users
     if len(users) == 1 and isinstance(users[0].op, Transpose) and users[0].op.perm[-1] == len(users[0].op.perm) - 1:
         return settled(node.result.type, users[0].op.perm)
     return ()
-
-
-def _adds_channels(pad: Pad) -> bool:
-    return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])
 
 
 def _as_rows(user: Node, index: int, type: TensorType) -> bool:
@@ -316,7 +322,7 @@ def _as_rows(user: Node, index: int, type: TensorType) -> bool:
 
 
 def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], Value]) -> None:
-    """Constant filters are stored channels last, like the images they meet."""
+    """Constant filters are stored channels last, like the images they meet. (A wgrad's second operand is an image.)"""
     filters = node.operands[1]
     order = settled(filters.type, channels_last(filters.type.rank))
     if filters.literal is None or filters.type.order == order:

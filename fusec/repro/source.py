@@ -150,7 +150,7 @@ def _call(call: CudnnCall) -> str:
     compute = {} if call.compute is DType.F32 else {"compute_data_type": NAMES[call.compute][0]}
     attributes = {k: _literal(v) for k, v in call.attributes}
     match call.op:
-        case "conv_fprop" | "conv_dgrad":
+        case "conv_fprop" | "conv_dgrad" | "conv_wgrad":
             return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=True)) | attributes | compute)
         case "matmul":
             return _text(call.op, operands, compute)

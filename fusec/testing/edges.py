@@ -11,13 +11,17 @@ import numpy as np
 from fusec.ir import DType, Node, Op
 from fusec.ops import (
     Attention,
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     Cumulate,
     GroupNorm,
     LayerNorm,
     LocalResponseNorm,
+    MaxPoolBackward,
     Reduce,
     RmsNorm,
     Scatter,
@@ -34,6 +38,7 @@ _MOVES = frozenset(
         *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
         *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "top_k"),
+        "random_bits",
     )
 )
 # One IEEE operation: exact wherever its result can be represented.
@@ -44,18 +49,19 @@ _SINGLE = frozenset(
     )
 )
 # Sums of products: exact if the operands are small multiples of a power of two.
-_SUMS = frozenset({"conv", "conv_transpose", "matmul", "add_square"})
+_SUMS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul", "add_square"})
 # What comes out infinite need not have overflowed.
 POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
+        *("batch_norm_train", "batch_norm_backward"),
         "attention",
     )
 )
 # Gradients of functions whose slope fades away.
 _FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
-PRODUCTS = frozenset({"conv", "conv_transpose", "matmul"})
+PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
 
 
 def is_move(op: Op) -> bool:
@@ -198,6 +204,12 @@ def sum_length(node: Node) -> int:
         return max(math.prod(x.shape[op.axis % x.rank :]), 1)
     if op.name == "instance_norm":
         return max(math.prod(x.shape[2:]), 1)
+    if isinstance(op, ConvWgrad):
+        return max(math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1), 1)
+    if isinstance(op, (BatchNormTrain, BatchNormBackward)):
+        return max(x.size // x.shape[1], 1)
+    if isinstance(op, MaxPoolBackward):
+        return math.prod(op.window)
     if isinstance(op, GroupNorm):
         return max(math.prod(x.shape[1:]) // op.groups, 1)
     if isinstance(op, LocalResponseNorm):

@@ -16,10 +16,13 @@ from fusec.ops import (
     Attention,
     AvgPool,
     BatchNorm,
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Concat,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     Cumulate,
     Expand,
     Gather,
@@ -29,7 +32,9 @@ from fusec.ops import (
     LocalResponseNorm,
     MatMul,
     MaxPool,
+    MaxPoolBackward,
     Pad,
+    RandomBits,
     Reduce,
     Relayout,
     Reshape,
@@ -43,6 +48,7 @@ from fusec.ops import (
     TopK,
     Transpose,
 )
+from fusec.ops.convolution import windows_along
 from fusec.testing.builder import Builder, Unfit
 
 Draw = Callable[[Builder], None]
@@ -550,6 +556,47 @@ def _resize(b: Builder) -> None:
     b.add(Resize(tuple(sizes), tuple(scales), mode, coordinates, rounding), x)
 
 
+# training ----------------------------------------------------------------------------------------
+
+
+def _conv_wgrad(b: Builder) -> None:
+    """Of a convolution that is there, or of any that fits."""
+    x = b.image()
+    channels, spatial = x.type.shape[1], x.type.shape[2:]
+    groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
+    kernel, strides, pads, dilations = window(b, spatial)
+    count = windows_along(spatial, kernel, strides, pads, dilations)
+    filters = groups * b.pick([1, 2, 4])
+    dy = b.fresh(TensorType((x.type.shape[0], filters, *count), x.type.dtype))
+    b.add(ConvWgrad(kernel, strides, pads, dilations, groups), x, dy)
+
+
+def _max_pool_backward(b: Builder) -> None:
+    """Of whole numbers: which of two floats is the larger may hang on a rounding."""
+    b.image()
+    x = b.add(Cast(b.dtype), b.input(TensorType(b.image_shape(), DType.I8)))
+    kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)
+    op = MaxPoolBackward(kernel, strides, pads, dilations, b.chance(30))
+    dy = b.fresh(TensorType((*x.type.shape[:2], *op.counts(x.type.shape[2:])), b.dtype))
+    b.add(op, dy, x)
+
+
+def _batch_norm_train(b: Builder) -> None:
+    x = b.image()
+    b.insert(BatchNormTrain(_epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
+
+
+def _batch_norm_backward(b: Builder) -> None:
+    x = b.image()
+    b.insert(BatchNormBackward(), b.like(x), x, *_channel_parameters(b, x, ["", "", "positive"]))
+
+
+def _random_bits(b: Builder) -> None:
+    state = b.input(TensorType((2,), DType.U64))
+    b.values.pop()  # as an operand of anything else it would overflow
+    b.add(RandomBits(b.shape(0, 3), b.pick([0, 1, 7])), state)
+
+
 DRAWS: Mapping[str, Draw] = {
     **{name: _pointwise(name) for name in CLASSES},
     "cast": _cast,
@@ -581,4 +628,9 @@ DRAWS: Mapping[str, Draw] = {
     "top_k": _top_k,
     "scatter": _scatter,
     "cumulate": _cumulate,
+    "conv_wgrad": _conv_wgrad,
+    "max_pool_backward": _max_pool_backward,
+    "batch_norm_train": _batch_norm_train,
+    "batch_norm_backward": _batch_norm_backward,
+    "random_bits": _random_bits,
 }

@@ -17,6 +17,7 @@ from fusec.passes.rewrite import Rewriter, rewrite
 from fusec.testing.bounds import Allowances, allowed, compare, meaning
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.compiling import PROPERTIES_COMPILING
+from fusec.testing.differences import GRADIENTS
 from fusec.testing.on_device import device_agrees
 from fusec.testing.onnx_properties import PROPERTIES_ONNX
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
@@ -134,6 +135,7 @@ _ALL: tuple[Property, ...] = (
     *PROPERTIES_COMPILING,
     *PROPERTIES_RUNNING,
     *PROPERTIES_ONNX,
+    GRADIENTS,
     Property("device_agrees", device_agrees, "gpu"),
 )
 

@@ -14,11 +14,25 @@ from fusec.ir import DType, Graph, TensorType
 from fusec.ops import BY_NAME
 from fusec.reference import evaluate
 
-FLAT = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+REFUSED = "random_bits"
+FLAT = [
+    pytest.param(case, id=f"{name}-{i}")
+    for name, cases in CASES.items()
+    for i, case in enumerate(cases)
+    if name != REFUSED
+]
 
 
 def test_every_op_has_a_way_out() -> None:
     assert set(EXPORT) == set(BY_NAME)
+
+
+def test_random_bits_have_none() -> None:
+    graph = Graph("g")
+    state = graph.add_input("state", TensorType((2,), DType.U64))
+    graph.set_outputs([graph.add(BY_NAME[REFUSED](shape=(4,)), state)])
+    with pytest.raises(LoweringError, match="no random bits that follow from a state"):
+        to_onnx(graph)
 
 
 @pytest.mark.parametrize("case", FLAT)

@@ -15,7 +15,7 @@ from fusec.gpu.forms import forms, lowered, rewrite
 from fusec.gpu.kernels import Kernel
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
-from fusec.program import Kind, Program, alone
+from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -98,6 +98,24 @@ def test_a_split_wins_where_both_parts_are_fast() -> None:
     program = rewrite(of.program, True, 2.0, "full", time_us)
     assert signatures(program) == ["conv", "bias+add+relu", "softmax", "conv", "bias+add+swish"]
     assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
+
+
+def test_what_stands_before_a_product_may_be_cut_off() -> None:
+    text = """graph "g" (%x: f16[2,8,5,5]{0,2,3,1}) {
+      %k = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8,1,1]
+      %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
+      %m = mul(%x, %k) : f16[2,8,5,5]{0,2,3,1}
+      %r = relu(%m) : f16[2,8,5,5]{0,2,3,1}
+      %c = conv(%r, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=1} : f16[2,8,5,5]{0,2,3,1}
+      %y = relu(%c) : f16[2,8,5,5]{0,2,3,1}
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8, 1, 1), np.float16)})
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
+    found = {tuple((p.kind, p.signature) for p in form) for form in forms(graph, step, "full")}
+    assert ((Kind.CUDNN, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
+    assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
 
 
 def test_launches_count() -> None:

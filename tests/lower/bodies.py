@@ -53,6 +53,17 @@ graph "b" (%x: f32[2,6,5,5]{NHWC}) {{
   %d = selu(%c) : f32[2,8,11,9]{NHWC}
   return %d
 }}""",
+    "gradient of grouped, strided filters": f"""
+graph "b" (%x: f32[2,6,9,8]{NHWC}, %dy: f32[2,4,5,8]{NHWC}) {{
+  %d = conv_wgrad(%x, %dy) {{window=[3,2], strides=[2,1], pads=[1,0,1,1], dilations=[1,1],
+                             groups=2}} : f32[4,3,3,2]{NHWC}
+  return %d
+}}""",
+    "gradient of the filters of a conv1d": """
+graph "b" (%x: f16[2,6,50]{0,2,1}, %dy: f16[2,8,50]{0,2,1}) {
+  %d = conv_wgrad(%x, %dy) {window=[3], strides=[1], pads=[1,1], dilations=[1]} : f16[8,6,3]{0,2,1}
+  return %d
+}""",
     "a value needed outside is a second output": f"""
 graph "b" (%x: f32[1,4,6,6]{NHWC}) {{
   %w = constant weight("w") : f32[4,4,3,3]{NHWC}

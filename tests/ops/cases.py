@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,13 @@ from fusec.ops import (
     Attention,
     AvgPool,
     BatchNorm,
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Concat,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     Cumulate,
     Expand,
     Gather,
@@ -27,7 +31,9 @@ from fusec.ops import (
     LocalResponseNorm,
     MatMul,
     MaxPool,
+    MaxPoolBackward,
     Pad,
+    RandomBits,
     Reduce,
     Relayout,
     Reshape,
@@ -552,6 +558,73 @@ OTHERS: dict[str, Sequence[Case]] = {
     ],
 }
 
+
+def bits64(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.integers(0, 1 << 63, shape, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def filter_gradient(x: Array, dy: Array, op: ConvWgrad) -> Array:
+    """Per group onnxruntime's Conv of channels as images: strides and dilations change places."""
+    n, groups = x.ndim - 2, op.groups
+    parts: list[Array] = []
+    for image, loss in zip(np.split(x, groups, 1), np.split(dy, groups, 1), strict=True):
+        attributes = {"strides": op.dilations, "dilations": op.strides, "pads": op.pads}
+        (found,) = run("Conv", [image.swapaxes(0, 1), loss.swapaxes(0, 1)], **attributes)
+        parts.append(found[(slice(None), slice(None), *(slice(0, k) for k in op.window))].swapaxes(0, 1))
+    assert n == len(op.window)
+    return np.concatenate(parts)
+
+
+def pool_gradient(dy: Array, x: Array, op: MaxPoolBackward) -> Array:
+    """Each window by itself; of equal elements the first."""
+    result, n = np.zeros(x.shape, np.float64), x.ndim - 2
+    for at in np.ndindex(*dy.shape):
+        best, place = -np.inf, None
+        for tap in np.ndindex(*op.window):
+            spot = tuple(
+                c * s + t * d - p
+                for c, s, t, d, p in zip(at[2:], op.strides, tap, op.dilations, op.pads[:n], strict=True)
+            )
+            inside = all(0 <= i < size for i, size in zip(spot, x.shape[2:], strict=True))
+            if inside and x[(*at[:2], *spot)] > best:
+                best, place = x[(*at[:2], *spot)], (*at[:2], *spot)
+        assert place is not None
+        result[place] += dy[at]
+    return result.astype(x.dtype)
+
+
+def batch_statistics(x: Array, scale: Array, bias: Array, epsilon: float) -> list[Array]:
+    """onnxruntime's training mode, whose running statistics are the batch's if the momentum is 0."""
+    zero = np.zeros_like(scale)
+    attributes = {"training_mode": 1, "momentum": 0.0, "epsilon": epsilon}
+    y, mean, variance = run("BatchNormalization", [x, scale, bias, zero, zero], 3, **attributes)
+    return [y, mean, 1 / np.sqrt(variance + np.float32(epsilon))]
+
+
+def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array) -> list[Array]:
+    """Channel by channel in float64."""
+    dx, dscale, dbias = np.empty(x.shape), np.empty(scale.shape), np.empty(scale.shape)
+    for c in range(x.shape[1]):
+        loss, normal = dy[:, c].astype(np.float64), (x[:, c].astype(np.float64) - mean[c]) * inverse[c]
+        dscale[c], dbias[c] = (loss * normal).sum(), loss.sum()
+        dx[:, c] = scale[c] * inverse[c] * (loss - loss.mean() - normal * (loss * normal).mean())
+    return [v.astype(x.dtype) for v in (dx, dscale, dbias)]
+
+
+def philox(state: Array, shape: tuple[int, ...], stream: int) -> Array:
+    """Philox4x32-10 word by word in Python's integers."""
+    seed, step = map(int, state)
+    low, words = (1 << 32) - 1, list[int]()
+    for index in range(-(-math.prod(shape) // 4)):
+        counter, key = (index, stream, step & low, step >> 32), (seed & low, seed >> 32)
+        for _ in range(10):
+            first, second = counter[0] * 0xD2511F53, counter[2] * 0xCD9E8D57
+            counter = (second >> 32 ^ counter[1] ^ key[0], second & low, first >> 32 ^ counter[3] ^ key[1], first & low)
+            key = ((key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low)
+        words += counter
+    return np.array(words[: math.prod(shape)], np.uint32).reshape(shape)
+
+
 OTHERS |= {
     "top_k": [
         top_k(2, 1, True, normal),
@@ -568,6 +641,38 @@ OTHERS |= {
         Case(Cumulate("sum", 1), ((2, 5, 3),), lambda x: run("CumSum", [x, np.array(1)]), normal),
         Case(Cumulate("sum", -1), ((2, 5),), lambda x: run("CumSum", [x, np.array(1)]), integers(-9, 9), False),
         Case(Cumulate("prod", 1), ((2, 5, 3),), formula(running_product), unit),
+    ],
+}
+
+OTHERS |= {
+    "conv_wgrad": [
+        Case(op, shapes, lambda x, dy, op=op: [filter_gradient(x, dy, op)], normal)
+        for op, shapes in (
+            (ConvWgrad((3,), (2,), (1, 0), (1,)), ((2, 4, 8), (2, 6, 4))),
+            (ConvWgrad((3, 2), (2, 1), (1, 0, 2, 3), (2, 1), 2), ((2, 4, 9, 7), (2, 6, 4, 9))),
+            (ConvWgrad((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 6), ((3, 6, 5, 5), (3, 6, 5, 5))),
+            (ConvWgrad((2, 3, 1), (1, 2, 1), (0, 1, 0, 1, 1, 2), (2, 1, 1)), ((1, 2, 5, 6, 4), (1, 3, 4, 3, 6))),
+        )
+    ],
+    "max_pool_backward": [
+        Case(op, shapes, lambda dy, x, op=op: [pool_gradient(dy, x, op)], (normal, coarse))
+        for op, shapes in (
+            (MaxPoolBackward((2,), (2,), (0, 0), (1,)), ((2, 3, 3), (2, 3, 7))),
+            (MaxPoolBackward((3, 3), (2, 2), (1, 1, 1, 1), (1, 1)), ((2, 2, 4, 3), (2, 2, 7, 6))),
+            (MaxPoolBackward((2, 3), (2, 2), (1, 0, 0, 2), (2, 1), True), ((1, 2, 3, 3), (1, 2, 5, 6))),
+        )
+    ],
+    "batch_norm_train": [
+        Case(BatchNormTrain(eps), ((4, 3, *spatial), (3,), (3,)), lambda *a, eps=eps: batch_statistics(*a, eps), normal)
+        for eps, spatial in ((1e-5, (5, 2)), (0.25, ()))
+    ],
+    "batch_norm_backward": [
+        Case(BatchNormBackward(), (shape, shape, (3,), (3,), (3,)), batch_norm_gradient, normal)
+        for shape in ((4, 3, 2, 3), (5, 3))
+    ],
+    "random_bits": [
+        Case(RandomBits(shape, stream), ((2,),), lambda state, op=(shape, stream): [philox(state, *op)], bits64, False)
+        for shape, stream in (((3, 7), 0), ((), 5), ((4, 1, 2), 4294967295))
     ],
 }
 

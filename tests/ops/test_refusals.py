@@ -14,10 +14,13 @@ from fusec.ops import (
     Attention,
     AvgPool,
     BatchNorm,
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Concat,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     Cumulate,
     Expand,
     Gather,
@@ -27,7 +30,9 @@ from fusec.ops import (
     LocalResponseNorm,
     MatMul,
     MaxPool,
+    MaxPoolBackward,
     Pad,
+    RandomBits,
     Reduce,
     Relayout,
     Reshape,
@@ -56,6 +61,14 @@ def conv(strides: Any = (1, 1), pads: Any = (0,) * 4, dilations: Any = (1, 1), g
 
 def transposed(extra: Any = (0, 0), groups: int = 1, pads: Any = (0,) * 4) -> ConvTranspose:
     return ConvTranspose((1, 1), pads, (1, 1), extra, groups)
+
+
+def wgrad(window: Any = (3, 3), groups: int = 1) -> ConvWgrad:
+    return ConvWgrad(window, (1, 1), (0,) * 4, (1, 1), groups)
+
+
+def unpool() -> MaxPoolBackward:
+    return MaxPoolBackward((2, 2), (1, 1), (0,) * 4, (1, 1))
 
 
 def pool(window: Any = (2, 2), pads: Any = (0,) * 4, strides: Any = (1, 1)) -> MaxPool:
@@ -254,6 +267,33 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (Cumulate("sum", 1), "f32[2]", "axis 1 is out of range for rank 1"),
     (Cumulate("sum", 0), "bool[2]", "cumulate takes numbers, not bool"),
     (resize(rounding="up"), "f32[1,2]", "resize knows no rounding 'up'"),
+    (wgrad(), "f32[1,2,4,4]", "conv_wgrad takes 2 operands, not 1"),
+    (wgrad(), "f32[1,2] f32[1,2]", "conv_wgrad takes 1 to 3 spatial dims, x has shape [1, 2]"),
+    (wgrad((3,)), "f32[1,2,4,4] f32[1,3,2,2]", "window [3] for 2 dims"),
+    (ConvWgrad((3, 3), (1,), (0,) * 4, (1, 1)), "f32[1,2,4,4] f32[1,3,2,2]", "strides needs 2 entries, not 1"),
+    (wgrad(), "f32[1,2,4,4] f16[1,3,2,2]", "operands differ in dtype: f32, f16"),
+    (wgrad(groups=4), "f32[1,2,4,4] f32[1,4,2,2]", "groups=4 with 2 channels"),
+    (wgrad(), "f32[1,2,4,4] f32[1,3,2,3]", "dy has shape [1, 3, 2, 3], the convolution gives [1, K, 2, 2]"),
+    (wgrad(groups=2), "f32[1,2,4,4] f32[1,3,2,2]", "3 filters do not divide into 2 groups"),
+    (unpool(), "f32[1,2,4,4]", "max_pool_backward takes 2 operands, not 1"),
+    (unpool(), "f32[1,2,2,2] f32[1,2,4,4]", "dy has shape [1, 2, 2, 2], pooling x gives [1, 2, 3, 3]"),
+    (unpool(), "i32[1,2,3,3] i32[1,2,4,4]", "max_pool_backward takes floating-point operands, not i32"),
+    (BatchNormTrain(), "f32[2,3]", "batch_norm_train takes 3 operands, not 1"),
+    (BatchNormTrain(), "i8[2,3] f32[3] f32[3]", "batch_norm_train takes floating-point operands, not i8"),
+    (BatchNormTrain(), "f32[3] f32[3] f32[3]", "batch_norm_train needs a channel dim, x has shape [3]"),
+    (BatchNormTrain(), "f32[0,3] f32[3] f32[3]", "batch_norm_train: statistics of an empty batch [0, 3]"),
+    (BatchNormTrain(), "f32[2,3] f32[2] f32[3]", "batch_norm_train: parameter of shape [2] for 3 channels"),
+    (BatchNormTrain(), "f32[2,3] f16[3] f16[3]", "batch_norm_train: parameters of f16 with x of f32"),
+    (BatchNormBackward(), "f32[2,3]", "batch_norm_backward takes 5 operands, not 1"),
+    (
+        BatchNormBackward(),
+        "f32[2,2] f32[2,3] f32[3] f32[3] f32[3]",
+        "dy is f32[2,2], x f32[2,3]",
+    ),
+    (RandomBits((2,)), "f32[2] f32[2]", "random_bits takes 1 operands, not 2"),
+    (RandomBits((2,)), "i64[2]", "the state is i64[2], not u64[2]"),
+    (RandomBits((2,), -1), "u64[2]", "stream is -1"),
+    (RandomBits((1 << 34,)), "u64[2]", "random bits of shape [17179869184]: too many for one counter"),
 ]
 
 

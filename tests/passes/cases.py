@@ -1,6 +1,6 @@
 """Text cases of the passes: read, run, and hold against meaning as well as text.
 
-A case is `== title [precision=fp16, disable=name]`, a graph, `=>`, and the graph after the pass, or
+A case is `== title [precision=fp16, disable=name, state=input]`, a graph, `=>`, and the graph after the pass, or
 `unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
 """
 
@@ -35,7 +35,9 @@ class Case:
         given = re.search(r"\[([^\]]*=[^\]]*)\]$", self.title)
         values = dict(item.split("=") for item in given[1].split(", ")) if given else {}
         return Options(
-            precision=values.get("precision", "fp32"), disable=frozenset(values.get("disable", "").split("+"))
+            precision=values.get("precision", "fp32"),
+            disable=frozenset(values.get("disable", "").split("+")),
+            state=tuple((name, "") for name in values.get("state", "").split("+") if name),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from fusec.ir import Graph, Node
+from fusec.ir import Constant, Graph, Node
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.convex import Wiring
 from fusec.passes.partition.grow import ANCHORS, POINTWISE
@@ -55,6 +55,11 @@ def partition(
     program = Program(graph, ordered(steps, planner.wiring), tuple(refusals))
     program.verify()
     return program
+
+
+def kernels_only(graph: Graph) -> Program:
+    """The graph as one kernel or view per node, nothing put to cuDNN."""
+    return Program(graph, tuple(alone(graph, node) for node in graph.nodes if not isinstance(node.op, Constant)))
 
 
 def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:

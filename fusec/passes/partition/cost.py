@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from fusec.ir import DType, Node
-from fusec.ops import Attention, Conv, ConvTranspose, MatMul
+from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad, MatMul
 from fusec.program import inputs_of, outputs_of
 from fusec.target import Target
 from fusec.verdict import Legal
@@ -69,6 +69,8 @@ def flops(node: Node) -> int:
         return 2 * size * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, ConvTranspose):
         return 2 * node.operands[0].type.size * math.prod(node.operands[1].type.shape[1:])
+    if isinstance(node.op, ConvWgrad):
+        return 2 * node.operands[1].type.size * math.prod(node.result.type.shape[1:])
     if isinstance(node.op, Attention):
         q, k, v = (value.type.shape for value in node.operands[:3])
         return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])

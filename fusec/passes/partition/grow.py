@@ -15,6 +15,7 @@ from fusec.ops import (
     Cast,
     Conv,
     ConvTranspose,
+    ConvWgrad,
     InstanceNorm,
     LayerNorm,
     MatMul,
@@ -30,7 +31,7 @@ from fusec.ops import (
 from fusec.passes.partition.convex import Condensation, Wiring
 from fusec.views import is_view
 
-EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, MatMul, LayerNorm, RmsNorm, InstanceNorm)
+EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)

@@ -1,0 +1,100 @@
+"""What training adds to the ops, in ONNX: it has no operator for any of these, so each is spelled out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from onnx import TensorProto
+
+from fusec.errors import LoweringError
+from fusec.ir import DType, Node
+
+Exporter = Any  # fusec.exporters.onnx's, which imports this module
+
+
+def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
+    """A convolution of channels as images, in which strides and dilations have changed places."""
+    image, loss = (v.type.shape for v in node.operands)
+    a, n = node.op.attributes, len(image) - 2
+    groups, batch, spatial = a["groups"], image[0], range(3, 3 + n)
+    split = e.op("Reshape", x, e.ints([batch, groups, image[1] // groups, *image[2:]]))
+    turned = e.op("Transpose", split, perm=[2, 1, 0, *spatial])
+    images = e.op("Reshape", turned, e.ints([image[1] // groups, groups * batch, *image[2:]]))
+    filters = e.op("Transpose", dy, perm=[1, 0, *range(2, 2 + n)])
+    attributes = {"strides": a["dilations"], "dilations": a["strides"], "pads": a["pads"], "group": groups}
+    found = e.op("Conv", images, filters, kernel_shape=loss[2:], **attributes)
+    axes = e.ints(range(2, 2 + n))
+    cut = e.op("Slice", found, e.ints([0] * n), e.ints(a["window"]), axes)
+    return e.op("Transpose", cut, perm=[1, 0, *range(2, 2 + n)])
+
+
+def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
+    """Each gradient is added where MaxPool says that the maximum was."""
+    a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
+    _, places = e.several("MaxPool", [x], 2, {"kernel_shape": a.pop("window"), **a})
+    shape = node.result.type.shape
+    flat = [e.op("Reshape", v, e.ints([-1])) for v in (places, dy)]
+    zeros = e.op("Expand", e.number(0, node), e.ints([math.prod(shape)]))
+    added = e.op("ScatterElements", zeros, *flat, axis=0, reduction="add")
+    return e.op("Reshape", added, e.ints(shape))
+
+
+def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """Mean and variance by ReduceMean; halves with fp32 parameters are computed in fp32."""
+    stats = _Statistics(e, node, node.operands[0].type.shape, 0, 1)
+    x, scale, bias = (stats.wide(v) for v in operands)
+    mean = stats.mean(x)
+    centred = e.op("Sub", x, mean)
+    variance = stats.mean(e.op("Mul", centred, centred))
+    shifted = e.op("Add", variance, e.number(node.op.attributes["epsilon"], node, 1))
+    inverse = e.op("Reciprocal", e.op("Sqrt", shifted))
+    scaled = e.op("Mul", centred, e.op("Mul", inverse, stats.channels(scale)))
+    y = e.op("Add", scaled, stats.channels(bias))
+    return [stats.narrow(y), stats.flat(mean), stats.flat(inverse)]
+
+
+def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    stats = _Statistics(e, node, node.operands[1].type.shape, 1, 2)
+    dy, x, *parameters = (stats.wide(v) for v in operands)
+    scale, mean, inverse = (stats.channels(v) for v in parameters)
+    normal = e.op("Mul", e.op("Sub", x, mean), inverse)
+    product = e.op("Mul", dy, normal)
+    inner = e.op("Sub", e.op("Sub", dy, stats.mean(dy)), e.op("Mul", normal, stats.mean(product)))
+    dx = e.op("Mul", inner, e.op("Mul", scale, inverse))
+    return [stats.narrow(dx), stats.flat(stats.sum(product)), stats.flat(stats.sum(dy))]
+
+
+class _Statistics:
+    """Reductions over all but the channels of operand `image`; parameters have the dtype of operand `parameter`."""
+
+    def __init__(self, e: Exporter, node: Node, shape: tuple[int, ...], image: int, parameter: int):
+        self.e = e
+        self.shape = shape
+        self.axes = [0, *range(2, len(shape))]
+        self.dtypes = node.operands[image].type.dtype, node.operands[parameter].type.dtype
+
+    def wide(self, x: str) -> str:
+        same = self.dtypes[0] is self.dtypes[1]
+        return x if same else self.e.op("Cast", x, to=TensorProto.FLOAT)
+
+    def narrow(self, x: str) -> str:
+        half = TensorProto.FLOAT16 if self.dtypes[0] is DType.F16 else TensorProto.BFLOAT16
+        return x if self.dtypes[0] is self.dtypes[1] else self.e.op("Cast", x, to=half)
+
+    def mean(self, x: str) -> str:
+        return self.e.op("ReduceMean", x, self.e.ints(self.axes), keepdims=1)
+
+    def sum(self, x: str) -> str:
+        return self.e.op("ReduceSum", x, self.e.ints(self.axes), keepdims=1)
+
+    def channels(self, v: str) -> str:
+        return self.e.op("Reshape", v, self.e.ints([1, self.shape[1], *([1] * (len(self.shape) - 2))]))
+
+    def flat(self, v: str) -> str:
+        return self.e.op("Reshape", v, self.e.ints([self.shape[1]]))
+
+
+def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """ONNX's random operators take no state."""
+    raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")

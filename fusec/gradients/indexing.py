@@ -1,0 +1,193 @@
+"""Gradients of ops that pick, place or order elements by index, and of running sums and products."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusec.builder import Tensor
+from fusec.gradients.core import Gradients, Rule, Step, zeros
+from fusec.ops import Cumulate, Gather, Pad, Resize, Scatter
+
+
+def reversed_along(x: Tensor, axis: int) -> Tensor:
+    return x[(slice(None),) * axis + (slice(None, None, -1),)]
+
+
+def running(x: Tensor, kind: str, axis: int = -1, backwards: bool = False) -> Tensor:
+    """A running sum or product, from the last element if `backwards`."""
+    axis %= x.rank
+    if backwards:
+        return reversed_along(running(reversed_along(x, axis), kind, axis), axis)
+    return x.builder.apply(Cumulate(kind, axis), x)
+
+
+def add_along(dy: Tensor, indices: Tensor, axis: int, size: int) -> Tensor:
+    """dy's slices along an axis added up at their indices in a dim of `size`."""
+    order = [axis, *(i for i in range(dy.rank) if i != axis)]
+    rows = dy.transpose(order)
+    total = dy.builder.constant(np.zeros((), dy.dtype.numpy)).expand(size, *rows.shape[1:])
+    added = dy.builder.apply(Scatter("add"), total, indices, rows)
+    return added.transpose([order.index(i) for i in range(dy.rank)])
+
+
+def _gather(step: Step) -> Gradients:
+    op, (x, indices), dy = step.op, step.x, step.dy
+    axis = op.axis % x.rank
+    flat = dy.reshape(*x.shape[:axis], indices.size, *x.shape[axis + 1 :])
+    return add_along(flat, indices.reshape(indices.size), axis, x.shape[axis]), None
+
+
+def _scatter(step: Step) -> Gradients:
+    op, (x, indices, updates), dy, y = step.op, step.x, step.dy, step.y[0]
+    b = step.b
+
+    def picked(t: Tensor) -> Tensor:
+        return b.apply(Gather(0), t, indices)
+
+    match op.reduction:
+        case "none":
+            return b.apply(Scatter("none"), dy, indices, zeros(updates)), None, picked(dy)
+        case "add":
+            return dy, None, picked(dy)
+        case "mul":
+            ones, nothing = (b.constant(v, x.dtype).expand(x.shape) for v in (1.0, 0.0))
+            zero = updates.eq(0.0)
+            factor = b.apply(Scatter("mul"), ones, indices, updates)
+            # the product of the other updates of the same row: without zeros, and how many of those there are
+            rest = picked(b.apply(Scatter("mul"), ones, indices, b.where(zero, 1.0, updates)))
+            count = picked(b.apply(Scatter("add"), nothing, indices, zero.astype(x.dtype)))
+            others = rest / b.where(zero, 1.0, updates)
+            alone = b.where(zero, count.eq(1.0), count.eq(0.0))
+            return dy * factor, None, picked(dy * x) * b.where(alone, others, 0.0)
+        case _:
+            return b.where(x.eq(y), dy, 0.0), None, b.where(updates.eq(picked(y)), picked(dy), 0.0)
+
+
+def _top_k(step: Step) -> Gradients:
+    """Each value's gradient goes back to the element it was."""
+    op, x, dy = step.op, step.x[0], step.dys[0]
+    if dy is None:
+        return None
+    axis = op.axis % x.rank
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    turned = dy.transpose(order)
+    places = step.y[1].transpose(order).reshape(-1, op.k)
+    rows, size = places.shape[0], x.shape[axis]
+    flat = (places + np.arange(rows, dtype=np.int64)[:, None] * size).reshape(-1)
+    total = step.b.constant(np.zeros((), x.dtype.numpy)).expand(rows * size)
+    added = step.b.apply(Scatter("add"), total, flat, turned.reshape(-1))
+    return added.reshape(*turned.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+
+
+def _cumulate(step: Step) -> Gradients:
+    """A sum: what is behind each element, added up. A product: over all pairs, so that zeros do no harm."""
+    op, x, dy = step.op, step.x[0], step.dy
+    axis = op.axis % x.rank
+    if op.kind == "sum":
+        return running(dy, "sum", axis, backwards=True)
+    size = x.shape[axis]
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    rows, loss = x.transpose(order), dy.transpose(order)
+    # [..., i, j]: x_j with x_i left out; its running product over j is the slope of y_j by x_i where j >= i
+    others = step.b.where(step.b.constant(np.eye(size, dtype=np.bool_)), 1.0, rows[..., None, :])
+    slopes = step.b.where(step.b.constant(np.triu(np.ones((size, size), np.bool_))), running(others, "prod"), 0.0)
+    found = (slopes * loss[..., None, :]).sum(-1)
+    return found.transpose([order.index(i) for i in range(x.rank)])
+
+
+# moves -----------------------------------------------------------------------------------------------
+
+
+def _slice(step: Step) -> Gradients:
+    op, x, dy = step.op, step.x[0], step.dy
+    if dy.size == 0:
+        return zeros(x)
+    starts, ends = list[int](), list[int]()
+    for axis, (start, size, step_size, dim) in enumerate(zip(op.starts, op.sizes, op.steps, x.shape, strict=True)):
+        first = start
+        if step_size < 0:
+            dy, first = reversed_along(dy, axis), start + (size - 1) * step_size
+        gap = abs(step_size)
+        if gap > 1 and size > 1:  # zeros between the elements
+            spread = [0] * (dy.rank + 1) * 2
+            spread[dy.rank + 1 + axis + 1] = gap - 1
+            opened = dy.reshape(*dy.shape[: axis + 1], 1, *dy.shape[axis + 1 :])
+            padded = step.b.apply(Pad(tuple(spread)), opened)
+            dy = padded.reshape(*dy.shape[:axis], size * gap, *dy.shape[axis + 1 :])
+            dy = dy[(slice(None),) * axis + (slice(0, (size - 1) * gap + 1),)]
+        starts.append(first)
+        ends.append(dim - first - dy.shape[axis])
+    return step.b.apply(Pad((*starts, *ends)), dy) if any((*starts, *ends)) else dy
+
+
+def _pad(step: Step) -> Gradients:
+    op, x, dy = step.op, step.x[0], step.dy
+    for axis in range(x.rank):
+        p0, p1, size = op.pads[axis], op.pads[axis + x.rank], x.shape[axis]
+        if not (p0 or p1):
+            continue
+        if op.mode == "constant":
+            dy = dy[(slice(None),) * axis + (slice(p0, p0 + size),)]
+        else:  # which element each one copies
+            source = np.pad(np.arange(size), (p0, p1), mode=op.mode)
+            dy = add_along(dy, step.b.constant(source), axis, size)
+    return dy
+
+
+def _resize(step: Step) -> Gradients:
+    """Dim by dim: sums at the element each one copies, or a product with the weights it was mixed by."""
+    op, x, dy = step.op, step.x[0], step.dy
+    assert isinstance(op, Resize)
+    for axis, size in enumerate(x.shape):
+        if op.sizes[axis] == size and op.scales[axis] == 1.0:
+            continue
+        if op.mode == "nearest":
+            dy = add_along(dy, step.b.constant(op.nearest(np, axis, size)), axis, size)
+            continue
+        at = np.clip(op.positions(np, axis, size), 0, size - 1)
+        low = np.floor(at).astype(np.int64)
+        weights, rows = np.zeros((len(at), size)), np.arange(len(at))
+        np.add.at(weights, (rows, low), 1 - (at - low))
+        np.add.at(weights, (rows, np.minimum(low + 1, size - 1)), at - low)
+        order = [*(i for i in range(x.rank) if i != axis), axis]
+        turned = dy.transpose(order)
+        mixed = turned.reshape(-1, len(at)) @ step.b.constant(weights, x.dtype)
+        dy = mixed.reshape(*turned.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+    return dy
+
+
+def _concat(step: Step) -> Gradients:
+    axis, at = step.op.axis % step.x[0].rank, 0
+    parts: list[Tensor] = []
+    for x in step.x:
+        parts.append(step.dy[(slice(None),) * axis + (slice(at, at + x.shape[axis]),)])
+        at += x.shape[axis]
+    return parts
+
+
+def _split(step: Step) -> Gradients:
+    parts = [zeros(y) if dy is None else dy for y, dy in zip(step.y, step.dys, strict=True)]
+    return step.b.concat(parts, step.op.axis)
+
+
+def _transpose(step: Step) -> Gradients:
+    return step.dy.transpose([step.op.perm.index(i) for i in range(step.dy.rank)])
+
+
+RULES: dict[str, Rule] = {
+    "gather": _gather,
+    "scatter": _scatter,
+    "top_k": _top_k,
+    "cumulate": _cumulate,
+    "slice": _slice,
+    "pad": _pad,
+    "resize": _resize,
+    "concat": _concat,
+    "split": _split,
+    "transpose": _transpose,
+    "reshape": lambda s: s.dy.reshape(s.x[0].shape),
+    "expand": lambda s: s.dy,  # summed to the operand's shape by itself
+    "relayout": lambda s: s.dy,
+}
+
+STOPS: dict[str, str] = {"random_bits": "its results are no floating-point numbers"}

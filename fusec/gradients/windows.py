@@ -1,0 +1,109 @@
+"""Gradients of convolutions and pooling: each is an op of cuDNN's where it has one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fusec.builder import Tensor
+from fusec.gradients.core import Gradients, Rule, Step, zeros
+from fusec.ops import AvgPool, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward, Slice
+from fusec.ops.convolution import indices_of
+from fusec.ops.pooling import Pool
+
+
+def image_gradient(dy: Tensor, w: Tensor, op: Conv | ConvWgrad, spatial: tuple[int, ...]) -> Tensor:
+    """conv_dgrad: a transposed convolution whose output padding makes up what the strides left out."""
+    n = len(op.strides)
+    bare = [
+        s * (o - 1) + d * (k - 1) + 1 - p0 - p1
+        for o, k, s, d, p0, p1 in zip(
+            dy.shape[2:], w.shape[2:], op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True
+        )
+    ]
+    extra = tuple(i - b for i, b in zip(spatial, bare, strict=True))
+    return dy.builder.apply(ConvTranspose(op.strides, op.pads, op.dilations, extra, op.groups), dy, w)
+
+
+def _conv(step: Step) -> Gradients:
+    op, (x, w) = step.op, step.x
+    dx = image_gradient(step.dy, w, op, x.shape[2:]) if step.active[0] else None
+    wgrad = ConvWgrad(w.shape[2:], op.strides, op.pads, op.dilations, op.groups)
+    return dx, step.b.apply(wgrad, x, step.dy) if step.active[1] else None
+
+
+def _conv_transpose(step: Step) -> Gradients:
+    op, (x, w), dy = step.op, step.x, step.dy
+    n = len(op.strides)
+    # output padding of a whole stride or more lies beyond the last window: pads go first, then elements
+    beyond = [e // s * s for e, s in zip(op.output_padding, op.strides, strict=True)]
+    ends = [max(0, p - e) for p, e in zip(op.pads[n:], beyond, strict=True)]
+    kept = [d - max(0, e - p) for d, e, p in zip(dy.shape[2:], beyond, op.pads[n:], strict=True)]
+    dy = dy[(slice(None), slice(None), *(slice(0, k) for k in kept))]
+    pads = (*op.pads[:n], *ends)
+    dx = step.b.apply(Conv(op.strides, pads, op.dilations, op.groups), dy, w)
+    return dx, step.b.apply(ConvWgrad(w.shape[2:], op.strides, pads, op.dilations, op.groups), dy, x)
+
+
+def _conv_wgrad(step: Step) -> Gradients:
+    op, (x, dy), g = step.op, step.x, step.dy
+    dx = image_gradient(dy, g, op, x.shape[2:]) if step.active[0] else None
+    return dx, step.b.apply(Conv(op.strides, op.pads, op.dilations, op.groups), x, g)
+
+
+def _max_pool(step: Step) -> Gradients:
+    op = step.op
+    backward = MaxPoolBackward(op.window, op.strides, op.pads, op.dilations, op.ceil_mode)
+    return step.b.apply(backward, step.dy, step.x[0])
+
+
+def _max_pool_backward(step: Step) -> Gradients:
+    """Each window picks what it finds at its first maximum, looked for place by place of the window."""
+    op, (dy, x), g = step.op, step.x, step.dy
+    n = len(op.window)
+    ends = _ends(op, x.shape[2:], dy.shape[2:])
+    pads = (0, 0, *op.pads[:n], 0, 0, *ends)
+    padded, picked = step.b.pad(x, pads, value=-math.inf), step.b.pad(g, pads)
+    top = step.b.apply(MaxPool(op.window, op.strides, op.pads, op.dilations, op.ceil_mode), x)
+    total, found = zeros(dy), step.b.constant(np.zeros((), np.bool_)).expand(dy.shape)
+    for tap in indices_of(op.window):
+        starts = (0, 0, *(t * d for t, d in zip(tap, op.dilations, strict=True)))
+        place = Slice(starts, dy.shape, (1, 1, *op.strides))
+        here = step.b.apply(place, padded).eq(top) & ~found
+        total = total + step.b.where(here, step.b.apply(place, picked), 0.0)
+        found = found | here
+    return total, None
+
+
+def _ends(op: Pool, spatial: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+    """The trailing pads, with what the last window hangs over in ceil mode."""
+    n = len(op.window)
+    return tuple(
+        max(p1, (c - 1) * s + d * (k - 1) + 1 - i - p0)
+        for c, s, d, k, i, p0, p1 in zip(
+            counts, op.strides, op.dilations, op.window, spatial, op.pads[:n], op.pads[n:], strict=True
+        )
+    )
+
+
+def _avg_pool(step: Step) -> Gradients:
+    """Each window's share goes back to all its elements: a transposed convolution by ones, channel by channel."""
+    op, (x,), dy = step.op, step.x, step.dy
+    assert isinstance(op, AvgPool)
+    channels = x.shape[1]
+    share = 1.0 / op.weights(np, x.shape[2:], np.dtype(np.float64))
+    pads = (*op.pads[: len(op.window)], *_ends(op, x.shape[2:], dy.shape[2:]))
+    ones = step.b.constant(np.ones((channels, 1, *op.window)), x.dtype)
+    window = Conv(op.strides, pads, op.dilations, channels)
+    return image_gradient(dy * step.b.constant(share, x.dtype), ones, window, x.shape[2:])
+
+
+RULES: dict[str, Rule] = {
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "conv_wgrad": _conv_wgrad,
+    "max_pool": _max_pool,
+    "max_pool_backward": _max_pool_backward,
+    "avg_pool": _avg_pool,
+}

@@ -1,0 +1,103 @@
+"""Compute again what is cheap rather than keep it: values that a training step's backward half reads long after they
+were made, and that pointwise ops can make anew from what is kept anyway.
+
+Only where there is state, that is in training: an inference graph has no such gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fusec.ir import Constant, Graph, Node, Value, positions
+from fusec.ops import Cast, Pointwise
+from fusec.passes.base import Options
+
+# Ops that cost no more than the memory traffic they save; the others (exp, tanh, erf…) keep a unit of the GPU busy
+# that is slower than memory only in long chains, so a chain may be so many nodes long, and no longer.
+MAX_CHAIN = 4
+MIN_BYTES = 1 << 12  # below, nothing is gained
+
+
+@dataclass(frozen=True)
+class Rematerialise:
+    """`gap`: how far apart, as a share of the graph, a value's making and its use must be."""
+
+    gap: float = 0.25
+    name: ClassVar[str] = "rematerialise"
+
+    def run(self, graph: Graph, options: Options) -> None:
+        if not options.state:
+            return
+        place = positions(graph)
+        far = max(8, int(self.gap * len(place)))
+        late = _late(graph, place, far)
+        kept = {v for v in late if not _cheap(v)} | set(graph.inputs)
+        groups: dict[frozenset[Value], dict[Value, list[Node]]] = {}
+        for value in late:
+            found = _chain(value, place) if _cheap(value) and value.type.nbytes >= MIN_BYTES else None
+            if found is not None:
+                chain, roots = found
+                groups.setdefault(frozenset(r for r in roots if r not in kept), {})[value] = chain
+        chosen: dict[Value, list[Node]] = {}
+        for roots, values in groups.items():
+            # what is kept instead must be less than what need not be kept
+            if sum(r.type.nbytes for r in roots) < sum(v.type.nbytes for v in values):
+                chosen |= values
+        copies: dict[Value, Value] = {}
+        uses = [(node, index, value) for value in chosen for node, index in late[value]]
+        for node, index, value in sorted(uses, key=lambda use: place[use[0]]):
+            graph.set_input(node, index, _again(graph, value, chosen[value], node, copies))
+
+
+Uses = list[tuple[Node, int]]
+
+
+def _late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value, Uses]:
+    """Results that are read at least so many nodes behind, with these uses in the order of the graph."""
+    found: dict[Value, Uses] = {}
+    for node in graph.nodes:
+        for value in node.results if not isinstance(node.op, Constant) else ():
+            uses = [(user, i) for user, i in value.uses if user is not graph.return_node]
+            uses = [(user, i) for user, i in uses if place[user] - place[node] >= far]
+            if uses:
+                found[value] = sorted(uses, key=lambda use: place[use[0]])
+    return found
+
+
+def _cheap(value: Value) -> bool:
+    return value.node is not None and isinstance(value.node.op, (Pointwise, Cast))
+
+
+def _chain(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:
+    """The pointwise nodes that make a value, first to last, and what they start from; None if they are too many."""
+    nodes: dict[Node, None] = {}
+    roots: dict[Value, None] = {}
+    stack = [value]
+    while stack:
+        at = stack.pop()
+        if at.literal is not None:
+            continue
+        if not _cheap(at):
+            roots[at] = None
+            continue
+        assert at.node is not None
+        nodes[at.node] = None
+        if len(nodes) > MAX_CHAIN:
+            return None
+        stack += at.node.operands
+    return sorted(nodes, key=lambda n: place[n]), list(roots)
+
+
+def _again(graph: Graph, value: Value, chain: list[Node], before: Node, copies: dict[Value, Value]) -> Value:
+    """The value made once more, before the first node that reads it late; later ones share that."""
+    for node in chain:
+        result = node.result
+        if result not in copies:
+            operands = [copies.get(v, v) for v in node.operands]
+            twin = graph.insert(
+                node.op, operands, before=before, names=(result.name,), types=[result.type], origin=node.origin
+            )
+            copies[result] = twin.result
+    return copies[value]
