@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, pointwise, pooling, rows, sampled
+from fusec.gpu.kernels import depthwise, pointwise, pooling, rotary, rows, sampled
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
@@ -18,6 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     pooling.pooling,
     depthwise.depthwise,
     sampled.sampled,
+    rotary.rotary,
 )
 
 
