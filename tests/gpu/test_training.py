@@ -31,7 +31,7 @@ def network() -> Builder:
     logits = b.dropout(y, 0.25, state).reshape(16, -1) @ head
     loss = b.cross_entropy(logits, labels)
     weights = [w, scale, bias, head]
-    training.sgd(b, weights, fusec.backward(loss, weights), 0.05, 0.9)
+    training.sgd(b, weights, fusec.backward(loss, weights), 0.005, 0.9)
     b.output(loss=loss)
     return b
 
