@@ -42,6 +42,7 @@ from fusec.runtime import Executable  # noqa: E402
 CASES = [
     *("resnet50:1", "resnet50:32", "resnet50:256", "mobilenet_v2:32", "efficientnet_b0:32", "densenet121:32"),
     *("convnext_tiny:32", "unet:8", "hourglass:1", "hourglass:32"),
+    *("vit_b_16:32", "bert_base:1", "bert_base:32", "gpt2:8", "llama_block:1", "whisper_base:8", "diffusion_block:2"),
 ]
 PEERS = ("eager", "compile")
 ROUNDS, ROUND_S = 15, 0.03
@@ -64,21 +65,30 @@ def captured(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch
     return graph.replay, out
 
 
-def peer(name: str, model: torch.nn.Module, x: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
+def peer(
+    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> tuple[Callable[[], None], torch.Tensor]:
     if name == "eager":
-        return captured(lambda: model(x))
+        return captured(lambda: model(*inputs))
     torch._dynamo.reset()
     torch._inductor.config.freezing = True
     fast = torch.compile(model, mode="max-autotune-no-cudagraphs")
-    return captured(lambda: fast(x))
+    return captured(lambda: fast(*inputs))
 
 
-def exported(model: torch.nn.Module, x: torch.Tensor) -> bytes:
+def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
     file = io.BytesIO()
+    names = [f"x{i}" for i in range(len(inputs))]
+    torch.backends.mha.set_fastpath_enabled(False)  # which the exporter does not know
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, (x,), file, input_names=["x"], output_names=["y"], dynamo=False, opset_version=17)
+        torch.onnx.export(model, inputs, file, input_names=names, output_names=["y"], dynamo=False, opset_version=17)
+    torch.backends.mha.set_fastpath_enabled(True)
     return file.getvalue()
+
+
+def halved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
 
 
 def timed(contenders: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
@@ -110,14 +120,13 @@ def timed(contenders: dict[str, Callable[[], None]]) -> dict[str, dict[str, floa
 
 
 def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> dict[str, Any]:
-    model, shape = make(name)
-    model = model.cuda()
-    x = torch.randn(batch, *shape, device="cuda")
+    model, inputs = make(name, batch)
+    model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
     with torch.inference_mode():
-        want = model(x).clone()
-    model, x = model.half(), x.half()
-    data = exported(model, x)
-    feeds = {"x": cupy.from_dlpack(x.contiguous())}
+        want = model(*inputs).clone()
+    model, inputs = model.half(), tuple(map(halved, inputs))
+    data = exported(model, inputs)
+    feeds = {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
         executable, y, cold_s = first_result(data, feeds, tune, budget)
@@ -126,13 +135,14 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> d
     row |= {"cold_s": round(cold_s, 2), "warm_s": round(warm_s, 2)}
     row["errors"] = {"fusec": error(y, want)}
     contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
-    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
+    inputs = tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs)
     row["peak_bytes"] = {}
     with torch.inference_mode():
         for one in peers:
             torch.cuda.reset_peak_memory_stats()
             started = time.perf_counter()
-            contenders[one], out = peer(one, model, x)
+            contenders[one], out = peer(one, model, inputs)
             row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
             contenders[one]()
             row["errors"][one] = error(out, want)

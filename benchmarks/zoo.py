@@ -63,17 +63,176 @@ class Hourglass(nn.Module):
         return torch.tanh(self.head(x))
 
 
-def make(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A model in fp32 and the shape of one input."""
+class Attention(nn.Module):
+    """Self-attention, or attention to a context, with one projection for each of query, key and value."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int = 0, context: int = 0, bias: bool = True):
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads or heads, width // heads
+        self.q = nn.Linear(width, width, bias)
+        self.k = nn.Linear(context or width, self.kv_heads * self.size, bias)
+        self.v = nn.Linear(context or width, self.kv_heads * self.size, bias)
+        self.out = nn.Linear(width, width, bias)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        context: torch.Tensor | None = None,
+        causal: bool = False,
+        turn: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        source = x if context is None else context
+        (b, s, w), t = x.shape, source.shape[1]
+        q = self.q(x).view(b, s, self.heads, self.size).transpose(1, 2)
+        k = self.k(source).view(b, t, self.kv_heads, self.size).transpose(1, 2)
+        v = self.v(source).view(b, t, self.kv_heads, self.size).transpose(1, 2)
+        if turn is not None:
+            q, k = rotated(q, *turn), rotated(k, *turn)
+        if self.kv_heads != self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
+        mask = None
+        if causal and torch.onnx.is_in_onnx_export():  # the exporter's own mask is of another dtype than the scores
+            mask, causal = torch.full((s, t), -torch.inf, dtype=q.dtype, device=q.device).triu(1), False
+        y = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return self.out(y.transpose(1, 2).reshape(b, s, w))
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+class Layer(nn.Module):
+    """A transformer layer: norms in front of its parts, or behind the sums."""
+
+    def __init__(self, width: int, heads: int, causal: bool = False, norm_first: bool = True):
+        super().__init__()
+        self.causal, self.norm_first = causal, norm_first
+        self.attention = Attention(width, heads)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.norms
+        if self.norm_first:
+            x = x + self.attention(first(x), causal=self.causal)
+            return x + self.mlp(second(x))
+        x = first(x + self.attention(x, causal=self.causal))
+        return second(x + self.mlp(x))
+
+
+class Text(nn.Module):
+    """Embeddings and layers: BERT (J. Devlin et al., 2018) without its pooler, GPT-2 (A. Radford et al., 2019)."""
+
+    def __init__(self, width: int, layers: int, heads: int, length: int, causal: bool):
+        super().__init__()
+        self.words, self.places = nn.Embedding(30522, width), nn.Parameter(torch.randn(length, width) / 50)
+        self.layers = nn.ModuleList(Layer(width, heads, causal, norm_first=causal) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.words(x) + self.places)
+        for layer in self.layers:
+            y = layer(y)
+        return y
+
+
+class Speech(nn.Module):
+    """The encoder of Whisper (A. Radford et al., 2022), base."""
+
+    def __init__(self, width: int = 512, layers: int = 6, heads: int = 8):
+        super().__init__()
+        self.first, self.second = nn.Conv1d(80, width, 3, 1, 1), nn.Conv1d(width, width, 3, 2, 1)
+        self.places = nn.Parameter(torch.randn(1500, width) / 50)
+        self.layers, self.norm = nn.ModuleList(Layer(width, heads) for _ in range(layers)), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.gelu(self.second(functional.gelu(self.first(x))))
+        x = x.transpose(1, 2) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+
+class RmsNorm(nn.Module):
+    """As models spell it: in fp32."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+class Llama(nn.Module):
+    """One block of Llama (H. Touvron et al., 2023): 4096 wide, 32 heads, 8 of keys and values, SwiGLU."""
+
+    def __init__(self, width: int = 4096, heads: int = 32, kv_heads: int = 8, hidden: int = 14336, length: int = 2048):
+        super().__init__()
+        self.attention, self.norms = Attention(width, heads, kv_heads, bias=False), nn.ModuleList()
+        self.norms.extend(RmsNorm(width) for _ in range(2))
+        self.gate, self.up = nn.Linear(width, hidden, False), nn.Linear(width, hidden, False)
+        self.down = nn.Linear(hidden, width, False)
+        size = width // heads
+        angles = torch.outer(torch.arange(length), 10000.0 ** -(torch.arange(0, size, 2) / size)).repeat(1, 2)
+        self.cos, self.sin = (nn.Parameter(f(angles), requires_grad=False) for f in (torch.cos, torch.sin))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.norms
+        x = x + self.attention(first(x), causal=True, turn=(self.cos, self.sin))
+        y = second(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Diffusion(nn.Module):
+    """A level of Stable Diffusion's UNet (R. Rombach et al., 2022): a residual block and a transformer block that
+    attends to text."""
+
+    def __init__(self, width: int = 320, heads: int = 8, context: int = 768):
+        super().__init__()
+        self.residual = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(32, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(2)
+        )
+        self.norm, self.enter, self.leave = nn.GroupNorm(32, width), nn.Linear(width, width), nn.Linear(width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.own, self.cross = Attention(width, heads, bias=False), Attention(width, heads, context=context, bias=False)
+        self.gated, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        first, second = self.residual
+        x = x + second(first(x))
+        b, c, h, w = x.shape
+        y = self.enter(self.norm(x).flatten(2).transpose(1, 2))
+        y = y + self.own(self.norms[0](y))
+        y = y + self.cross(self.norms[1](y), context)
+        a, gate = self.gated(self.norms[2](y)).chunk(2, -1)
+        y = self.leave(y + self.down(a * functional.gelu(gate)))
+        return x + y.transpose(1, 2).reshape(b, c, h, w)
+
+
+def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A model in fp32 and its inputs."""
     torch.manual_seed(0)
     if name == "unet":
-        model, shape = UNet(), (3, 256, 256)
+        model, inputs = UNet(), (torch.randn(batch, 3, 256, 256),)
     elif name == "hourglass":
-        model, shape = Hourglass(), (3, 256, 256)
+        model, inputs = Hourglass(), (torch.randn(batch, 3, 256, 256),)
+    elif name == "bert_base":
+        model, inputs = Text(768, 12, 12, 128, causal=False), (torch.randint(0, 30522, (batch, 128)),)
+    elif name == "gpt2":
+        model, inputs = Text(768, 12, 12, 512, causal=True), (torch.randint(0, 30522, (batch, 512)),)
+    elif name == "whisper_base":
+        model, inputs = Speech(), (torch.randn(batch, 80, 3000),)
+    elif name == "llama_block":
+        model, inputs = Llama(), (torch.randn(batch, 2048, 4096),)
+    elif name == "diffusion_block":
+        model, inputs = Diffusion(), (torch.randn(batch, 320, 64, 64), torch.randn(batch, 77, 768))
     else:
         import torchvision
 
-        model, shape = getattr(torchvision.models, name)(weights=None), (3, 224, 224)
+        model, inputs = getattr(torchvision.models, name)(weights=None), (torch.randn(batch, 3, 224, 224),)
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.InstanceNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -81,4 +240,4 @@ def make(name: str) -> tuple[nn.Module, tuple[int, ...]]:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-    return model.eval(), shape
+    return model.eval(), inputs

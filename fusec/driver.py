@@ -139,7 +139,7 @@ def compile(
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
             backend = CudnnBackend("none", progress, suggested=chosen)
-            executable = Executable(compiled, backend, weights)
+            executable = Executable(replace(compiled, program=backend.joined(compiled.program)), backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
                     raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
@@ -253,7 +253,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         suggested = {key: entries[0].choice for key, entries in found.plans.items() if entries}
-        return Executable(found.compiled, CudnnBackend(tune, suggested=suggested))
+        backend = CudnnBackend(tune, suggested=suggested)
+        return Executable(replace(found.compiled, program=backend.joined(found.compiled.program)), backend)
     return Executable(found.compiled, SimulatorBackend())
 
 

@@ -294,6 +294,26 @@ def _gather(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row if row.axis < axis else _Row(row.axis + indices.type.rank - 1, row.outer)
 
 
+def _attention(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """Batches are apart, and so are queries; keys are summed over, heads may be shared."""
+    query, *others = rows[:3]
+    bias = rows[3] if len(rows) > 3 else None
+    if query is None or query.axis not in (0, 2) or (query.axis == 2 and query.outer > 1):
+        raise _MixesError("it is neither the batch nor the queries")
+    if any(other != (query if query.axis == 0 else None) for other in others):
+        raise _MixesError("rows meet other rows")
+    if bias is not None and _Row(bias.axis + 4 - node.operands[3].type.rank, bias.outer) != query:
+        raise _MixesError("rows meet other rows")
+    return query
+
+
+def _rotary(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = walk.aligned(node, rows)
+    if row.axis == node.result.type.rank - 1:
+        raise _MixesError("its halves are exchanged")
+    return row
+
+
 # attributes that hold sizes: what they say is in the result's shape, which is checked
 _SIZED: Mapping[str, frozenset[str]] = {
     "reshape": frozenset({"shape"}),
@@ -308,6 +328,8 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("softmax", "concat", "split", "top_k", "cumulate"), _not_along),
     "resize": _resize,
     "matmul": _matmul,
+    "attention": _attention,
+    "rotary": _rotary,
     "reduce": _reduce,
     "reshape": _reshape,
     "transpose": _transpose,

@@ -56,14 +56,14 @@ class Partition:
     def virtual(self) -> tuple[Value, ...]:
         """Results used inside only; empty unless cuDNN runs the step. What nothing uses is no result at all."""
         stored = set(self.outputs)
-        inside = [n for n in self.nodes if n.op.name not in STRIDES or len(self.nodes) == 1]
+        inside = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
         return tuple(v for n in inside for v in n.results if v not in stored and v.uses)
 
     @property
     def signature(self) -> str:
         """The ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
         Views in front of a computation are strides of its operands and left out."""
-        computing = [n for n in self.nodes if n.op.name not in STRIDES]
+        computing = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
         return "+".join(display_name(n) for n in computing or self.nodes)
 
     @property

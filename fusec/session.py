@@ -384,6 +384,6 @@ def _interface(dtype: np.dtype[Any], shape: Sequence[int], address: int) -> dict
 
 
 def _to_host(array: Any) -> np.ndarray[Any, Any]:
-    if isinstance(array, np.ndarray):
-        return array
-    return array.get() if hasattr(array, "get") else np.asarray(array)
+    if on_host(array):
+        return np.asarray(array)
+    return array.get() if hasattr(array, "get") else _xp("cuda").asarray(array).get()

@@ -95,6 +95,8 @@ def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
     """The tensor's memory as an array fusec takes."""
     if not tensor.is_cuda:
         return to_numpy(tensor)
+    if tensor.device.index != 0:
+        raise ExecutionError(f"a tensor is on {tensor.device}, fusec runs on cuda:0")
     if executable.device == "simulated":
         raise ExecutionError("the model runs in simulation here: its inputs must be on the CPU")
     from fusec.gpu.arrays import borrowed  # needs cupy, which only a GPU machine must have
@@ -154,6 +156,11 @@ class _Compiled:
     parameters: list[Any]  # held, so that their identities stay theirs
     executable: DynamicExecutable
 
+    def is_before(self, versions: tuple[tuple[int, int], ...]) -> bool:
+        """Whether it was made with earlier contents of the same parameters."""
+        own: tuple[tuple[int, int], ...] = self.key[0]
+        return own != versions and [place for place, _ in own] == [place for place, _ in versions]
+
     def fits(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> bool:
         """Whether it can run on these."""
         shapes = {spec.name: t.shape for spec, t in zip(self.executable.inputs, tensors, strict=True)}
@@ -179,8 +186,9 @@ class _Graph:
         known = {*self._parameters, *self._tensors, *self._sizes}
         self._numbers = [i for i in range(len(places)) if i not in known]
         self._results: list[tuple[str, Any]] = []
+        self._devices: list[Any] = []
         try:
-            self._results, self._inner = _computed(gm, places)
+            self._results, self._inner, self._devices = _computed(gm, places)
         except ModelError as error:
             self.refused = str(error)
 
@@ -210,6 +218,7 @@ class _Graph:
         found = next((each for each in self._compiled if each.fits(key, tensors)), None)
         if found is not None or self.refused:
             return found
+        self._compiled = [each for each in self._compiled if not each.is_before(versions)]
         try:
             if len(self._compiled) >= MAX_PROGRAMS:
                 raise ModelError(f"it was compiled for {MAX_PROGRAMS} sets of parameters and sizes already")
@@ -223,9 +232,7 @@ class _Graph:
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Any]) -> DynamicExecutable:
         """Exported for these tensors, their dims symbolic where dynamo's are."""
-        elsewhere = [str(t.device) for t in tensors if t.device.type not in ("cpu", "cuda")]
-        if elsewhere:
-            raise ModelError(f"an input is on {elsewhere[0]}")
+        _require_one_device([t.device for t in tensors], self._devices)
         module = _Bound(self._inner, args, self._parameters, self._tensors, self._sizes)
         dims = tuple(_dynamic(self._examples[i], t) for i, t in zip(self._tensors, tensors, strict=True))
         program = None
@@ -331,8 +338,18 @@ def _dynamic(example: Any, tensor: Any) -> dict[int, Any]:
     }
 
 
-def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any]:
-    """Where each result comes from (`input`, `made`, or a `fixed` value), and the graph of what is made, each once."""
+def _require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
+    """ModelError unless all is on the CPU, or all on fusec's GPU: what it gives is where its inputs are."""
+    found = sorted({str(device) for device in (*inputs, *results)})
+    if not inputs:
+        raise ModelError("it takes no tensor")
+    if found not in (["cpu"], ["cuda:0"]):
+        raise ModelError(f"its tensors are on {', '.join(found)}: all must be on the CPU, or all on cuda:0")
+
+
+def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
+    """Where each result comes from (`input`, `made`, or a `fixed` value), the graph of what is made, each once, and the
+    devices of that."""
     copy = torch.fx.Graph()
     twins: dict[Any, Any] = {}
     copy.graph_copy(gm.graph, twins)
@@ -351,4 +368,4 @@ def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], An
     if not made:
         raise ModelError("it computes no tensor")
     copy.output(tuple(twins[node] for node in made))
-    return results, torch.fx.GraphModule(gm, copy)
+    return results, torch.fx.GraphModule(gm, copy), [node.meta["example_value"].device for node in made]

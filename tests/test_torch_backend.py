@@ -85,10 +85,10 @@ def test_a_net_is_compiled_for_the_sizes_it_meets() -> None:
             x = torch.randn(batch, 3, 8, 8)
             close(compiled(x), net(x))
         assert watched.shapes == [[(3, 3, 8, 8), (2, 3, 8, 8)]]
-        # a parameter changed in place
+        # a parameter changed in place: what was made of it before is let go
         net.head.weight.mul_(2)
         close(compiled(x), net(x))
-        assert len(watched.shapes) == 2
+        assert watched.shapes == [[(2, 3, 8, 8)]]
     with torch.inference_mode():
         close(compiled(x), net(x))
 
@@ -277,7 +277,21 @@ def test_memory_on_the_device_is_borrowed_as_the_type_it_has(monkeypatch: pytest
 def test_tensors_on_a_gpu_do_not_go_to_the_simulator() -> None:
     program = types.SimpleNamespace(device="simulated", inputs=[types.SimpleNamespace(name="x")])
     with pytest.raises(ExecutionError, match="its inputs must be on the CPU"):
-        torch_backend._lent(types.SimpleNamespace(is_cuda=True), program)
+        torch_backend._lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:0")), program)
+    with pytest.raises(ExecutionError, match="a tensor is on cuda:1, fusec runs on cuda:0"):
+        torch_backend._lent(types.SimpleNamespace(is_cuda=True, device=torch.device("cuda:1")), program)
+
+
+def test_all_of_a_graph_is_on_one_device() -> None:
+    cpu, gpu, other = (torch.device(name) for name in ("cpu", "cuda:0", "cuda:1"))
+    torch_backend._require_one_device([gpu, gpu], [gpu])
+    for inputs, results in (([cpu, gpu], [gpu]), ([gpu], [gpu, cpu]), ([other], [other])):
+        with pytest.raises(ModelError, match="all must be on the CPU, or all on cuda:0"):
+            torch_backend._require_one_device(inputs, results)
+    watched = Watched()
+    made = watched.compile(lambda: torch.arange(4).float().exp())
+    with pytest.warns(UserWarning, match="it takes no tensor"):
+        close(made(), torch.arange(4).float().exp())
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
-from fusec.program import Partition, Program
+from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
@@ -132,8 +132,8 @@ class CudnnBackend:
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
-        with what is beside them. kept: other forms, which round otherwise, are not tried."""
-        program = grouped(program)
+        with what is beside them. kept: what would round otherwise is not tried."""
+        program = program if kept else self.joined(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -143,21 +143,32 @@ class CudnnBackend:
         def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
             return self._kernels_us(asked, footprint_bytes)
 
-        level = "none" if kept else self.tune
-        return grouped(rewrite(program, tensor_cores, launch_us, level, time_us, kernels_us))
+        program = rewrite(program, tensor_cores, launch_us, "none" if kept else self.tune, time_us, kernels_us)
+        program = program if kept else self.joined(program)
+        if self.tune != "none":
+            found = (kernels.find(step.nodes, step.outputs) for step in program.steps if step.kind is Kind.KERNEL)
+            kernels_us({k.key: k for k in found if k is not None and k.others and not self._launcher.is_measured(k)})
+        return program
+
+    def joined(self, program: Program) -> Program:
+        """The program with steps joined where one kernel runs them all; nothing is measured for that."""
+        return grouped(program)
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
-        """How long kernels take, by key."""
+        """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
         if not asked:
             return {}
-        self._launcher.compile(asked.values())
+        self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
         times: dict[str, float] = {}
         with _out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
-            for key, kernel in asked.items():
-                run = self._launcher.with_random_data(kernel)
+
+            def time_us(run: Callable[[], None]) -> float:
                 lab.run_us(run)
-                times[key] = statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
+                return statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
+
+            for key, kernel in asked.items():
+                times[key] = self._launcher.measure(kernel, time_us)
         return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -208,7 +219,7 @@ class CudnnBackend:
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
-        return None if kernel is None else self._launcher.bind(kernel, memory)
+        return self._launcher.bind(kernel, memory) if kernel is not None and self._launcher.runs(kernel) else None
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""

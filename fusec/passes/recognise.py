@@ -8,9 +8,9 @@ from typing import ClassVar
 from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.rewrite import Rewriter, rewrite
-from fusec.passes.rules import activation, attention, norm
+from fusec.passes.rules import activation, attention, casts, norm
 
-RULES: tuple[Rewriter, ...] = (*norm.RULES, *activation.RULES, *attention.ROTARY)
+RULES: tuple[Rewriter, ...] = (*norm.RULES, *activation.RULES, *attention.ROTARY, *casts.RULES)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,9 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
     shared = prepared(graph, replace(case, judge="cudnn", style=style))
     compiled, backend = shared.compiled, _backend()
     try:
-        executable = Executable(compiled, backend)
+        options, goal = compiled.options, compiled.target
+        joined = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
+        executable = Executable(replace(compiled, program=joined), backend)
         rounding = execution(case.options.tensor_cores, device=True)
         values, seen = stored_values(compiled.graph, shared.feeds), set[str]()
         for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):

@@ -33,6 +33,14 @@ class Array(np.ndarray):
         return (2, 0)
 
 
+def at_address(array: Any) -> Array:
+    """As `cupy.asarray`: memory of another's is shared, by its address; what is on the host is copied."""
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        return on_device(array)
+    return np.asarray(types.SimpleNamespace(__array_interface__=interface)).view(Array)
+
+
 def on_device(array: Any) -> Array:
     return np.array(array).view(Array)
 
@@ -200,7 +208,9 @@ class Machine:
             empty=empty,
             zeros=lambda size, dtype: on_device(np.zeros(size, dtype)),
             full=lambda size, value, dtype: on_device(np.full(size, value, dtype)),
-            asarray=on_device,
+            asarray=at_address,
+            array=on_device,
+            pad=lambda array, widths, mode: np.pad(array, widths, mode=mode).view(Array),
             ascontiguousarray=lambda array: np.ascontiguousarray(array).view(Array),
             get_default_memory_pool=lambda: types.SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None),
             random=types.SimpleNamespace(

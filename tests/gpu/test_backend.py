@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.cases import build as build_case
+from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 from helpers import assert_close
@@ -16,6 +18,8 @@ from test_runtime import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
+from fusec.ir import DType
+from fusec.ops import Conv
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plan_store import PlanStore
@@ -174,6 +178,67 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
     assert {entry.rsplit("_", 1)[0] for entry in machine.launched} == {"max_pool", "reduce", "softmax"}
     assert machine.replayed == 2, "kernels are captured with the rest"
     assert {step.signature for step in net.kernels} == {"max_pool", "reduce", "softmax"}
+
+
+@needs_compiler
+def test_what_nvrtc_refuses_gives_way_to_the_reference(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.kernels import launch
+
+    def refuses(code: str, options: tuple[str, ...], backend: str, module: Any = launch.cupy.RawModule) -> Any:
+        if "softmax" in code:
+            raise launch.cupy.cuda.compiler.CompileException("error: identifier is undefined")
+        return module(code, options, backend)
+
+    monkeypatch.setattr(launch.cupy, "RawModule", refuses)
+    with pytest.warns(UserWarning, match=r"NVRTC refuses the kernel for softmax, it is not used: .*undefined"):
+        net = build(tmp_path, text=KERNELS)
+    (softmax,) = (step for step in net.compiled.program.steps if step.signature == "softmax")
+
+    def memory(value: Any, type: Any) -> Any:
+        raise AssertionError("nothing is bound")
+
+    assert net.backend.kernel(softmax, memory) is None, "the reference runs it, and nobody is warned again"
+
+
+@needs_compiler
+def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> None:
+    from fusec.gpu.kernels.launch import Launcher
+
+    conv = Conv((1, 1), (1, 1, 1, 1), (1, 1), 8)
+    case = build_case(
+        "dw", [last(DType.F32, 2, 8, 6, 6), last(DType.F32, 8, 1, 3, 3)], lambda g, x, w: g.add(conv, x, w)
+    )
+    kernel, launcher = case.kernel, Launcher()
+    assert kernel is not None and len(kernel.others) > 1 and not launcher.is_measured(kernel)
+    times = iter([5.0, 3.0, 1.0, *[9.0] * len(kernel.others)])
+    assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 1.0
+    assert machine.launched == [each.launches[0].entry for each in (kernel, *kernel.others)]
+    assert launcher.is_measured(kernel)
+    launcher.with_random_data(kernel)()
+    assert machine.launched[-1] == kernel.others[1].launches[0].entry
+
+
+@needs_compiler
+def test_a_file_made_without_a_gpu_gets_its_steps_joined(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec import driver
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
+    Executable(of, SimulatorBackend()).save(tmp_path / "model.fusec")
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
+    net = driver.load(tmp_path / "model.fusec", tune="none")
+    assert [step.signature for step in net.compiled.program.steps] == ["max_pool+relu", "reduce", "softmax"]
+    net.save(tmp_path / "again.fusec")
+    again = driver.load_artifact(tmp_path / "again.fusec").compiled.program
+    assert [(s.signature, s.kind) for s in again.steps] == [(s.signature, s.kind) for s in net.compiled.program.steps]
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    for got, right in zip(net.run(None, {"x": x}), Executable(of, SimulatorBackend()).run(None, {"x": x}), strict=True):
+        assert_close(got, right, 1e-6)
 
 
 @needs_compiler

@@ -12,6 +12,7 @@ import pytest
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
+from fusec.program import Program
 from fusec.runtime import SimulatorBackend
 from fusec.simulate import simulate
 from fusec.testing import on_device
@@ -42,6 +43,9 @@ class Stand(SimulatorBackend):
         simulate(graph, buffers)
         if self.fault == "wrong":
             buffers[graph.outputs[0].uid][0] += 1
+
+    def improve(self, program: Program, *_: Any) -> Program:
+        return program
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:
         return lambda: self.run_on_host(graph, buffers)

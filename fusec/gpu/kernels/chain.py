@@ -15,6 +15,9 @@ from fusec.gpu.kernels.view import Laid, View
 from fusec.ir import DType, Node, Value
 from fusec.ops import Cast, Pointwise, Relayout
 
+# Results that are an operand, or its negative, and integers: of a type, they are so already.
+EXACT = frozenset({"identity", "relu", "abs", "neg", "max", "min", "where", "sign", "ceil", "floor", "round"})
+
 
 @dataclass(frozen=True)
 class Space:
@@ -74,6 +77,7 @@ class Chain:
     arguments: Arguments
     prefix: str = "v"
     known: dict[Value, str] = field(default_factory=dict[Value, str])
+    narrowed: dict[Value, str] = field(default_factory=dict[Value, str])  # known ones as they are stored
     before: list[str] = field(default_factory=list[str])
     inside: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
@@ -84,6 +88,8 @@ class Chain:
         result = node.results[0]
         if isinstance(node.op, Relayout):  # another place in memory, the same number
             self.known[result] = operands[0]
+            if node.operands[0] in self.narrowed:
+                self.narrowed[result] = self.narrowed[node.operands[0]]
             return
         source, dtype = node.operands[-1].type, result.type.dtype
         if isinstance(node.op, Cast):
@@ -94,10 +100,18 @@ class Chain:
             index = self.space.coordinate(source.rank, int(axis)) if node.op.name == "gen_index" else "0"
             if node.op.name == "gen_index" and source.shape[int(axis)] == 1:
                 index = "0"
-            text = stored(expression(node.op, source.dtype, operands, index), dtype)
-        name = f"{self.prefix}{len(self.known)}"
+            text = expression(node.op, source.dtype, operands, index)
+        self.define(result, text, rounds=node.op.name not in EXACT)
+
+    def define(self, value: Value, text: str, rounds: bool = True) -> None:
+        """Make a value known by an expression, rounded to the value's type unless it is so already."""
+        dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
+        if rounds and dtype in HALVES:  # what is stored is at hand, and not converted back for that
+            self.inside.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
+            self.narrowed[value] = f"{name}_stored"
+            text = f"wide({name}_stored)"
         self.inside.append(f"const {compute_type(dtype)} {name} = {text};")
-        self.known[result] = name
+        self.known[value] = name
 
     def get(self, value: Value, type: Laid | None = None, memory: Value | None = None) -> str:
         """The element of a value, in the type it is computed in. It is read from its own memory or another's, as the
@@ -110,7 +124,7 @@ class Chain:
         """Write a value that is known, or known by the name of another, where `type` says."""
         c_type, vector, type = C_TYPES[value.type.dtype], self.space.vector, type or value.type
         pointer, at = self.arguments.write(value), self.space.offset(type)
-        text, step = f"narrow<{c_type}>({self.known[known or value]})", self.space.step(type)
+        text, step = self.as_stored(known or value), self.space.step(type)
         if self.space.is_pack(type):
             pack = f"{pointer}_{len(self.after)}"
             self.before.append(f"Pack<{c_type}, {vector}> {pack};")
@@ -118,6 +132,10 @@ class Chain:
             self.after.append(f"store_pack<{c_type}, {vector}>({pointer} + {at}, {pack});")
         else:
             self.inside.append(f"{pointer}[{at} + j * {step}] = {text};")
+
+    def as_stored(self, value: Value) -> str:
+        """A known value in the type it is stored in."""
+        return self.narrowed.get(value) or f"narrow<{C_TYPES[value.type.dtype]}>({self.known[value]})"
 
     def lines(self) -> list[str]:
         """The statements, as a block."""
@@ -150,14 +168,13 @@ def stored(text: str, dtype: DType) -> str:
 
 
 def cast(text: str, source: DType, to: DType) -> str:
-    """An element converted to another type, in the types that are computed in."""
+    """An element converted to another type, in the types that are computed in; to 16 bits it is not rounded yet."""
     if to is source:
         return text
     if to is DType.BOOL:
         return f"{text} != 0"
     if to in HALVES:
-        number = text if source.is_float and not (source is DType.F64 and to is DType.BF16) else f"(float)({text})"
-        return stored(number, to)
+        return text if source.is_float and not (source is DType.F64 and to is DType.BF16) else f"(float)({text})"
     if source.is_float and to.itemsize < 4:  # through a wider one, as processors do
         return f"({C_TYPES[to]})(i32)({text})"
     return f"({C_TYPES[to]})({text})"

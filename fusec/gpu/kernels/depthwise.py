@@ -4,8 +4,9 @@ neighbouring channels, so that each column of the image is read once for all the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from fusec.gpu.kernels.chain import Chain, Space, decoded, step, stored, takes, widest
+from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv
@@ -13,7 +14,9 @@ from fusec.program import inputs_of
 
 STRIP = 4  # results of a thread at most, divided by the stride
 ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shorter
-MAX_TAPS = 128  # all loops are unrolled
+MAX_STRIP = 8
+MAX_TAPS = 128  # of which each row's are unrolled
+UNROLLED_TAPS = 16  # the rows, too: more are more code than the instruction cache holds
 
 
 def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -29,10 +32,8 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     if max(x.type.size, y.type.size) >= 1 << 31:
         return None
-    name = "+".join(["depthwise", *(node.op.name for node in rest)])
     if y.type.size == 0:
-        return Kernel(name, ())
-    filters = _stored_filters(w)
+        return Kernel(_name(rest), ())
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
     rank = y.type.rank
     types = [*(v.type for v in outputs), x.type, *read]
@@ -42,6 +43,19 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     strip = max(1, STRIP // conv.op.strides[-1])
     while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
         strip //= 2
+    best = _kernel(nodes, outputs, vector, strip)
+    others: dict[tuple[int, int], None] = {}
+    for other in ((vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)):
+        if other[0] >= 1 and 1 <= other[1] <= min(MAX_STRIP, width):
+            others[other] = None
+    return replace(best, others=tuple(_kernel(nodes, outputs, *other) for other in others))
+
+
+def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip: int) -> Kernel:
+    """Each thread computes so many channels of so many results."""
+    conv, rest = nodes[0], nodes[1:]
+    filters, y = _stored_filters(conv.operands[1]), conv.result
+    rank, width, total = y.type.rank, y.type.shape[-1], y.type.size // vector
     strips = ceil_div(width, strip)
     threads = total // width * strips
     sizes = [(f"c{d}", y.type.shape[d]) for d in y.type.order or range(rank)]
@@ -53,8 +67,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     lines += _sums(conv, filters, vector, strip, arguments)
     names = tuple(f"c{d}" for d in range(rank))
     chain = Chain(Space(y.type.shape, names, 1, vector), arguments)
-    chain.known[y] = "sum"
-    chain.inside.append(f"const {compute_type(y.type.dtype)} sum = {stored('acc[s][j]', y.type.dtype)};")
+    chain.define(y, "acc[s][j]")
     for node in rest:
         chain.apply(node)
     for value in outputs:
@@ -63,7 +76,11 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     lines.append(f"  const u32 c{rank - 1} = strip * {strip}u + s;")
     lines.append(f"  if (c{rank - 1} >= {width}u) break;")
     lines += [*(f"  {line}" for line in chain.lines()), "}"]
-    return Kernel(name, (arguments.launch("depthwise", lines, ceil_div(threads, BLOCK)),))
+    return Kernel(_name(rest), (arguments.launch("depthwise", lines, ceil_div(threads, BLOCK)),))
+
+
+def _name(rest: Sequence[Node]) -> str:
+    return "+".join(["depthwise", *(node.op.name for node in rest)])
 
 
 def _stored_filters(w: Value) -> TensorType:
@@ -83,7 +100,8 @@ def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: A
     lines.append(f"for (int s = 0; s < {strip}; ++s) for (int j = 0; j < {vector}; ++j) acc[s][j] = 0;")
     closes: list[str] = []
     for d in range(n - 1):
-        lines += ["#pragma unroll", f"for (int k{d} = 0; k{d} < {window[d]}; ++k{d}) {{"]
+        unroll = "#pragma unroll" if filters.size // filters.shape[0] <= UNROLLED_TAPS else "#pragma unroll 1"
+        lines += [unroll, f"for (int k{d} = 0; k{d} < {window[d]}; ++k{d}) {{"]
         lines.append(f"const int p{d} = (int)c{2 + d} * {op.strides[d]} - {op.pads[d]} + k{d} * {op.dilations[d]};")
         lines.append(f"if ((u32)p{d} >= {x.shape[2 + d]}u) continue;")
         closes.append("}")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import cupy
 
-from fusec.errors import ExecutionError
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.ir import Array, DType, TensorType, Value
 
@@ -22,20 +24,51 @@ class Launcher:
 
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
+        self._refused: set[str] = set()  # sources, by entry
         self._scratch: Array | None = None
+        self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
+
+    def fastest(self, kernel: Kernel) -> Kernel:
+        """The kernel, or that of its others which was found to be the fastest."""
+        return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)] if kernel.others else kernel
+
+    def is_measured(self, kernel: Kernel) -> bool:
+        """Whether it is known which is the fastest."""
+        return kernel.key in self._fastest
+
+    def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
+        """The least time of a kernel and its others, of which the fastest is taken from now on."""
+        ways = (replace(kernel, others=()), *kernel.others)
+        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways]
+        self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
+        return min(times)
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
-        """Compile what is not compiled yet, several sources at once; ExecutionError with the compiler's words."""
-        wanted = {launch.entry: (kernel, launch) for kernel in kernels for launch in kernel.launches}
-        missing = [item for entry, item in wanted.items() if entry not in self._functions]
+        """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
+        fastest = map(self.fastest, kernels)
+        wanted = {launch.entry: (kernel, launch) for kernel in fastest for launch in kernel.launches}
+        missing = [
+            item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused
+        ]
         if not missing:
             return
-        with ThreadPoolExecutor(max_workers=min(len(missing), os.cpu_count() or 1, 16)) as pool:
-            for (_, launch), function in zip(missing, pool.map(_compiled, missing), strict=True):
-                self._functions[launch.entry] = function
+        workers = min(len(missing), os.cpu_count() or 1, 16)
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            for (kernel, launch), made in zip(missing, pool.map(_compiled, missing), strict=True):
+                if isinstance(made, str):
+                    self._refused.add(launch.entry)
+                    warnings.warn(f"NVRTC refuses the kernel for {kernel.name}, it is not used: {made}", stacklevel=2)
+                else:
+                    self._functions[launch.entry] = made
+
+    def runs(self, kernel: Kernel) -> bool:
+        """Whether a kernel compiles."""
+        self.compile([kernel])
+        return all(launch.entry in self._functions for launch in self.fastest(kernel).launches)
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[[], None]:
-        """What launches a kernel on the current stream: neither allocates nor waits."""
+        """What launches a kernel that compiles on the current stream: neither allocates nor waits."""
+        kernel = self.fastest(kernel)
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
             self._scratch = cupy.empty(kernel.scratch_bytes, cupy.uint8)
@@ -79,9 +112,10 @@ def _random(type: TensorType) -> Array:
 
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:
-    kernel, launch = item
+    """The function of a launch, or the compiler's words if it refuses."""
+    _, launch = item
     try:
         module = cupy.RawModule(code=prelude() + launch.source, options=OPTIONS, backend="nvrtc")
         return module.get_function(launch.entry)
     except cupy.cuda.compiler.CompileException as error:
-        raise ExecutionError(f"kernel {kernel.name}: NVRTC refuses its source: {error}") from error
+        return str(error)

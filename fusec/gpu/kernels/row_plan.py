@@ -96,7 +96,9 @@ def planned(op: Op, x: TensorType, types: Sequence[Laid]) -> Plan:
     count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
     if row:
-        threads = min(BLOCK, power_of_two(ceil_div(count, max(1, CACHED // vector))))
+        side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
+        kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that registers hold the row
+        threads = min(BLOCK, max(kept, min(side_by_side, power_of_two(count))))
     else:
         side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.chain import Chain, Space, decoded, stored
+from fusec.gpu.kernels.chain import Chain, Space, decoded
 from fusec.gpu.kernels.formulas import Formula
 from fusec.gpu.kernels.row_plan import CACHED, Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
@@ -207,7 +207,7 @@ class RowSource:
         text = self._filled(self.what.result)
         for place, (letter, type) in enumerate(zip("sb", self.what.parameters, strict=False)):
             text = text.replace(f"#{letter}", chain.get(self.anchor.operands[1 + place], type))
-        chain.inside.append(f"const {self.kind} result = {stored(text, self.y.type.dtype)};")
+        chain.define(self.y, text)
         return ["if (live) {", *self._loop(self._finished(chain).lines()), "}"]
 
     def _filled(self, text: str) -> str:
@@ -226,11 +226,10 @@ class RowSource:
         chain = Chain(Space(self.y.type.shape, names, along, plan.width), self.arguments, "w")
         text = self.what.result.replace("#0", f"acc{len(self.what.passes) - 1}[j]").replace("#1", "acc0[j]")
         c_type = compute_type(self.y.type.dtype)
-        chain.inside.append(f"const {c_type} result = {stored(f'({c_type})({text})', self.y.type.dtype)};")
+        chain.define(self.y, f"({c_type})({text})")
         return ["if (live && t == 0) {", *(f"  {line}" for line in self._finished(chain).lines()), "}"]
 
     def _finished(self, chain: Chain) -> Chain:
-        chain.known[self.y] = "result"
         for node in self.behind:
             chain.apply(node)
         for value in self.late:

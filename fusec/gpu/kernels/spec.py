@@ -63,11 +63,13 @@ class Launch:
 @dataclass(frozen=True)
 class Kernel:
     """What runs a step: launches in order (none if there is nothing to write), over `scratch_bytes` of memory that
-    nothing else uses meanwhile. `name` says what it does: `max_pool`."""
+    nothing else uses meanwhile. `name` says what it does: `max_pool`. `others` do the same work shared out otherwise
+    among threads: where times are measured, one of them may be faster."""
 
     name: str
     launches: tuple[Launch, ...]
     scratch_bytes: int = 0
+    others: tuple[Kernel, ...] = ()
 
     @property
     def key(self) -> str:

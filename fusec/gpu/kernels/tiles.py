@@ -65,7 +65,7 @@ def tiled(
     for number, sink in enumerate(sinks):
         kind = C_TYPES[sink.output.type.dtype]
         lines.append(f"__shared__ {kind} tile{number}[{SIDE}][{SIDE + 1}];")
-        chain.inside.append(f"tile{number}[line][column] = narrow<{kind}>({chain.known[sink.value]});")
+        chain.inside.append(f"tile{number}[line][column] = {chain.as_stored(sink.value)};")
     head = [f"for (u32 line = row; line < {SIDE}u; line += {BLOCK // SIDE}u) {{"]
     read = [f"  const {c_type} c{r} = across * {SIDE}u + column, c{w} = down * {SIDE}u + line;"]
     write = [f"  const {c_type} c{r} = across * {SIDE}u + line, c{w} = down * {SIDE}u + column;"]

@@ -18,6 +18,7 @@ from fusec.gpu.kernels.spec import Kernel, prelude
 from fusec.ir import TensorType, Value
 from fusec.storage import pack, unpack
 
+OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
 GUARD = 64  # bytes behind each buffer that must stay as they are
 
 
@@ -93,12 +94,11 @@ def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
     source = Path(__file__).with_name("host.h").read_text() + code + calls
     folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
     folder.mkdir(exist_ok=True)
-    library = folder / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.so"
+    library = folder / f"{hashlib.sha256((source + str(OPTIONS)).encode()).hexdigest()[:32]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             file, made = Path(scratch) / "kernels.cpp", Path(scratch) / "kernels.so"
             file.write_text(source)
-            options = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing"]
-            subprocess.run(["g++", *options, str(file), "-o", str(made)], check=True)
+            subprocess.run(["g++", *OPTIONS, str(file), "-o", str(made)], check=True)
             made.replace(library)
     return library

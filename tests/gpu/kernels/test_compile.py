@@ -15,6 +15,7 @@ from gpu.kernels.test_row_kernels import normed, reductions, surrounded
 from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
 from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
 
+from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.spec import prelude
 from fusec.ir import TensorType, Value
 from fusec.storage import pack, unpack
@@ -58,7 +59,7 @@ def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     found = [case.kernel for case in cases()]
     sources = {launch.entry: launch.source for kernel in found if kernel is not None for launch in kernel.launches}
-    some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 2]
+    some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:
         compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture=sm_{architecture}"))
@@ -94,3 +95,9 @@ def test_kernels_on_the_device(rng: np.random.Generator) -> None:
         except AssertionError as error:
             wrong.append(f"{case.name}: {error}")
     assert not wrong, f"{len(wrong)} of {len(all_cases)}:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_what_is_timed_has_a_kernel(name: str) -> None:
+    kernel, nbytes = kernel_of(*CASES[name])
+    assert kernel is not None and nbytes > 1 << 20

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu.kernels.cases import Case, build, check, last, rows
-from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.errors import VerifyError
-from fusec.gpu.kernels import depthwise as family
 from fusec.ir import DType, TensorType, channels_last
 from fusec.ops import Conv, pw
 
@@ -58,12 +57,16 @@ def test_random_convolutions(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
-def test_strips(rng: np.random.Generator, monkeypatch: Any) -> None:
-    """With strips as long as those of large images."""
-    monkeypatch.setattr(family, "ENOUGH_THREADS", 1)
-    cases = random_cases()
-    check(cases, rng)
-    assert any("s < 4" in case.kernel.launches[0].source for case in cases if case.kernel is not None)
+def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) -> None:
+    """Longer and shorter strips, more and fewer channels a thread."""
+    cases = [case for case in random_cases() if case.kernel is not None and len(case.kernel.others) > 1]
+    emulator = Emulator([other for case in cases for other in getattr(case.kernel, "others", ())])
+    assert len(cases) > 20
+    for case in cases:
+        arrays = case.arrays(rng)
+        assert case.kernel is not None
+        for other in case.kernel.others:
+            assert_same(case, emulator.run(other, arrays, case.outputs), case.reference(arrays))
 
 
 def test_others_are_left_alone() -> None:

@@ -1,0 +1,156 @@
+"""Times fusec's own kernels on the GPU at hand, each beside what its bytes take at the target's bandwidth.
+
+python -m benchmarks.kernels [part of a name…]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fusec.gpu import device
+from fusec.gpu.kernels import Kernel, find
+from fusec.ir import DType, Graph, TensorType, Value, channels_last
+from fusec.ops import (
+    Cast,
+    Concat,
+    Conv,
+    Gather,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    MaxPool,
+    Pad,
+    Reduce,
+    Relayout,
+    Resize,
+    Softmax,
+    Transpose,
+    pw,
+)
+from fusec.program import inputs_of, outputs_of
+
+RUNS = 20
+F16, F32 = DType.F16, DType.F32
+
+
+def nhwc(*shape: int) -> TensorType:
+    return TensorType(shape, F16, channels_last(len(shape)))
+
+
+def rows(*shape: int, dtype: DType = F16) -> TensorType:
+    return TensorType(shape, dtype)
+
+
+def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
+    """A convolution of each channel for itself, with bias and clipping."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((channels, 1, window, window), 0.1, np.float16))
+        bias = g.constant(np.linspace(0, 1, channels).astype(np.float16).reshape(-1, 1, 1))
+        pad = window // 2
+        y = g.add(Conv((stride, stride), (pad,) * 4, (1, 1), channels), x, w)
+        return g.add(pw("clip", min=0.0, max=6.0), g.add(pw("add"), y, bias))
+
+    return make
+
+
+def image(g: Graph, x: Value) -> Value:
+    """Cast, padded to four channels, channels last."""
+    padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
+    return g.insert(Relayout(channels_last(4)), [padded]).result
+
+
+def residual(g: Graph, x: Value, y: Value) -> Value:
+    return g.add(pw("relu"), g.add(pw("add"), x, y))
+
+
+P32, P768 = rows(32), rows(768)
+CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
+    "max pool 3x3/2, 256x64x112x112": (
+        [nhwc(256, 64, 112, 112)],
+        lambda g, x: g.add(MaxPool((3, 3), (2, 2), (1,) * 4, (1, 1)), x),
+    ),
+    "mean over space, 256x2048x7x7": ([nhwc(256, 2048, 7, 7)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
+    "mean over space, 32x96x56x56": ([nhwc(32, 96, 56, 56)], lambda g, x: g.add(Reduce("mean", (2, 3)), x)),
+    "depthwise 3x3, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 1)),
+    "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
+    "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
+    "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
+    "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
+    "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
+    "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
+    "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),
+    "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
+    "image to 4 channels last, 256x3x224x224": ([rows(256, 3, 224, 224, dtype=F32)], image),
+    "to rows, 32x256x56x56": ([nhwc(32, 256, 56, 56)], lambda g, x: g.insert(Relayout(()), [x]).result),
+    "heads, 32x197x12x64": ([rows(32, 197, 12, 64)], lambda g, x: g.add(Transpose((0, 2, 1, 3)), x)),
+    "upsampling by 2, 8x64x128x128": (
+        [nhwc(8, 64, 128, 128)],
+        lambda g, x: g.add(Resize((8, 64, 256, 256), (1.0, 1.0, 2.0, 2.0), "nearest"), x),
+    ),
+    "bilinear by 2, 8x64x128x128": (
+        [nhwc(8, 64, 128, 128)],
+        lambda g, x: g.add(Resize((8, 64, 256, 256), (1.0, 1.0, 2.0, 2.0), "linear"), x),
+    ),
+    "concat, 32x(256+32)x28x28": ([nhwc(32, 256, 28, 28), nhwc(32, 32, 28, 28)], lambda g, *v: g.add(Concat(1), *v)),
+    "embedding, 32x128 of 30522x768": (
+        [rows(30522, 768), rows(32, 128, dtype=DType.I64)],
+        lambda g, *v: g.add(Gather(0), *v),
+    ),
+}
+
+
+def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Kernel | None, int]:
+    """The kernel of a case, and how many bytes it reads and writes at least."""
+    graph = Graph("case")
+    graph.set_outputs([make(graph, *(graph.add_input(f"x{i}", type) for i, type in enumerate(types)))])
+    nodes = [node for node in graph.nodes if all(v.literal is None for v in node.results)]
+    outputs = outputs_of(nodes)
+    read = [v for v in inputs_of(nodes) if not any(isinstance(n.op, Gather) and n.operands[0] is v for n in nodes)]
+    return find(nodes, outputs), sum(v.type.nbytes for v in (*read, *outputs))
+
+
+def main(wanted: Sequence[str]) -> None:
+    import cupy
+
+    from fusec.gpu.kernels.launch import Launcher
+
+    target, launcher = device.detect(), Launcher()
+    if target is None:
+        raise SystemExit("there is no GPU here")
+    sweep = cupy.empty(1 << 28, cupy.uint8)
+
+    def time_us(run: Callable[[], None]) -> float:
+        times: list[float] = []
+        for _ in range(RUNS):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            sweep.fill(0)
+            start.record()
+            run()
+            stop.record()
+            stop.synchronize()
+            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
+        return statistics.median(times)
+
+    print(f"{'':42} {'us':>8} {'limit':>8} {'share':>6}  of the others")
+    for name, (types, make) in CASES.items():
+        if wanted and not any(part in name for part in wanted):
+            continue
+        kernel, nbytes = kernel_of(types, make)
+        assert kernel is not None, name
+        launcher.compile((kernel, *kernel.others))
+        us, *others = (time_us(launcher.with_random_data(each)) for each in (kernel, *kernel.others))
+        limit = 1e6 * nbytes / target.memory_bandwidth
+        print(f"{name:42} {us:8.1f} {limit:8.1f} {limit / us:6.1%}  {' '.join(f'{t:.1f}' for t in others)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""Attention by cuDNN: which shapes it takes on which GPU, and on a GPU that the numbers are right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_close
+
+import fusec
+from fusec.gpu.judge import CudnnJudge
+from fusec.gpu.oracle import Oracle
+from fusec.ir import DType, Graph
+from fusec.reference import evaluate
+from fusec.target import load
+from fusec.text import parse
+from fusec.verdict import Legal, Refused
+
+
+def packed(batch: int, rows: int, heads: int, features: int, attributes: str = "", dtype: str = "f16") -> Graph:
+    """Queries, keys and values as parts of one projection."""
+    width = heads * features
+    lines = [f"  %q, %k, %v = split(%x) {{axis=2, sizes=[{width},{width},{width}]}}"]
+    for name in "qkv":
+        lines.append(f"  %{name}h = reshape(%{name}) {{shape=[{batch},{rows},{heads},{features}]}}")
+        lines.append(f"  %{name}t = transpose(%{name}h) {{perm=[0,2,1,3]}}")
+    shape = f"{dtype}[{batch},{heads},{rows},{features}]{{0,2,1,3}}"
+    lines.append(f"  %y = attention(%qt, %kt, %vt) {{scale=0.125{attributes}}} : {shape}")
+    return parse("\n".join([f'graph "b" (%x: {dtype}[{batch},{rows},{3 * width}]) {{', *lines, "  return %y\n}"]))
+
+
+def shared(rows: int, columns: int, groups: int, bias: str, attributes: str = "") -> Graph:
+    """Eight heads of 64 that share keys and values; a bias of any shape."""
+    keys = f"f16[2,{groups},{columns},64]"
+    operands = f"%q: f16[2,8,{rows},64], %k: {keys}, %v: {keys}" + (f", %m: f16{bias}" if bias else "")
+    added = ", %m" if bias else ""
+    line = f"%y = attention(%q, %k, %v{added}) {{scale=0.125{attributes}}}"
+    return parse(f'graph "b" ({operands}) {{\n  {line}\n  return %y\n}}')
+
+
+BODIES = {
+    "odd rows": packed(4, 197, 12, 64),
+    "causal": packed(2, 128, 4, 64, ", causal=true"),
+    "guarded": packed(2, 64, 4, 64, ", guarded=true"),
+    "bf16": packed(2, 64, 4, 64, dtype="bf16"),
+    "narrow heads": packed(2, 16, 4, 8),
+    "shared heads, causal": shared(64, 64, 2, "", ", causal=true"),
+    "other lengths": shared(64, 77, 8, ""),
+    "one query": shared(1, 128, 4, ""),
+    "a bias by key": shared(64, 64, 8, "[2,1,1,64]"),
+    "a bias for all": shared(32, 48, 8, "[1,8,32,48]"),
+}
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("target", ["h200", "a100"])
+def test_cudnn_takes_it_with_its_strides(target: str) -> None:
+    with Oracle(load(target)) as oracle:
+        verdicts = CudnnJudge(oracle, True).judge(list(BODIES.values()))
+    refused = {n: v for n, v in zip(BODIES, verdicts, strict=True) if not isinstance(v, Legal)}
+    assert not refused
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize(("target", "features", "words"), [("t4", 64, "SM80"), ("h200", 12, "multiple of 8")])
+def test_cudnn_says_why_not(target: str, features: int, words: str) -> None:
+    with Oracle(load(target)) as oracle:
+        (verdict,) = CudnnJudge(oracle, True).judge([packed(1, 16, 2, features)])
+    assert isinstance(verdict, Refused) and words in verdict.message
+
+
+def compare(graph: Graph, exe: fusec.Executable, rng: np.random.Generator) -> None:
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in graph.inputs}
+    (want,) = evaluate(graph, feeds, precision=DType.F64).values()
+    assert_close(np.asarray(exe(**feeds)).astype(np.float64), want, 2e-2 if "bf16" in str(graph) else 3e-3)
+
+
+@pytest.mark.cudnn
+@pytest.mark.parametrize("name", BODIES)
+def test_the_program_simulated_is_right(name: str, rng: np.random.Generator) -> None:
+    exe = fusec.compile(BODIES[name], target="h200")
+    assert [s.signature for s in exe.compiled.program.steps if s.kind.value == "cudnn"][-1:] == ["attention"]
+    compare(BODIES[name], exe, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BODIES)
+def test_the_program_on_a_gpu_is_right(name: str, rng: np.random.Generator) -> None:
+    compare(BODIES[name], fusec.compile(BODIES[name], tune="quick"), rng)
