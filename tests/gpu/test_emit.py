@@ -20,6 +20,7 @@ NAMES = {DType.F16: "HALF", DType.F32: "FLOAT", DType.BOOL: "BOOLEAN"}
 TAGS = {
     "conv_fprop": ("CONV_FPROP", ("X", "W")),
     "conv_dgrad": ("CONV_DGRAD", ("DY", "W")),
+    "conv_wgrad": ("CONV_WGRAD", ("X", "DY")),
     "matmul": ("MATMUL", ("A", "B")),
     "sdpa": ("SDPA", ("Q", "K", "V", "Bias")),
     "pointwise": ("POINTWISE", ("IN_0", "IN_1", "IN_2")),
@@ -81,6 +82,11 @@ def test_asymmetric_window_keeps_its_sides_apart() -> None:
 def test_transposed_convolution() -> None:
     tensors = (image(1, (8, 64, 28, 28)), image(2, (64, 32, 3, 3)), image(3, (8, 32, 28, 28)))
     check(CudnnGraph(tensors, (CudnnCall("conv_dgrad", (1, 2), (3,), attributes=WINDOW),)))
+
+
+def test_gradient_of_filters() -> None:
+    tensors = (image(1, (8, 64, 28, 28)), image(2, (8, 32, 28, 28)), image(3, (32, 64, 3, 3)))
+    check(CudnnGraph(tensors, (CudnnCall("conv_wgrad", (1, 2), (3,), attributes=WINDOW),)))
 
 
 def test_matmul_and_reduction() -> None:
