@@ -11,6 +11,7 @@ from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
 from gpu.kernels.test_pooling_kernels import random_cases
+from gpu.kernels.test_rotary_kernels import cases as rotary_cases
 from gpu.kernels.test_row_kernels import normed, reductions, surrounded
 from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
 from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
@@ -40,6 +41,7 @@ def cases() -> list[Case]:
         *pad_cases(),
         *gather_cases(),
         *around_samples(),
+        *rotary_cases(),
     ]
 
 

@@ -44,7 +44,7 @@ def test_an_image_is_cast_and_laid_out_in_one() -> None:
   %r = relayout(%h) {order=[0, 2, 3, 1]} : f16[2,3,8,8]{0,2,3,1}
   return %r
 }""",
-        ["mul+cast"],
+        ["mul+cast+relayout"],
     )
     (step,) = of.program.steps
     assert step.kind is Kind.KERNEL and len(step.nodes) == 3
