@@ -233,6 +233,8 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         import torchvision
 
         model, inputs = getattr(torchvision.models, name)(weights=None), (torch.randn(batch, 3, 224, 224),)
+    if name == "vit_b_16":
+        nn.init.normal_(model.heads.head.weight, std=0.02)  # which starts as zeros
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.InstanceNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.5)
