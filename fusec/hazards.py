@@ -98,6 +98,10 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return "engine 8 with an epilogue op that does not depend on the convolution"
     if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
         return "engine 25 sums in the storage type, in no fixed order"
+    for call in graph.calls:
+        if call.op == "conv_wgrad" and engine in (1, 20):
+            if graph.tensor(call.inputs[0]).dims[1] != graph.tensor(call.outputs[0]).dims[1]:
+                return f"engine {engine} with the gradient of a grouped convolution's filters"
     if any(c.op == "matmul" for c in graph.calls):
         if engine == 2:
             return "engine 2 computes matmuls wrongly"

@@ -283,6 +283,12 @@ def dot_products(batch: int, addend: bool = True) -> CudnnGraph:
     return CudnnGraph((*operands, *rest), (matmul, CudnnCall("pointwise", (3, 4), (5,), "add")))
 
 
+def filter_gradient(per_group: int) -> CudnnGraph:
+    """The gradient of a convolution's filters."""
+    tensors = (tensor(1, (2, 8, 4, 4)), tensor(2, (2, 8, 4, 4)), tensor(3, (8, per_group, 1, 1)))
+    return CudnnGraph(tensors, (CudnnCall("conv_wgrad", (1, 2), (3,), "", WINDOW),))
+
+
 def transposed() -> CudnnGraph:
     """A transposed convolution."""
     x, w, y = (2, 8, 4, 4), (8, 8, 1, 1), (2, 8, 4, 4)
@@ -314,6 +320,10 @@ NHWC, NCHW = (0, 2, 3, 1), ()
         (dot_products(2), 7, 0, False),
         (dot_products(1), 0, 0, False),
         (dot_products(2, addend=False), 0, 0, False),
+        (filter_gradient(4), 20, 0, True),
+        (filter_gradient(4), 1, 0, True),
+        (filter_gradient(4), 0, 0, False),
+        (filter_gradient(8), 20, 0, False),
         (transposed(), 25, 0, True),
         (transposed(), 22, 0, False),
         (pointwise((2, 3), (2, 3), (2, 3)), 2, 0, False),

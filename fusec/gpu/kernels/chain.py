@@ -32,7 +32,8 @@ class Space:
     packs: bool = True
 
     def offset(self, type: Laid) -> str:
-        """Where a tensor that broadcasts to the shape has its (first) element."""
+        """Where a tensor that broadcasts to the shape has its (first) element: in 32 bits, where negative strides wrap
+        around on the way, so it is added to a pointer as a whole."""
         lead = len(self.shape) - type.rank
         terms = [
             f"{self.names[lead + d]} * {stride}" if stride != 1 else f"{self.names[lead + d]}"
@@ -129,7 +130,7 @@ class Chain:
             pack = f"{pointer}_{len(self.after)}"
             self.before.append(f"Pack<{c_type}, {vector}> {pack};")
             self.inside.append(f"{pack}.v[j] = {text};")
-            self.after.append(f"store_pack<{c_type}, {vector}>({pointer} + {at}, {pack});")
+            self.after.append(f"store_pack<{c_type}, {vector}>({pointer} + ({at}), {pack});")
         else:
             self.inside.append(f"{pointer}[{at} + j * {step}] = {text};")
 
@@ -154,7 +155,7 @@ class Chain:
         name = f"{self.prefix}{pointer}_{len(self.known)}"
         if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
-            self.before.append(f"const {pack} {name} = load_pack<{c_type}, {vector}>({pointer} + {at});")
+            self.before.append(f"const {pack} {name} = load_pack<{c_type}, {vector}>({pointer} + ({at}));")
             return f"wide({name}.v[j])"
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"

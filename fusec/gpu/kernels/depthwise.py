@@ -109,7 +109,7 @@ def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: A
     lines += [f"{number} weight[{window[-1]}][{vector}];", "#pragma unroll"]
     lines.append(f"for (int k{n - 1} = 0; k{n - 1} < {window[-1]}; ++k{n - 1}) {{")
     if filters.strides[0] == 1 and vector > 1:
-        lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({weights} + {tap});")
+        lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({weights} + ({tap}));")
         lines.append(f"  for (int j = 0; j < {vector}; ++j) weight[k{n - 1}][j] = wide(taken.v[j]);")
     else:
         one = f"wide({weights}[{tap} + j * {filters.strides[0]}])"
@@ -118,7 +118,7 @@ def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: A
     lines += ["}", "#pragma unroll", f"for (int q = 0; q < {columns}; ++q) {{"]
     lines.append(f"  const int p{n - 1} = (int)strip * {strip * stride} - {pad} + q;")
     lines.append(f"  if ((u32)p{n - 1} >= {x.shape[-1]}u) continue;")
-    lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({image} + {place});")
+    lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({image} + ({place}));")
     lines += ["  #pragma unroll", f"  for (int s = 0; s < {strip}; ++s) {{", f"    const int k = q - s * {stride};"]
     lines.append(f"    if (k < 0 || k % {dilation} != 0 || k / {dilation} >= {window[-1]}) continue;")
     lines.append(f"    for (int j = 0; j < {vector}; ++j) acc[s][j] += wide(taken.v[j]) * weight[k / {dilation}][j];")

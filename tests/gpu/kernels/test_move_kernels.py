@@ -39,6 +39,8 @@ def move_cases() -> list[Case]:
     for dtype in (F32, F16):
         cut = Slice((0, 1, 5, 0), (2, 4, 3, 6), (1, 2, -2, 1))
         cases.append(build(f"slice {dtype}", [last(dtype, 2, 9, 7, 6)], lambda g, x, c=cut: g.add(c, x)))
+        back = Slice((0, 2, 0, 0), (1, 3, 1, 8), (1, -1, 1, 1))
+        cases.append(build(f"backwards {dtype}", [rows(dtype, 1, 3, 1, 8)], lambda g, x, c=back: g.add(c, x)))
         whole = Slice((0, 8, 0, 0), (2, 8, 7, 6), (1, 1, 1, 1))
         cases.append(build(f"channels {dtype}", [last(dtype, 2, 24, 7, 6)], lambda g, x, c=whole: g.add(c, x)))
         cases.append(build(f"expand {dtype}", [rows(dtype, 5, 1, 8)], lambda g, x: g.add(Expand((3, 5, 4, 8)), x)))
