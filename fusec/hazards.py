@@ -99,9 +99,11 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
     if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
         return "engine 25 sums in the storage type, in no fixed order"
     for call in graph.calls:
-        if call.op == "conv_wgrad" and engine in (1, 20):
-            if graph.tensor(call.inputs[0]).dims[1] != graph.tensor(call.outputs[0]).dims[1]:
-                return f"engine {engine} with the gradient of a grouped convolution's filters"
+        grouped = (
+            call.op == "conv_wgrad" and graph.tensor(call.inputs[0]).dims[1] != graph.tensor(call.outputs[0]).dims[1]
+        )
+        if grouped and engine in (1, 20):
+            return f"engine {engine} with the gradient of a grouped convolution's filters"
     if any(c.op == "matmul" for c in graph.calls):
         if engine == 2:
             return "engine 2 computes matmuls wrongly"
