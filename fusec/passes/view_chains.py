@@ -98,8 +98,10 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
 def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
     """Where the layer's operand is transposed already, and nothing that follows is."""
     perm, value = cast(Transpose, node.op).perm, node.operands[0]
-    if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value) or _turned_below(node.result):
-        raise NoMatch("not rows alone, used elsewhere too, or transposed again", value)
+    if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value):
+        raise NoMatch("not rows alone, or used elsewhere too", value)
+    if _turned_below(_behind_bias(node.result)):  # the other rule moved it here
+        raise NoMatch("transposed again", node.result)
     bias: Node | None = None
     if value.node.op.name == "add" and (sums := _without_bias(value.node)) is not None:
         bias, value = value.node, sums
