@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.passes.partition.cost import step_us
+from fusec.passes.partition.cost import limit_us
 from fusec.program import Kind
 from fusec.runtime import Executable
 
@@ -138,7 +138,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
             step.signature,
             "reference" if step.kind is Kind.KERNEL and step not in executable.kernels else step.kind.value,
             Timing.of(times[index]),
-            step_us(step.nodes, compiled.target) - compiled.target.launch_us,
+            limit_us(step.nodes, compiled.target),
         )
         for index, step in enumerate(compiled.program.steps)
         if step.kind is not Kind.VIEW

@@ -11,6 +11,9 @@ from test_runtime import executable
 
 from fusec.bench import EXCESS, Bench, StepTime, Timing, measure
 from fusec.errors import ExecutionError
+from fusec.passes.partition.cost import limit_us, step_us
+from fusec.target import load
+from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %a = relu(%x)
@@ -32,6 +35,20 @@ def test_every_step_that_works_is_timed(rng: np.random.Generator) -> None:
     assert all(step.limit_us > 0 for step in measured.steps)
     assert measured.memory_bytes == net.memory.nbytes >= measured.live_bytes > 0
     assert json.loads(json.dumps(measured.to_json()))["sum_us"] == pytest.approx(measured.sum_us)
+
+
+def test_a_limit_knows_no_penalty() -> None:
+    text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
+      %w = constant weight("w") : f32[8,1,3,3]{0,2,3,1}
+      %c = conv(%x, %w) {strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1], groups=8} : f32[2,8,6,6]{0,2,3,1}
+      %y = relu(%c) : f32[2,8,6,6]{0,2,3,1}
+      return %y
+    }"""
+    graph, target = parse(text, {"w": np.ones((8, 1, 3, 3), np.float32)}), load("h200")
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    nbytes = (2 * 2 * 8 * 36 + 8 * 9) * 4
+    assert limit_us(nodes, target) == pytest.approx(1e6 * nbytes / target.memory_bandwidth)
+    assert step_us(nodes, target) > 5 * limit_us(nodes, target)
 
 
 def test_nothing_is_timed_before_a_call() -> None:

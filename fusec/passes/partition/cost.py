@@ -27,11 +27,15 @@ _PEAKS = {DType.F16: "fp16", DType.BF16: "bf16"}
 
 def step_us(nodes: Sequence[Node], target: Target, verdict: Legal | None = None) -> float:
     """Modelled time of one step; without a verdict, as if the best engines took it."""
+    return limit_us(nodes, target) * penalty(nodes, verdict) + target.launch_us
+
+
+def limit_us(nodes: Sequence[Node], target: Target) -> float:
+    """What a step takes at least: the time of its bytes or of its operations, whichever is more."""
     moved = sum(v.type.nbytes for v in (*inputs_of(nodes), *outputs_of(nodes)))
     work = sum(map(flops, nodes))
     peak = target.flops[_precision(nodes)]
-    busy = max(moved / target.memory_bandwidth, work / peak) * 1e6
-    return busy * penalty(nodes, verdict) + target.launch_us
+    return max(moved / target.memory_bandwidth, work / peak) * 1e6
 
 
 def _precision(nodes: Sequence[Node]) -> str:
