@@ -15,6 +15,7 @@ from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.precision import Precision
+from fusec.passes.read_packed import ReadPacked
 from fusec.passes.recognise import Recognise
 from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
@@ -57,6 +58,8 @@ UNLAID: tuple[Pass, ...] = (
 FINISH: tuple[Pass, ...] = (
     # After the folds and narrowing: weights are put beside each other as they will be stored.
     MergeSiblings(),
+    # Late too: where attention is written out, slices of the turned projection cost nothing.
+    ReadPacked(),
     *CLEAN_UP,
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),

@@ -65,10 +65,10 @@ def _branch(product: Node) -> _Branch | None:
         if not vector or user.result.type.shape != end.type.shape:
             return None
         end, bias = user.result, b.literal
-    return _Branch(product, w.literal, bias, end) if _goes_to_attention(end) else None
+    return _Branch(product, w.literal, bias, end) if goes_to_attention(end) else None
 
 
-def _goes_to_attention(value: Value) -> bool:
+def goes_to_attention(value: Value) -> bool:
     """Whether all that is done with a value is to view it, once, as heads of an attention."""
     while single_use(value):
         ((user, place),) = value.uses

@@ -6,6 +6,7 @@ them. Only views whose result is used once move: nothing is computed twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
@@ -17,6 +18,8 @@ from fusec.passes.base import Options
 from fusec.passes.linear import single_use
 from fusec.passes.rewrite import NoMatch, Rewriter, local, rewrite
 from fusec.passes.simplify import reshape_of_reshape, transpose_of_transpose
+from fusec.passes.view_chains import RULES as CHAINS
+from fusec.passes.view_chains import rows_behind
 
 POINTWISE = (*(name for name in CLASSES if name != "gen_index"), "cast")
 
@@ -83,7 +86,7 @@ def _before_transpose(graph: Graph, value: Value, perm: Sequence[int], before: N
     """The operand of a transpose; a constant is transposed back (and folded later)."""
     if value.node is not None and isinstance(value.node.op, Transpose):
         return value.node.operands[0]
-    if value.type.size == 1 and value.type.rank <= 1:
+    if value.type.rank <= 1 and (value.type.size == 1 or perm[-1] == len(perm) - 1):
         return value
     full = (1,) * (len(perm) - value.type.rank) + value.type.shape
     lifted = graph.add(Reshape(full), value, before=before) if full != value.type.shape else value
@@ -157,13 +160,31 @@ def _rows_down(graph: Graph, node: Node) -> Value | None:
     if rows.node is None or not isinstance(rows.node.op, Reshape) or w.type.rank != 2:
         raise NoMatch("not reshaped, or not by a matrix", rows)
     (x,) = rows.node.operands
-    if x.literal is not None or x.type.rank < 2 or x.type.shape[-1:] != rows.type.shape[-1:]:
-        raise NoMatch("not rows alone", rows)
+    if x.literal is not None or x.type.rank < 2:
+        raise NoMatch("a constant, or no rows", rows)
+    if x.type.shape[-1:] != rows.type.shape[-1:]:
+        x = _rows_apart(graph, node, x)
     product = graph.insert(node.op, [x, w], before=node).result
     return graph.insert(Reshape(node.result.type.shape), [product], before=node, types=[node.result.type]).result
 
 
-RULES: tuple[Rewriter, ...] = (transpose_of_transpose, reshape_of_reshape, _transpose_down, _reshape_down, _rows_down)
+def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
+    """The rows as they were before they were put in one dim beside columns that were too; so they are wanted."""
+    lead, columns = rows_behind(node.result), node.operands[0].type.shape[-1]
+    split = len(lead) < x.type.rank and lead == x.type.shape[: len(lead)] and math.prod(lead) * columns == x.type.size
+    if len(lead) < 2 or not split or lead == node.result.type.shape[:-1]:
+        raise NoMatch("not rows alone", node.operands[0])
+    return graph.add(Reshape((*lead, columns)), x, before=node)
+
+
+RULES: tuple[Rewriter, ...] = (
+    transpose_of_transpose,
+    reshape_of_reshape,
+    _transpose_down,
+    _reshape_down,
+    _rows_down,
+    *CHAINS,
+)
 
 
 @dataclass(frozen=True)

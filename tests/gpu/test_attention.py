@@ -86,3 +86,53 @@ def test_the_program_simulated_is_right(name: str, rng: np.random.Generator) -> 
 @pytest.mark.parametrize("name", BODIES)
 def test_the_program_on_a_gpu_is_right(name: str, rng: np.random.Generator) -> None:
     compare(BODIES[name], fusec.compile(BODIES[name], tune="quick"), rng)
+
+
+def sequences_first(rng: np.random.Generator, batch: int, rows: int, heads: int, features: int) -> Graph:
+    """`torch.nn.MultiheadAttention` with batch_first and a residual, as torch.onnx writes it."""
+    width, merged = heads * features, batch * heads
+    parts = ""
+    for i, name in enumerate("qkv"):
+        parts += f"""
+  %{name}0 = slice(%s) {{starts=[{i},0,0,0], sizes=[1,{rows},{batch},{width}], steps=[1,1,1,1]}}
+  %{name}1 = reshape(%{name}0) {{shape=[{rows},{merged},{features}]}}
+  %{name}2 = transpose(%{name}1) {{perm=[1,0,2]}}
+  %{name} = reshape(%{name}2) {{shape=[{batch},{heads},{rows},{features}]}}"""
+    text = f"""graph "b" (%x: f16[{batch},{rows},{width}]) {{
+  %w = constant weight("w") : f16[{width},{3 * width}]
+  %b = constant weight("b") : f16[{3 * width}]
+  %o = constant weight("o") : f16[{width},{width}]
+  %c = constant weight("c") : f16[{width}]
+  %f = transpose(%x) {{perm=[1,0,2]}}
+  %m = matmul(%f, %w)
+  %p = add(%m, %b)
+  %r = reshape(%p) {{shape=[1,{rows},{batch},3,{width}]}}
+  %t = transpose(%r) {{perm=[3,1,2,0,4]}}
+  %s = reshape(%t) {{shape=[3,{rows},{batch},{width}]}}{parts}
+  %a = attention(%q, %k, %v) {{scale=0.125}}
+  %a0 = transpose(%a) {{perm=[2,0,1,3]}}
+  %a1 = reshape(%a0) {{shape=[{batch * rows},{width}]}}
+  %n = matmul(%a1, %o)
+  %d = add(%n, %c)
+  %d0 = reshape(%d) {{shape=[{rows},{batch},{width}]}}
+  %d1 = transpose(%d0) {{perm=[1,0,2]}}
+  %y = add(%x, %d1)
+  return %y
+}}"""
+    shapes = {"w": (width, 3 * width), "b": (3 * width,), "o": (width, width), "c": (width,)}
+    return parse(text, {n: (rng.standard_normal(s) / width**0.5).astype(np.float16) for n, s in shapes.items()})
+
+
+@pytest.mark.cudnn
+def test_sequences_first_take_no_copies(rng: np.random.Generator) -> None:
+    graph = sequences_first(rng, 3, 9, 4, 8)
+    exe = fusec.compile(graph, target="h200", precision="fp16")
+    launched = [(s.kind.value, s.signature) for s in exe.compiled.program.steps if s.kind.value != "view"]
+    assert launched == [("cudnn", "matmul+bias"), ("cudnn", "attention"), ("cudnn", "matmul+bias+add")]
+    compare(graph, exe, rng)
+
+
+@pytest.mark.gpu
+def test_sequences_first_on_a_gpu(rng: np.random.Generator) -> None:
+    graph = sequences_first(rng, 4, 197, 12, 64)
+    compare(graph, fusec.compile(graph, tune="quick", precision="fp16"), rng)
