@@ -13,7 +13,7 @@ def _matmul(step: Step) -> Gradients:
     (a, b), dy = step.x, step.dy
     da = sum_to(dy @ b.swapaxes(-1, -2), a.shape) if step.active[0] else None
     if math.prod(b.shape[:-2]) == 1 and a.rank > 2:  # one product over all rows, not a sum of products
-        rows, loss = (v.reshape(-1, v.shape[-1]) for v in (a, dy))
+        rows, loss = (v.reshape(math.prod(v.shape[:-1]), v.shape[-1]) for v in (a, dy))
         return da, (rows.T @ loss).reshape(b.shape)
     return da, sum_to(a.swapaxes(-1, -2) @ dy, b.shape)
 

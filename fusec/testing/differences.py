@@ -25,6 +25,7 @@ ROUNDING = 1e-15  # of the largest number met, divided by the step
 KINK = 1e-3  # differences that disagree by more than this share say nothing
 STEEP = 0.1  # of its size is what a function may change by in a step and still be taken for straight
 DIRECTIONS = 2
+NUDGE = 1e-3  # of a number's size; far more than the steps
 
 
 def gradients(graph: Graph, case: Case) -> None:
@@ -36,11 +37,17 @@ def gradients(graph: Graph, case: Case) -> None:
     of = [n for n, v in zip(source.output_names, source.outputs, strict=True) if v.type.dtype.is_float and v.type.size]
     if not wrt or not of:
         raise SkipTest("no floats to differentiate")
-    given = case.inputs(graph)
-    feeds = {n: a.astype(np.float64) if DType.of(a.dtype).is_float else a for n, a in given.items()} | constants
     rng = np.random.default_rng(case.seed)
+    feeds = {n: _apart(a, rng) if DType.of(a.dtype).is_float else a for n, a in case.inputs(graph).items()} | constants
     for name in of:
         _check(source, name, wrt, feeds, rng)
+
+
+def _apart(array: Array, rng: np.random.Generator) -> Array:
+    """Numbers in float64, moved a little: those of few bits lie on the bounds of a clip, and several on one maximum,
+    where the slope to either side is not the one in between."""
+    wide = array.astype(np.float64)
+    return wide + NUDGE * (np.abs(wide) + NUDGE) * rng.uniform(-1.0, 1.0, wide.shape)
 
 
 def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, Array], rng: np.random.Generator) -> None:
