@@ -38,7 +38,8 @@ def gradients(graph: Graph, case: Case) -> None:
     if not wrt or not of:
         raise SkipTest("no floats to differentiate")
     rng = np.random.default_rng(case.seed)
-    feeds = {n: _apart(a, rng) if DType.of(a.dtype).is_float else a for n, a in case.inputs(graph).items()} | constants
+    given = case.inputs(graph) | constants
+    feeds = {n: _apart(a, rng) if DType.of(a.dtype).is_float else a for n, a in given.items()}
     for name in of:
         _check(source, name, wrt, feeds, rng)
 
