@@ -8,6 +8,7 @@ from unittest import SkipTest
 
 import numpy as np
 
+from fusec.errors import ExecutionError
 from fusec.gradients import grad
 from fusec.ir import Constant, DType, Graph, TensorType, Value, quote
 from fusec.ops import Cast
@@ -40,6 +41,11 @@ def gradients(graph: Graph, case: Case) -> None:
     rng = np.random.default_rng(case.seed)
     given = case.inputs(graph) | constants
     feeds = {n: _apart(a, rng) if DType.of(a.dtype).is_float else a for n, a in given.items()}
+    try:
+        with np.errstate(all="ignore"):
+            evaluate(source, feeds)
+    except ExecutionError as error:  # an index out of range, which other properties report
+        raise SkipTest(f"the graph has no meaning: {error}") from error
     for name in of:
         _check(source, name, wrt, feeds, rng)
 
