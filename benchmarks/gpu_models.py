@@ -7,10 +7,8 @@ Writes benchmarks/results/gpu_models.json. It is about right answers; the times 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import io
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,13 +17,13 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
-import cudnn  # noqa: E402  # the examples folder must be on the path first
-import cupy  # noqa: E402
+import cupy  # noqa: E402  # the examples folder must be on the path first
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
+from machine import gpu, made  # noqa: E402
 from models import (  # noqa: E402
     LIGHT,
     light,
@@ -118,20 +116,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_models.json")
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
-    commit = arguments.commit
-    if not commit:
-        git = ["git", "rev-parse", "HEAD"]
-        commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     rows: list[dict[str, Any]] = []
-    result = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "commit": commit,
-        "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "driver": cupy.cuda.runtime.driverGetVersion(),
-        "cudnn": cudnn.backend_version(),
-        "torch": torch.__version__,
-        "models": rows,
-    }
+    result = {**made(arguments.commit), **gpu(), "models": rows}
     for name in arguments.models:
         data, inputs, want = exported(name) if name in TORCHVISION else light_model(name)
         for precision in arguments.precisions.split(","):

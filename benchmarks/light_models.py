@@ -8,7 +8,6 @@ against onnxruntime (fp32, relative L2).
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 import numpy as np  # noqa: E402  # the examples folder must be on the path first
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
+from machine import made  # noqa: E402
 from models import (  # noqa: E402
     LIGHT,
     light,
@@ -128,10 +128,8 @@ def main() -> int:
             os.environ["FUSEC_CACHE"] = str(Path(cache) / name)
             rows.append(in_child(name, arguments.target))
             print(json.dumps(rows[-1], indent=None), flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     result = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
+        **made(),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "gpu": None},
         "target": arguments.target,
         "cudnn": _cudnn_version(),

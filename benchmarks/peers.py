@@ -9,14 +9,12 @@ Writes benchmarks/results/peers.json.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import gc
 import io
 import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,10 +27,10 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 
-import cudnn  # noqa: E402  # the repository must be on the path first
-import cupy  # noqa: E402
+import cupy  # noqa: E402  # the repository must be on the path first
 import torch  # noqa: E402
 import torch._inductor.config  # noqa: E402
+from machine import gpu, made  # noqa: E402
 from zoo import make  # noqa: E402
 
 import fusec  # noqa: E402
@@ -185,21 +183,9 @@ def main() -> int:
     parser.add_argument("--commit", default="")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest steps")
     arguments = parser.parse_args()
-    commit = arguments.commit
-    if not commit:
-        git = ["git", "rev-parse", "HEAD"]
-        commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     torch.backends.cudnn.benchmark = True
     rows: list[dict[str, Any]] = []
-    result = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "commit": commit,
-        "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
-        "driver": cupy.cuda.runtime.driverGetVersion(),
-        "cudnn": cudnn.backend_version(),
-        "torch": torch.__version__,
-        "rows": rows,
-    }
+    result = {**made(arguments.commit), **gpu(), "rows": rows}
     for item in arguments.cases:
         name, batch = item.split(":")
         row = case(name, int(batch), [p for p in arguments.peers.split(",") if p], arguments.tune, arguments.budget)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
+from machine import made
 
 from fusec import driver
 from fusec.ir import DType, Graph, TensorType
@@ -58,10 +57,8 @@ def main() -> None:
             }
         )
         print(rows[-1], flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     result = {
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "commit": commit.stdout.strip(),
+        **made(),
         "cores": os.cpu_count(),
         "graphs": rows,
     }

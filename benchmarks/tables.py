@@ -120,7 +120,12 @@ def gpu_models() -> list[str]:
 
 def peers() -> list[str]:
     data = read("peers.json")
-    names = {"eager": "torch eager", "compile": "torch.compile"}
+    measured = {who for row in data["rows"] for who in row["times"]}
+    how = {
+        "eager": ("torch eager", "Torch eager runs in a CUDA graph, channels last, with cudnn.benchmark. "),
+        "compile": ("torch.compile", "torch.compile has max-autotune and freezing, in a CUDA graph. "),
+    }
+    names = {who: title for who, (title, _) in how.items() if who in measured}
     rows: list[list[Any]] = []
     for row in data["rows"]:
         ms = {who: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for who, t in row["times"].items()}
@@ -151,11 +156,10 @@ def peers() -> list[str]:
         "",
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
         f"{data['commit'][:10]}, {data['date']}; fp16, the same weights and inputs, medians with deciles of "
-        "turns in random order (`benchmarks/peers.py`). Torch eager runs in a CUDA graph, channels last, with "
-        "cudnn.benchmark; torch.compile with max-autotune and freezing, in a CUDA graph. Limit: the roofline of the "
-        "steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what was "
-        "chosen. "
-        "Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at that one.",
+        f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
+        "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what "
+        "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at that "
+        f"one. {data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",
@@ -186,7 +190,7 @@ def plot() -> None:
                 ]
                 axes.barh(place + shift, time["median_ms"] / least, 0.25, color=colour, xerr=spread)
     axes.set_yticks(range(len(rows)), [f"{row['model']} b{row['batch']}" for row in reversed(rows)])
-    axes.set_xlabel("time, fusec = 1 (green: fusec, light: torch eager, dark: torch.compile)")
+    axes.set_xlabel("time, fusec = 1 (green: fusec, light grey: torch eager, dark grey: torch.compile)")
     axes.axvline(1.0, color="black", linewidth=0.5)
     figure.tight_layout()
     figure.savefig(RESULTS.parent.parent / "docs" / "peers.svg", metadata={"Date": None})

@@ -66,16 +66,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")]
-OneTarget = Annotated[str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")]
-Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
-]
-Disable = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
-]
 Rounding = Annotated[
     str,
     typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
@@ -124,16 +114,16 @@ def options(
 
 @app.command()
 def compile(
-    model: Model,
+    model: cli_io.Model,
     target: Annotated[
         list[str] | None,
         typer.Option(
             help="A GPU of `fusec targets`; may be repeated for a .fusec file. auto: this machine's, or an H200."
         ),
     ] = None,
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     rounding: Rounding = "fused",
     as_json: cli_io.AsJson = False,
     output: Annotated[
@@ -174,11 +164,11 @@ def compile(
 
 @app.command()
 def run(
-    model: Model,
-    target: OneTarget = "auto",
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    model: cli_io.Model,
+    target: cli_io.Target = "auto",
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     rounding: Rounding = "fused",
     input: Annotated[
         list[str] | None,
@@ -244,11 +234,11 @@ def run(
 
 @app.command()
 def explain(
-    model: Model,
+    model: cli_io.Model,
     target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     rounding: Rounding = "fused",
     must_fuse: Annotated[
         list[str] | None,
@@ -296,11 +286,11 @@ def explain(
 
 @app.command()
 def verify(
-    model: Model,
-    target: OneTarget = "auto",
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    model: cli_io.Model,
+    target: cli_io.Target = "auto",
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     rounding: Rounding = "fused",
     seed: Seed = 0,
     as_json: cli_io.AsJson = False,

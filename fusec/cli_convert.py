@@ -15,12 +15,10 @@ from fusec import cli_io, cli_lock
 def convert(
     model: cli_lock.Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
-    target: Annotated[
-        str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")
-    ] = "auto",
-    precision: cli_lock.Precision = "fp32",
-    shape: cli_lock.Shapes = None,
-    disable: cli_lock.Disable = None,
+    target: cli_io.Target = "auto",
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""

@@ -21,6 +21,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fusec.errors import FusecError
 
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")]
+Target = Annotated[str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+]
+Disable = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
+]
 Tune = Annotated[
     str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
 ]

@@ -33,14 +33,6 @@ class _WriteUnlessNamed(TyperGroup):
 app = typer.Typer(cls=_WriteUnlessNamed, help="Write down which plan runs each partition; compare.")
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for `fusec compile`.")]
-Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
-]
-Disable = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
-]
 
 
 def build(
@@ -78,9 +70,9 @@ def write(
         list[str] | None,
         typer.Option(help="A GPU of `fusec targets`; may be repeated. auto: this machine's, or an H200."),
     ] = None,
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
     as_json: AsJson = False,
 ) -> None:
@@ -106,9 +98,9 @@ def diff(
     old: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock.")],
     new: Annotated[str, typer.Argument(metavar="LOCK|MODEL", help="Another, or a model to compile with this cuDNN.")],
     target: Annotated[str, typer.Option(help="For a model: a GPU of `fusec targets`.")] = "auto",
-    precision: Precision = "fp32",
-    shape: Shapes = None,
-    disable: Disable = None,
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two locks, or what this cuDNN and GPU would change; no GPU is needed."""

@@ -13,19 +13,12 @@ from fusec import cli_io
 
 
 def repro(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")],
+    model: cli_io.Model,
     partition: Annotated[int, typer.Option(metavar="N", help="The step, as `fusec explain` numbers them.")],
-    target: Annotated[
-        str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")
-    ] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")] = "fp32",
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
-    ] = None,
-    disable: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
-    ] = None,
+    target: cli_io.Target = "auto",
+    precision: cli_io.Precision = "fp32",
+    shape: cli_io.Shapes = None,
+    disable: cli_io.Disable = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     output: Annotated[
         Path | None,

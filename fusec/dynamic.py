@@ -19,7 +19,7 @@ from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
-from fusec.runtime import Executable, SimulatorBackend, on_host
+from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -140,13 +140,7 @@ class DynamicExecutable:
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
         """As an `Executable`: one output comes bare, several as a tuple."""
-        if len(arrays) > len(self.inputs):
-            raise ExecutionError(f"{len(arrays)} arrays for {len(self.inputs)} inputs")
-        feeds = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=False)}
-        for name in named:
-            if name in feeds:
-                raise ExecutionError(f"input {quote(name)} is given twice")
-        results = self.run(None, {**feeds, **named})
+        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(

@@ -255,13 +255,7 @@ class Executable:
         Arrays are NumPy, CuPy or anything with DLPack; results are NumPy arrays if every argument was
         on the host, else CuPy arrays. Raises ExecutionError naming the input that does not fit.
         """
-        if len(arrays) > len(self.inputs):
-            raise ExecutionError(f"{len(arrays)} arrays for {len(self.inputs)} inputs")
-        feeds = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=False)}
-        for name in named:
-            if name in feeds:
-                raise ExecutionError(f"input {quote(name)} is given twice")
-        results = self.run(None, {**feeds, **named})
+        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(
@@ -501,6 +495,17 @@ class Executable:
                 held[value] = array
         for value in step.outputs:
             unpack(self._places[value], value.type)[...] = held[value]
+
+
+def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays given in the order of the inputs, and others by name; ExecutionError for too many, or one given twice."""
+    if len(arrays) > len(inputs):
+        raise ExecutionError(f"{len(arrays)} arrays for {len(inputs)} inputs")
+    feeds = dict(zip(inputs, arrays, strict=False))
+    for name in named:
+        if name in feeds:
+            raise ExecutionError(f"input {quote(name)} is given twice")
+    return {**feeds, **named}
 
 
 def _all(runs: Sequence[Callable[[], None]]) -> None:

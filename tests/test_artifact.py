@@ -8,21 +8,20 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from lowers_judge import LowersJudge
 from safetensors.numpy import load as read_safetensors
 
 import fusec
 from examples.models import light, randomised
 from fusec import artifact, container, frontends
 from fusec.compiled import Compiled
-from fusec.errors import FusecError, LoweringError, ModelError
-from fusec.ir import Graph, print_graph
-from fusec.lower_cudnn import lower
+from fusec.errors import FusecError, ModelError
+from fusec.ir import print_graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -31,7 +30,7 @@ from fusec.plans import Choice, Entry
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load as load_target
 from fusec.text import parse
-from fusec.verdict import Legal, Plan, Refused, Verdict
+from fusec.verdict import Plan
 
 MODEL = """
 graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
@@ -48,23 +47,12 @@ graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
 }"""
 
 
-class LowersJudge:
-    """Legal is what can be lowered; so spelled that a zero bias is wanted too."""
-
-    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        return [self._verdict(body) for body in bodies]
-
-    def _verdict(self, body: Graph) -> Verdict:
-        try:
-            lower(body)
-        except LoweringError as error:
-            return Refused("lower", "FUSEC", str(error))
-        return Legal((Plan(1, ((2, 3),), True, 64, True), Plan(4, (), False)))
+PLANS = (Plan(1, ((2, 3),), True, 64, True), Plan(4, (), False))  # by the first a zero bias is wanted, too
 
 
 def compiled(target: str = "h200", precision: str = "fp16", text: str = MODEL) -> Compiled:
     weights = {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)}
-    source, options, judge = parse(text, weights), Options(precision), LowersJudge()
+    source, options, judge = parse(text, weights), Options(precision), LowersJudge(PLANS)
     graph = run(PIPELINE, source.clone(), options)
     return Compiled(source, partition(graph, judge, load_target(target)), load_target(target), options, judge)
 
@@ -370,7 +358,7 @@ def test_public_names_and_lean_imports(path: Path) -> None:
 @pytest.mark.slow
 def test_resnet50_is_ready_in_far_less_than_the_second_and_a_half_it_may_take(path: Path) -> None:
     model = randomised(onnx.load(light("resnet50")), 0)
-    source, options, judge = frontends.load(model), Options("fp16"), LowersJudge()
+    source, options, judge = frontends.load(model), Options("fp16"), LowersJudge(PLANS)
     goal = load_target("h200")
     graph = run(PIPELINE, source.clone(), options)
     artifact.save(path, [Compiled(source, partition(graph, judge, goal), goal, options, judge)])

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from lowers_judge import LowersJudge
 
 from fusec import lockfile
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.errors import CheckError, FusecError, LoweringError, ModelError
+from fusec.errors import CheckError, FusecError, ModelError
 from fusec.gpu.blobs import DEVICE_ONLY
-from fusec.ir import Graph
 from fusec.lockfile import Lock, Locked
-from fusec.lower_cudnn import lower
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
 from fusec.plans import Choice, Entry
 from fusec.target import load as load_target
 from fusec.text import parse
-from fusec.verdict import Legal, Plan, Refused, Verdict
+from fusec.verdict import Plan
 
 CONV = "{strides=[1,1], pads=[1,1,1,1], dilations=[1,1]}"
 MODEL = f"""
@@ -45,28 +43,11 @@ graph "net" (%x: f32[2,8,8,8]) {{
 PLANS = (Plan(7, (), False, 0, False), Plan(1, ((2, 3), (5, 0)), True, 64, True))
 
 
-class Judge:
-    """Legal, with these plans, is what can be lowered and has no more than `longest` nodes."""
-
-    def __init__(self, plans: tuple[Plan, ...] = PLANS, longest: int = 99):
-        self.plans, self.longest = plans, longest
-
-    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        return [self._verdict(body) for body in bodies]
-
-    def _verdict(self, body: Graph) -> Verdict:
-        try:
-            lower(body)
-        except LoweringError as error:
-            return Refused("lower", "FUSEC", str(error))
-        if sum(n.op.name != "constant" for n in body.nodes) > self.longest:
-            return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "too long")
-        return Legal(self.plans)
-
-
-def compiled(judge: Judge | None = None, target: str = "h200", precision: str = "tf32", text: str = MODEL) -> Compiled:
+def compiled(
+    judge: LowersJudge | None = None, target: str = "h200", precision: str = "tf32", text: str = MODEL
+) -> Compiled:
     weights = {"w": np.random.default_rng(3).standard_normal((8, 8, 3, 3)).astype(np.float32)}
-    judge, options = judge or Judge(), Options(precision)
+    judge, options = judge or LowersJudge(PLANS), Options(precision)
     source = parse(text, weights)
     graph = run(PIPELINE, source.clone(), options)
     return Compiled(source, partition(graph, judge, load_target(target)), load_target(target), options, judge)
@@ -125,7 +106,7 @@ def test_work_depends_on_meaning_alone() -> None:
     renamed = MODEL.replace("%c1", "%other").replace('"net"', '"another"')
     assert work(compiled()) == work(compiled(text=renamed))
     # not on what it is spelled, only on what is to be computed
-    assert work(compiled()) == work(compiled(Judge(longest=2)))
+    assert work(compiled()) == work(compiled(LowersJudge(PLANS, longest=2)))
     others = [
         compiled(precision="fp32"),
         compiled(precision="fp16"),
@@ -148,7 +129,7 @@ def test_require_holds_for_its_own_program_and_names_the_first_that_does_not() -
 
 def test_require_refuses_a_plan_that_is_gone_unless_it_builds() -> None:
     lock = lockfile.make([compiled()])
-    gone = compiled(Judge((Plan(1, ((2, 4),), True, 0, True),)))
+    gone = compiled(LowersJudge((Plan(1, ((2, 4),), True, 0, True),)))
     with pytest.raises(
         CheckError, match="engine 1 with knobs 2=3, 5=0 is no longer offered, the engine with other knobs"
     ):
@@ -180,11 +161,11 @@ def test_changes_say_what_fuses_otherwise() -> None:
     c = compiled()
     lock = lockfile.make([c])
     assert lockfile.changes(lock, c, never) == []
-    split = compiled(Judge(longest=1))
+    split = compiled(LowersJudge(PLANS, longest=1))
     lines = lockfile.changes(lock, split, never)
     assert any(line.startswith("- conv+relu") and "fuses so no more" in line for line in lines)
     assert any(line.startswith("+ relu") and "fuses so now" in line for line in lines)
-    gone = lockfile.changes(lock, compiled(Judge((Plan(9, (), True, 0, True),))), never)
+    gone = lockfile.changes(lock, compiled(LowersJudge((Plan(9, (), True, 0, True),))), never)
     assert len(gone) == 3
     assert all("engine 1 with knobs 2=3, 5=0 is no longer offered" in line for line in gone)
     assert "nothing is locked for l4" in lockfile.changes(lock, compiled(target="l4"), never)

@@ -22,8 +22,8 @@ from gpu.cudnn_graphs import WINDOW, conv, image, norm
 from gpu.test_emit import mode_graph
 from helpers import assert_close
 from lower.bodies import BODIES, NHWC, load
+from lowers_judge import LowersJudge
 from repro_stand_ins import build, run
-from test_runtime import LowersJudge
 from test_verify import compiled as compiled_net
 
 from fusec import repro

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers import assert_close
+from lowers_judge import LowersJudge
 
 from fusec import driver
 from fusec.compiled import Compiled
-from fusec.errors import ExecutionError, LoweringError
-from fusec.ir import Graph
-from fusec.lower_cudnn import lower
+from fusec.errors import ExecutionError
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -23,7 +21,6 @@ from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
-from fusec.verdict import Legal, Plan, Refused, Verdict
 
 MODEL = """
 graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
@@ -39,20 +36,6 @@ graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
   %r = reshape(%u) {shape=[1,64]}
   return %r as "flat", %e as "map"
 }"""
-
-
-class LowersJudge:
-    """Legal is what can be lowered."""
-
-    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        return [self._verdict(body) for body in bodies]
-
-    def _verdict(self, body: Graph) -> Verdict:
-        try:
-            lower(body)
-        except LoweringError as error:
-            return Refused("lower", "FUSEC", str(error))
-        return Legal((Plan(1, (), True, 0, True),))
 
 
 def executable(text: str = MODEL) -> Executable:
@@ -236,3 +219,15 @@ def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 6 * x.nbytes
+
+
+def test_a_replay_computes_again_over_the_last_inputs(rng: np.random.Generator) -> None:
+    net = executable('graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}')
+    with pytest.raises(ExecutionError, match="before the first call"):
+        net.replay()
+    x = rng.standard_normal(4).astype(np.float32)
+    (want,) = net.run(None, {"x": x})
+    (result,) = net.compiled.graph.outputs
+    net._places[result][...] = np.nan
+    net.replay()
+    np.testing.assert_array_equal(net._places[result], want)

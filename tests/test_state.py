@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import assert_close
-from test_runtime import LowersJudge
+from lowers_judge import LowersJudge
 
 import fusec
 from fusec.builder import Builder

@@ -233,7 +233,12 @@ class CudnnBackend:
             if end < len(runs):
                 parts.append(runs[end])
             start = end + 1
-        return parts[0] if len(parts) == 1 else lambda: _all(parts)
+
+        def replay() -> None:
+            for part in parts:
+                part()
+
+        return replay
 
     def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
         """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
@@ -298,11 +303,6 @@ class CudnnBackend:
             self._stream.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
-
-
-def _all(parts: Sequence[Callable[[], None]]) -> None:
-    for part in parts:
-        part()
 
 
 @contextmanager

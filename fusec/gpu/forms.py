@@ -28,8 +28,7 @@ PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in
-    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be
-    cut."""
+    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut."""
     found: list[Form] = [(step,)]
     if step.kind is not Kind.CUDNN or level == "none":
         return found
@@ -37,11 +36,11 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _cuts(step.nodes):
-            parts = [next(iter(_spelled(graph, nodes)), None) for nodes in (first, second)]
-            found.append(tuple(part for part in parts if part is not None))
-            found += [(parts[0], rest) for rest in _kernel(graph, second) if parts[0] is not None]
+            start, rest = (next(_spelled(graph, nodes)) for nodes in (first, second))
+            found.append((start, rest))
+            found += [(start, kernel) for kernel in _kernel(graph, second)]
             if _pointwise(first):
-                found += [(start, parts[1]) for start in _kernel(graph, first) if parts[1] is not None]
+                found += [(kernel, rest) for kernel in _kernel(graph, first)]
     return found
 
 

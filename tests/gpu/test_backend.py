@@ -14,7 +14,7 @@ from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine, on_device
 from helpers import assert_close
-from test_runtime import LowersJudge
+from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError

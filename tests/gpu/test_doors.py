@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from frontends.onnx_models import info, model
 from gpu.stand_in_gpu import Array, Machine, on_device
+from lowers_judge import LowersJudge
 from onnx import helper
-from test_runtime import LowersJudge
 
 import fusec
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_runtime import LowersJudge
+from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph

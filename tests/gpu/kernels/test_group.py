@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gpu.test_forms import outputs, signatures
-from test_runtime import LowersJudge
+from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.gpu.kernels import group

@@ -8,7 +8,7 @@ import numpy as np
 from gpu.kernels.cases import ROUNDING
 from gpu.kernels.emulator import Emulator, needs_compiler
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from test_runtime import LowersJudge
+from lowers_judge import LowersJudge
 
 from fusec.gpu import kernels
 from fusec.gpu.kernels import Kernel
