@@ -158,8 +158,8 @@ def peers() -> list[str]:
         f"{data['commit'][:10]}, {data['date']}; fp16, the same weights and inputs, medians with deciles of "
         f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
         "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what "
-        "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at that "
-        f"one. {data.get('note', '')}".rstrip(),
+        "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at "
+        f"that one. {data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",

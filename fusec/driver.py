@@ -35,7 +35,6 @@ from fusec.verdict import Refused, Verdict
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-Model = "str | os.PathLike[str] | bytes | ModelProto | Graph"
 Progress = Callable[[str, int, int], None]  # stage, done, total
 CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
