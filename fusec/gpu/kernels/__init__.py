@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, pointwise, pooling, rotary, rows, sampled
+from fusec.gpu.kernels import channels, depthwise, pointwise, pooling, rotary, rows, sampled
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
@@ -15,6 +15,7 @@ Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     pointwise.pointwise,
     rows.rows,  # before pooling, since a pool over everything is a reduction
+    channels.channels,
     pooling.pooling,
     depthwise.depthwise,
     sampled.sampled,

@@ -40,6 +40,7 @@ class Plan:
     count: int  # of what the threads of one number go through, in vectors
     groups: int  # of numbers, in vectors
     chunks: int = 1  # that go to blocks of their own, where there are too few numbers to fill the GPU
+    whole: int = 1  # what the size of a chunk, the last one's excepted, is a multiple of
 
     @property
     def along(self) -> int:
@@ -48,7 +49,7 @@ class Plan:
     @property
     def each(self) -> int:
         """What one chunk goes through, in vectors."""
-        return ceil_div(self.count, self.chunks)
+        return ceil_div(ceil_div(self.count, self.chunks), self.whole) * self.whole
 
     @property
     def turns(self) -> int:
@@ -58,6 +59,10 @@ class Plan:
     def blocks(self) -> int:
         """Of one chunk."""
         return ceil_div(max(self.groups, 1), self.lanes)
+
+    @property
+    def block(self) -> int:
+        return self.threads * self.lanes
 
     @property
     def width(self) -> int:

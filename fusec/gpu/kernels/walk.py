@@ -1,0 +1,80 @@
+"""How threads go through the elements that a plan gives them: the statements before a pass, and around its body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.gpu.kernels.chain import decoded
+from fusec.gpu.kernels.row_plan import Plan
+
+
+def begun(plan: Plan, kind: str, backwards: bool = False) -> list[str]:
+    """Which numbers a thread is about, and which elements of them; `shared` is room for what threads put together.
+    backwards: the last chunk first."""
+    lines: list[str] = []
+    if plan.threads > 1 and not (plan.row and plan.threads <= 32):
+        lines.append(f"__shared__ {kind} shared[{plan.block * plan.width}];")
+    else:
+        lines.append(f"{kind}* shared = 0;")
+    if plan.row:
+        lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
+    else:
+        lines.append(f"const u32 t = threadIdx.x / {plan.lanes}u, lane = threadIdx.x % {plan.lanes}u;")
+    if plan.chunks == 1:
+        lines.append(f"const u32 group = blockIdx.x * {plan.lanes}u + lane, begin = 0, end = {plan.count}u;")
+    else:
+        lines.append(f"const u32 group = blockIdx.x % {plan.blocks}u * {plan.lanes}u + lane;")
+        chunk = f"blockIdx.x / {plan.blocks}u"
+        if backwards:
+            chunk = f"{plan.chunks - 1}u - {chunk}"
+        lines.append(f"const u32 chunk = {chunk}, begin = chunk * {plan.each}u;")
+        lines.append(f"const u32 end = begin + {plan.each}u < {plan.count}u ? begin + {plan.each}u : {plan.count}u;")
+    lines.append(f"const bool live = group < {plan.groups}u;")
+    lines.append(f"const u32 at = live ? group : {max(plan.groups - 1, 0)}u;")
+    return lines + coordinates(plan, "at", reduced=False)
+
+
+def coordinates(plan: Plan, index: str, reduced: bool) -> list[str]:
+    """Those along the axes that are reduced, or along the others, from one index over them."""
+    axes = [axis for axis in plan.axes if axis.reduced is reduced]
+    if not axes:
+        return []
+    inner = axes[-1] is plan.axes[-1] and plan.vector > 1
+    sizes = [(axis.name, axis.size) for axis in axes]
+    if not inner:
+        return decoded(index, sizes)
+    name, size = sizes[-1]
+    lines = decoded(index, [*sizes[:-1], (f"{name}_pack", size // plan.vector)])
+    return [*lines, f"const u32 {name} = {name}_pack * {plan.vector}u;"]
+
+
+def loop(plan: Plan, body: Sequence[str], pragma: str = "") -> list[str]:
+    """The body for each turn of a thread, with the coordinates there."""
+    if not plan.count:
+        return []
+    lines = [pragma] if pragma else []
+    lines.append(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{")
+    lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
+    lines.append("  if (r >= end) continue;")
+    lines += [f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)]
+    return [*lines, "}"]
+
+
+def unrolled(plan: Plan, body: Sequence[str], times: int) -> list[str]:
+    """The same for chunks that divide among the threads (`whole`), so that so many turns run side by side; the last
+    chunk is apart."""
+    if plan.each % plan.threads:
+        return loop(plan, body)
+    lines = [f"#pragma unroll {times}", f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{"]
+    lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
+    lines += [*(f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)), "}"]
+    if plan.chunks * plan.each == plan.count:
+        return lines
+    rest = loop(plan, body)
+    return [
+        f"if (end - begin == {plan.each}u) {{",
+        *(f"  {x}" for x in lines),
+        "} else {",
+        *(f"  {x}" for x in rest),
+        "}",
+    ]
