@@ -71,10 +71,5 @@ def unrolled(plan: Plan, body: Sequence[str], times: int) -> list[str]:
     if plan.chunks * plan.each == plan.count:
         return lines
     rest = loop(plan, body)
-    return [
-        f"if (end - begin == {plan.each}u) {{",
-        *(f"  {x}" for x in lines),
-        "} else {",
-        *(f"  {x}" for x in rest),
-        "}",
-    ]
+    whole = [f"if (end - begin == {plan.each}u) {{", *(f"  {line}" for line in lines), "} else {"]
+    return [*whole, *(f"  {line}" for line in rest), "}"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+from gpu.kernels.cases import Case, build, check, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import channels as family
@@ -100,9 +100,8 @@ def test_pointwise_ops_around_batch_norm(rng: np.random.Generator) -> None:
 def test_many_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "SUM_TURNS", 1)
     monkeypatch.setattr(family, "WRITE_TURNS", 1)
-    cases = [
-        case for case in (*channel_cases(), *surrounded_channels()) if "float16" in case.name or "f16" in case.name
-    ]
+    cases = [case for case in (*channel_cases(), *surrounded_channels()) if "F16" in case.name]
+    assert len(cases) > 20
     cases.append(build("long", [last(F16, 4, 8, 40, 33), rows(F32, 8), rows(F32, 8)], forward, positive))
     check(cases, rng)
 
@@ -141,4 +140,3 @@ def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> Non
             np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
         rest = [0, 2, 4, 6, 7]
         assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)
-    assert_same  # the finite rest is the other tests' matter

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import Case, assert_same
+from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
@@ -34,6 +35,8 @@ def cases() -> list[Case]:
         *reductions(),
         *normed(),
         *surrounded(),
+        *channel_cases(),
+        *surrounded_channels(),
         *depthwise_cases(),
         *move_cases(),
         *among_pointwise_ops(),
