@@ -90,7 +90,7 @@ class MaxPoolBackward(Pool):
         def compute(dy: Array, x: Array) -> Array:
             n = x.ndim - 2
             windows = self.windows(xp, x, -math.inf)
-            first = windows.reshape(*x.shape[:2], -1, *dy.shape[2:]).argmax(axis=2)
+            first = windows.reshape(*x.shape[:2], math.prod(self.window), *dy.shape[2:]).argmax(axis=2)
             ends = [
                 max(p, (c - 1) * s + d * (k - 1) + 1 - i - p0)
                 for c, s, d, k, i, p0, p in zip(

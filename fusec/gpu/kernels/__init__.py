@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import channels, depthwise, pointwise, pooling, rotary, rows, sampled
+from fusec.gpu.kernels import channels, depthwise, pointwise, pool_backward, pooling, rotary, rows, sampled
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
@@ -17,6 +17,7 @@ FAMILIES: tuple[Family, ...] = (
     rows.rows,  # before pooling, since a pool over everything is a reduction
     channels.channels,
     pooling.pooling,
+    pool_backward.pool_backward,
     depthwise.depthwise,
     sampled.sampled,
     rotary.rotary,
