@@ -6,14 +6,14 @@ Sums of squares are taken around each chunk's first element, so that a large mea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.parts import Part
 from fusec.gpu.kernels.row_plan import Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.walk import begun, coordinates, unrolled
-from fusec.ir import DType, Node, TensorType, Value
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormTrain
 
 TOGETHER = 8  # channels whose sums a block puts together
@@ -23,55 +23,16 @@ UNROLLED = 4  # turns whose loads are under way together
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the nodes of a step are: the anchor, those before and behind it, and `small` ones over its statistics. Early
-    outputs are made by those before, `kept` ones are statistics or made of them."""
-
-    anchor: Node
-    before: tuple[Node, ...]
-    behind: tuple[Node, ...]
-    small: tuple[Node, ...]
-    early: tuple[Value, ...]
-    late: tuple[Value, ...]
-    kept: tuple[Value, ...]
-
-    @property
-    def forward(self) -> bool:
-        return isinstance(self.anchor.op, BatchNormTrain)
-
-    @property
-    def x(self) -> Value:
-        return self.anchor.operands[0 if self.forward else 1]
-
-    @property
-    def y(self) -> Value:
-        return self.anchor.results[0]
-
-    @property
-    def parameters(self) -> tuple[Value, ...]:
-        """One number for a channel each."""
-        return self.anchor.operands[1 if self.forward else 2 :]
-
-    @cached_property
-    def again(self) -> tuple[Node, ...]:
-        """The nodes before that the second pass applies again: what the first one stored is read instead."""
-        wanted = set(self.anchor.operands[: 1 if self.forward else 2]) - set(self.early)
-        wanted |= {v for node in self.behind for v in node.operands if v not in self.early}
-        found: list[Node] = []
-        for node in reversed(self.before):
-            if wanted.intersection(node.results):
-                found.insert(0, node)
-                wanted |= {v for v in node.operands if v not in self.early}
-        return tuple(found)
-
-
-@dataclass(frozen=True)
 class ChannelSource:
     """Launches for a step: `sums` and `write` share out the elements for the two passes."""
 
     part: Part
     sums: Plan
     write: Plan
+
+    @property
+    def forward(self) -> bool:
+        return isinstance(self.part.anchor.op, BatchNormTrain)
 
     @property
     def kind(self) -> str:
@@ -88,7 +49,7 @@ class ChannelSource:
     @property
     def scratch_bytes(self) -> int:
         """Two numbers of each chunk and channel, then the factors of each channel."""
-        factors = 3 if self.part.forward else 4
+        factors = 3 if self.forward else 4
         return (2 * self.sums.chunks + factors) * self.channels * (8 if self.kind == "double" else 4)
 
     def launches(self) -> tuple[Launch, ...]:
@@ -102,7 +63,7 @@ class ChannelSource:
         lines = begun(plan, kind, backwards=BACKWARDS)
         lines += [f"{kind} acc0[{plan.width}], acc1[{plan.width}], around[{plan.width}];"]
         lines += [f"for (int w = 0; w < {plan.width}; ++w) acc0[w] = acc1[w] = {kind}(0);"]
-        if part.forward:
+        if self.forward:
             first = Chain(_space(part.x.type, plan), arguments, "f")
             for node in part.before:
                 first.apply(node)
@@ -122,7 +83,7 @@ class ChannelSource:
         for value in part.early:  # every lane that is not live repeats what the last one does
             chain.store(value)
         e = chain.get(part.x)
-        if part.forward:
+        if self.forward:
             chain.inside += [f"const {kind} d = {e} - around[{place}];"]
             chain.inside += [f"acc0[{place}] += d;", f"acc1[{place}] += d * d;"]
         else:
@@ -134,7 +95,7 @@ class ChannelSource:
         pointer = arguments.scratch(kind)
         lines.append("if (live && t == 0)")
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{")
-        if part.forward:
+        if self.forward:
             lines.append(f"    const {kind} size = {kind}((end - begin) * {plan.vector if plan.row else 1}u);")
             lines.append(f"    const {kind} squares = acc1[w] - acc0[w] * acc0[w] / size;")
             lines.append("    acc0[w] = around[w] + acc0[w] / size;")
@@ -163,12 +124,12 @@ class ChannelSource:
         lines.append(f"const bool live = group < {channels}u;")
         lines.append(f"const u32 c = live ? group : {channels - 1}u;")
         lines.append(f"{kind} acc0[1] = {{{kind}(0)}}, acc1[1] = {{{kind}(0)}};")
-        if part.forward:
+        if self.forward:
             lines.append(f"{kind} around = {pointer}[c];")
             lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
         lines += ["#pragma unroll 4", f"for (u32 s = t; s < {chunks}u; s += {threads}u) {{"]
         parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
-        if part.forward:
+        if self.forward:
             by = plan.vector if plan.row else 1
             rest = plan.count - (chunks - 1) * plan.each
             lines.append(f"  const {kind} size = s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by});")
@@ -179,7 +140,7 @@ class ChannelSource:
         lines.append("}")
         lines += [f"reduce_threads<{block}, {threads}, {TOGETHER}, 1>(acc{n}, shared, Add());" for n in range(2)]
         chain = Chain(Space((channels,), ("c",)), arguments)
-        factors = self._forward(chain) if part.forward else self._backward(chain)
+        factors = self._forward(chain) if self.forward else self._backward(chain)
         for number, factor in enumerate(factors):
             chain.inside.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
         for node in part.small:
@@ -217,16 +178,16 @@ class ChannelSource:
         place = "0" if plan.row else "j"
         lines = begun(plan, kind)
         pointer = arguments.scratch(f"const {kind}")
-        for number in range(3 if part.forward else 4):
+        for number in range(3 if self.forward else 4):
             at = f"{(2 * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
             pack = f"Pack<{kind}, {plan.width}>"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
         chain = Chain(_space(part.x.type, plan), arguments)
         for node in part.again:
             chain.apply(node)
-        mean, *by = (f"f{number}.v[{place}]" for number in range(3 if part.forward else 4))
+        mean, *by = (f"f{number}.v[{place}]" for number in range(3 if self.forward else 4))
         centred = f"({chain.get(part.x)} - {mean})"
-        if part.forward:
+        if self.forward:
             text = f"{centred} * {by[0]} + {by[1]}"
         else:
             text = f"({chain.get(part.anchor.operands[0])} - {by[0]} - {centred} * {by[1]}) * {by[2]}"

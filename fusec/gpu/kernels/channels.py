@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.chain import step, takes, widest
-from fusec.gpu.kernels.channel_source import ChannelSource, Part
+from fusec.gpu.kernels.channel_source import ChannelSource
+from fusec.gpu.kernels.parts import parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
 from fusec.gpu.kernels.spec import BLOCK, Kernel, ceil_div, power_of_two
 from fusec.gpu.kernels.view import Laid
@@ -30,7 +31,7 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
         return None
     (anchor,) = anchors
-    part = _part(nodes, anchor, outputs)
+    part = parted(nodes, outputs, anchor, 1 if isinstance(anchor.op, BatchNormTrain) else 2)
     if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
         return None
     read = [v.type for v in inputs_of([*part.before, anchor]) if v.type.size != 1 and v not in part.parameters]
@@ -41,49 +42,6 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
     source = ChannelSource(part, sums, write)
     return Kernel("+".join(node.op.name for node in nodes), source.launches(), source.scratch_bytes)
-
-
-def _part(nodes: Sequence[Node], anchor: Node, outputs: Sequence[Value]) -> Part | None:
-    """What each node does in the step; None if one of them has no place in it."""
-    forward = isinstance(anchor.op, BatchNormTrain)
-    elements, parameters = anchor.operands[: 1 if forward else 2], anchor.operands[1 if forward else 2 :]
-    x = anchor.operands[0 if forward else 1]
-    made = {v for node in nodes for v in node.results}
-    if x.type.size == 0 or any(v in made for v in parameters):
-        return None
-    before = _ancestors(nodes, elements)
-    statistics = set(anchor.results[1:])
-    small: list[Node] = []
-    behind: list[Node] = []
-    for node in nodes:
-        if node is anchor or node in before:
-            continue
-        (result,) = node.results
-        if result.type.shape == anchor.results[1].type.shape:
-            small.append(node)
-            statistics.add(result)
-        elif result.type.shape == x.type.shape and not statistics.intersection(node.operands):
-            behind.append(node)
-        else:
-            return None
-    large = {v for node in (*before, *behind) for v in node.results} | {anchor.results[0], *elements}
-    if any(large.intersection(node.operands) for node in small):
-        return None
-    early = [v for v in outputs if v.node in before]
-    late = [v for v in outputs if v.node in behind or v is anchor.results[0]]
-    if any(v.type.shape != x.type.shape for v in early):
-        return None
-    kept = [v for v in outputs if v in statistics]
-    return Part(anchor, tuple(before), tuple(behind), tuple(small), tuple(early), tuple(late), tuple(kept))
-
-
-def _ancestors(nodes: Sequence[Node], values: Sequence[Value]) -> list[Node]:
-    wanted, found = set(values), list[Node]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.results):
-            found.insert(0, node)
-            wanted |= set(node.operands)
-    return found
 
 
 def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:
