@@ -25,7 +25,9 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     MaxPool,
+    MaxPoolBackward,
     Pad,
     Reduce,
     Relayout,
@@ -89,6 +91,12 @@ def batch_norm(*shape: int, behind: bool = True) -> tuple[Sequence[TensorType], 
     return [x, x, x, p, p, p], normalised_backward
 
 
+def backward_of_norm(g: Graph, dy: Value, x: Value, scale: Value, z: Value) -> Sequence[Value]:
+    """With the gradient that goes past it."""
+    dx, *sums = g.insert(LayerNormBackward(), [dy, x, scale]).results
+    return g.add(pw("add"), dx, z), *sums
+
+
 P32, P768 = rows(32), rows(768)
 CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2, 256x64x112x112": (
@@ -106,6 +114,11 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
     "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
     "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),
+    "layer norm backward, 6304x768": ([rows(6304, 768)] * 2 + [P768, rows(6304, 768)], backward_of_norm),
+    "max pool 3x3/2 backward, 64x64x112x112": (
+        [nhwc(64, 64, 56, 56), nhwc(64, 64, 112, 112)],
+        lambda g, *v: g.add(pw("relu_backward"), g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1)), *v), v[1]),
+    ),
     "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),

@@ -11,13 +11,11 @@ from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.parts import Part
 from fusec.gpu.kernels.row_plan import Plan
-from fusec.gpu.kernels.spec import Arguments, Launch, ceil_div, compute_type, power_of_two
-from fusec.gpu.kernels.walk import begun, coordinates, unrolled
+from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.gpu.kernels.walk import Merge, begun, coordinates, unrolled
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormTrain
 
-TOGETHER = 8  # channels whose sums a block puts together
-MOST_THREADS = 64  # for one of them
 BACKWARDS = True  # what was written last is read first, as it may still be in the cache
 UNROLLED = 4  # turns whose loads are under way together
 
@@ -115,19 +113,13 @@ class ChannelSource:
         """The sums of all chunks, what is made of them, and the factors for the second pass."""
         plan, kind, arguments, part = self.sums, self.kind, Arguments(), self.part
         channels, chunks = self.channels, plan.chunks
-        threads = max(32 // TOGETHER, min(MOST_THREADS, power_of_two(chunks)))
-        block = TOGETHER * threads
         pointer = arguments.scratch(kind)
-        lines = [f"__shared__ {kind} shared[{block}];"]
-        lines.append(f"const u32 t = threadIdx.x / {TOGETHER}u, lane = threadIdx.x % {TOGETHER}u;")
-        lines.append(f"const u32 group = blockIdx.x * {TOGETHER}u + lane;")
-        lines.append(f"const bool live = group < {channels}u;")
-        lines.append(f"const u32 c = live ? group : {channels - 1}u;")
-        lines.append(f"{kind} acc0[1] = {{{kind}(0)}}, acc1[1] = {{{kind}(0)}};")
+        merge = Merge(channels, chunks)
+        lines = merge.begun(kind, 2)
         if self.forward:
             lines.append(f"{kind} around = {pointer}[c];")
             lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
-        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {chunks}u; s += {threads}u) {{"]
+        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u) {{"]
         parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
         if self.forward:
             by = plan.vector if plan.row else 1
@@ -138,7 +130,7 @@ class ChannelSource:
         else:
             lines.append(f"  acc0[0] += {parts[0]}; acc1[0] += {parts[1]};")
         lines.append("}")
-        lines += [f"reduce_threads<{block}, {threads}, {TOGETHER}, 1>(acc{n}, shared, Add());" for n in range(2)]
+        lines += merge.ended(2)
         chain = Chain(Space((channels,), ("c",)), arguments)
         factors = self._forward(chain) if self.forward else self._backward(chain)
         for number, factor in enumerate(factors):
@@ -148,7 +140,7 @@ class ChannelSource:
         for value in part.kept:
             chain.store(value)
         lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
-        return arguments.launch(f"{self._name}_together", lines, ceil_div(channels, TOGETHER), block)
+        return arguments.launch(f"{self._name}_together", lines, merge.blocks, merge.block)
 
     def _forward(self, chain: Chain) -> tuple[str, ...]:
         """Mean and inverse deviation, and the factors mean, scale by that, bias."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import decoded
 from fusec.gpu.kernels.row_plan import Plan
+from fusec.gpu.kernels.spec import ceil_div, power_of_two
+
+TOGETHER = 8  # columns whose sums a block puts together
+MOST_THREADS = 64  # for one of them
 
 
 def begun(plan: Plan, kind: str, backwards: bool = False) -> list[str]:
@@ -73,3 +78,41 @@ def unrolled(plan: Plan, body: Sequence[str], times: int) -> list[str]:
     rest = loop(plan, body)
     whole = [f"if (end - begin == {plan.each}u) {{", *(f"  {line}" for line in lines), "} else {"]
     return [*whole, *(f"  {line}" for line in rest), "}"]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A launch that puts together what chunks came to, a number in each for each column, in the order of the chunks."""
+
+    columns: int
+    chunks: int
+
+    @property
+    def threads(self) -> int:
+        """For one column."""
+        return max(32 // TOGETHER, min(MOST_THREADS, power_of_two(self.chunks)))
+
+    @property
+    def block(self) -> int:
+        return TOGETHER * self.threads
+
+    @property
+    def blocks(self) -> int:
+        return ceil_div(self.columns, TOGETHER)
+
+    def begun(self, kind: str, numbers: int) -> list[str]:
+        """Column `c` of thread `t`, and acc0 and on at zero."""
+        zeros = ", ".join(f"acc{n}[1] = {{{kind}(0)}}" for n in range(numbers))
+        return [
+            f"__shared__ {kind} shared[{self.block}];",
+            f"const u32 t = threadIdx.x / {TOGETHER}u, lane = threadIdx.x % {TOGETHER}u;",
+            f"const u32 group = blockIdx.x * {TOGETHER}u + lane;",
+            f"const bool live = group < {self.columns}u;",
+            f"const u32 c = live ? group : {self.columns - 1}u;",
+            f"{kind} {zeros};",
+        ]
+
+    def ended(self, numbers: int) -> list[str]:
+        """The sums of the threads, in each of them."""
+        each = f"reduce_threads<{self.block}, {self.threads}, {TOGETHER}, 1>"
+        return [f"{each}(acc{n}, shared, Add());" for n in range(numbers)]
