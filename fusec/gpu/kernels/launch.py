@@ -38,10 +38,16 @@ class Launcher:
 
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
         """The least time of a kernel and its others, of which the fastest is taken from now on."""
-        ways = (replace(kernel, others=()), *kernel.others)
-        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways]
+        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways(kernel)]
         self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
         return min(times)
+
+    def take(self, kernel: Kernel, key: str) -> bool:
+        """Take the kernel or that of its others which has this key from now on; False if none has."""
+        keys = [way.key for way in ways(kernel)]
+        if key in keys:
+            self._fastest[kernel.key] = keys.index(key)
+        return key in keys
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
@@ -99,6 +105,11 @@ class Launcher:
             return held[value, type]
 
         return self.bind(kernel, memory)
+
+
+def ways(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernel by itself, and its others."""
+    return (replace(kernel, others=()), *kernel.others)
 
 
 def _random(type: TensorType) -> Array:
