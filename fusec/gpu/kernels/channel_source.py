@@ -12,12 +12,11 @@ from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.parts import Part
 from fusec.gpu.kernels.row_plan import Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
-from fusec.gpu.kernels.walk import Merge, begun, coordinates, unrolled
+from fusec.gpu.kernels.walk import Merge, begun, coordinates, loop
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormTrain
 
 BACKWARDS = True  # what was written last is read first, as it may still be in the cache
-UNROLLED = 4  # turns whose loads are under way together
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class ChannelSource:
         else:
             dy = chain.get(part.anchor.operands[0])
             chain.inside += [f"acc0[{place}] += {dy};", f"acc1[{place}] += {dy} * ({e} - around[{place}]);"]
-        lines += unrolled(plan, chain.lines(), UNROLLED)
+        lines += loop(plan, chain.lines())
         reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
         lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
         pointer = arguments.scratch(kind)
@@ -188,7 +187,7 @@ class ChannelSource:
             chain.apply(node)
         for value in part.late:
             chain.store(value)
-        lines += ["if (live) {", *unrolled(plan, chain.lines(), UNROLLED), "}"]
+        lines += ["if (live) {", *loop(plan, chain.lines()), "}"]
         return arguments.launch(f"{self._name}_elements", lines, plan.blocks * plan.chunks, plan.block)
 
 

@@ -22,6 +22,7 @@ from fusec.program import inputs_of
 
 LANES = 32  # vectors of channels that a block goes through side by side, at most
 SUM_BLOCKS, WRITE_BLOCKS = 528, 1056  # of a pass over a large tensor
+UNROLLED = 4  # turns whose elements are asked for together
 SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, where there are several chunks
 
 
@@ -64,6 +65,6 @@ def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> P
     lanes = 1 if row else min(LANES, power_of_two(numbers))
     threads = min(BLOCK // lanes, power_of_two(count))
     lanes = max(lanes, 32 // threads)
-    plan = Plan(axes, row, vector, threads, lanes, count, numbers, whole=threads)
+    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED)
     plan = replace(plan, chunks=max(1, min(ceil_div(blocks, plan.blocks), count // (threads * turns))))
     return replace(plan, chunks=ceil_div(count, plan.each))

@@ -131,7 +131,7 @@ class RowSource:
 
     def _loop(self, body: Sequence[str]) -> list[str]:
         """The body for each turn of a thread, with the coordinates there."""
-        return loop(self.plan, body, "#pragma unroll" if self.cached else "")
+        return loop(self.plan, body, self.cached)
 
     def _turns(self, statement: str, first: bool) -> list[str]:
         """One pass over the elements; `e` is the one at hand."""

@@ -53,31 +53,28 @@ def coordinates(plan: Plan, index: str, reduced: bool) -> list[str]:
     return [*lines, f"const u32 {name} = {name}_pack * {plan.vector}u;"]
 
 
-def loop(plan: Plan, body: Sequence[str], pragma: str = "") -> list[str]:
+def loop(plan: Plan, body: Sequence[str], cached: bool = False) -> list[str]:
     """The body for each turn of a thread, with the coordinates there."""
     if not plan.count:
         return []
-    lines = [pragma] if pragma else []
-    lines.append(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{")
-    lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
-    lines.append("  if (r >= end) continue;")
-    lines += [f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)]
-    return [*lines, "}"]
+    lines = [*coordinates(plan, "r", reduced=True), *body]
+    first, last = f"const u32 r = begin + t + turn * {plan.threads}u;", "if (r >= end) continue;"
+    if cached or plan.unrolled == 1:
+        head = ["#pragma unroll"] if cached else []
+        return [*head, *_block(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn)", [first, last, *lines])]
+    # no turn but the last asks whether there is an element, so what several read can be asked for at once
+    whole = [
+        f"const u32 full = (end - begin) / {plan.threads}u;",
+        f"#pragma unroll {plan.unrolled}",
+        *_block("for (u32 turn = 0; turn < full; ++turn)", [first, *lines]),
+    ]
+    if plan.each % plan.threads or plan.count % plan.each:
+        whole += _block(f"for (u32 r = begin + full * {plan.threads}u + t; r < end; r = end)", lines)
+    return _block("", whole)
 
 
-def unrolled(plan: Plan, body: Sequence[str], times: int) -> list[str]:
-    """The same for chunks that divide among the threads (`whole`), so that so many turns run side by side; the last
-    chunk is apart."""
-    if plan.each % plan.threads:
-        return loop(plan, body)
-    lines = [f"#pragma unroll {times}", f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{"]
-    lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
-    lines += [*(f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)), "}"]
-    if plan.chunks * plan.each == plan.count:
-        return lines
-    rest = loop(plan, body)
-    whole = [f"if (end - begin == {plan.each}u) {{", *(f"  {line}" for line in lines), "} else {"]
-    return [*whole, *(f"  {line}" for line in rest), "}"]
+def _block(head: str, lines: Sequence[str]) -> list[str]:
+    return [f"{head} {{".strip(), *(f"  {line}" for line in lines), "}"]
 
 
 @dataclass(frozen=True)
