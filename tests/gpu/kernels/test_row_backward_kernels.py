@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, rows
+from gpu.kernels.cases import Case, assert_same, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import row_backward as family
@@ -81,8 +81,19 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
+def test_each_way_to_share_a_row_out(rng: np.random.Generator) -> None:
+    x, p = rows(F16, 7, 3000), rows(F16, 3000)
+    case = build("ways", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    assert case.kernel is not None and len(case.kernel.others) >= 2
+    arrays = case.arrays(rng)
+    emulator = Emulator(case.kernel.others)
+    for kernel in case.kernel.others:
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
 def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "BLOCKS", 2)
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     assert case.kernel is not None
