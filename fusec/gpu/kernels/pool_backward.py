@@ -138,8 +138,8 @@ def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) 
 
 
 def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
-    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps. kept:
-    the type by which its number lies in scratch memory; empty: it is looked for."""
+    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps.
+    kept: the type of that tap's number in scratch memory; empty: it is looked for."""
     dy, x = pool.operands
     kind, number, n = C_TYPES[x.type.dtype], compute_type(x.type.dtype), len(dims)
     unroll = ["#pragma unroll"] if _is_small(dims) else []
