@@ -1,5 +1,5 @@
 """The gradients of layer and RMS norm: dx row by row and, on the way, sums over rows for scale and bias; with pointwise
-ops before and behind, and what becomes of those sums.
+ops before and behind, sums over rows of what is behind (a bias's gradient), and what becomes of all these sums.
 
 Some threads share a row and keep it in registers; each adds up its columns over the rows it meets, and a small launch
 puts these sums together, always in the same order.
@@ -19,7 +19,7 @@ from fusec.gpu.kernels.spec import BLOCK, Arguments, Kernel, Launch, ceil_div, c
 from fusec.gpu.kernels.view import Laid
 from fusec.gpu.kernels.walk import Merge, coordinates
 from fusec.ir import DType, Node, Value
-from fusec.ops import LayerNormBackward
+from fusec.ops import LayerNormBackward, Reduce
 from fusec.program import inputs_of
 
 # Numbers of a row that a thread keeps, of each of four kinds, and blocks at most: more of these leave more sums to put
@@ -36,8 +36,10 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     (anchor,) = anchors
     if anchor.op.attributes["axis"] % anchor.operands[1].type.rank == 0:
         return None  # one row: the parameters are as large as x
-    part = parted(nodes, outputs, anchor, 2)
-    if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
+    part = parted(nodes, outputs, anchor, 2, lambda node: _adds_rows(node, anchor))
+    if part is None or part.x.type.size >= 1 << 31:
+        return None
+    if not all(takes(node) for node in nodes if node is not anchor and node not in part.sums):
         return None
     if any(v.node in part.before for node in part.behind for v in node.operands):
         return None
@@ -49,6 +51,12 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
             made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
+
+
+def _adds_rows(node: Node, anchor: Node) -> bool:
+    """Whether a node is a sum over rows, as the gradient of a bias is, whose result has the shape of the scale's."""
+    axis, scale = anchor.op.attributes["axis"] % anchor.operands[1].type.rank, anchor.operands[2].type
+    return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
 
 
 def _planned(part: Part, kept: int) -> Plan | None:
@@ -100,7 +108,7 @@ class _Source:
 
     @property
     def sums(self) -> int:
-        return len(self.part.anchor.results) - 1
+        return len(self.part.anchor.results) - 1 + len(self.part.sums)
 
     @property
     def scratch_bytes(self) -> int:
@@ -116,7 +124,8 @@ class _Source:
         reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
         lines = [f"__shared__ {kind} shared[{plan.block * max(3, vector)}];"]
         lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
-        names = ("by_scale", "by_bias")[: self.sums]
+        own = ("by_scale", "by_bias")[: len(part.anchor.results) - 1]
+        names = (*own, *(f"by_sum{number}" for number in range(len(part.sums))))
         lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
         zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
         lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
@@ -151,13 +160,15 @@ class _Source:
         last = Chain(self._space, arguments, "w")
         last.inside.append(f"const {kind} normal = e[turn][j] * inverse;")
         adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
-        last.inside += adds[: self.sums]
-        if part.late:
+        last.inside += adds[: len(own)]
+        if part.late or part.sums:
             mean = f" - sums[2] / {count}" if op.centred else ""
             inner = f"loss[turn][j] * {last.get(part.parameters[0])}"
             last.define(part.y, f"({inner}{mean} - normal * along) * inverse")
             for node in part.behind:
                 last.apply(node)
+            for number, node in enumerate(part.sums):
+                last.inside.append(f"by_sum{number}[turn][j] += {last.get(node.operands[0])};")
             for value in part.late:
                 last.store(value)
         lines += ["if (live) {", *self._loop(last.lines()), "}", "}"]
@@ -188,8 +199,8 @@ class _Source:
         if len(names) > 1:
             lines += [f"const u32 {name} = {text};" for name, text in names if name]
         chain = Chain(Space(shape, tuple(name or None for name, _ in names)), arguments)
-        for number in range(self.sums):
-            chain.define(part.anchor.results[1 + number], f"acc{number}[0]")
+        for number, value in enumerate((*part.anchor.results[1:], *(node.result for node in part.sums))):
+            chain.define(value, f"acc{number}[0]")
         for node in part.small:
             chain.apply(node)
         for value in part.kept:

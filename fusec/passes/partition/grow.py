@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
     Attention,
+    BatchNormBackward,
     BatchNormTrain,
     Cast,
     Conv,
@@ -19,6 +20,7 @@ from fusec.ops import (
     ConvWgrad,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     MatMul,
     Pointwise,
     Reduce,
@@ -34,7 +36,7 @@ from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBackward, LayerNormBackward)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
@@ -76,7 +78,7 @@ class Grower:
         self.owned = self._owned()
 
     def _owned(self) -> list[bool]:
-        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a batch norm in
+        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a norm in
         training: it then is no other's prologue, since an epilogue costs nothing and keeps the precompiled engines."""
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):

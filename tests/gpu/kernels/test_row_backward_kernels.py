@@ -12,7 +12,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import row_backward as family
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Cast, LayerNormBackward, pw
+from fusec.ops import Cast, LayerNormBackward, Reduce, pw
 
 SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 1), -1), ((3, 1500), 1), ((4, 33), 1))
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
@@ -59,10 +59,22 @@ def surrounded_norm_backward() -> list[Case]:
         dx, dscale, _ = g.insert(LayerNormBackward(1), [dy, x, s]).results
         return dx, g.add(pw("sub"), held, dscale)
 
+    def bias_in_front(g: Any, dy: Value, x: Value, s: Value, z: Value) -> Sequence[Value]:
+        """Of the linear layer whose result is normed, and the residual stream's gradient goes on."""
+        dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results
+        total = g.add(pw("add"), dx, z)
+        return total, g.add(Cast(F32), g.add(Reduce("sum", (0, 1), False), total)), dscale, dbias
+
+    def unused(g: Any, dy: Value, x: Value, s: Value) -> Sequence[Value]:
+        dx, dscale = g.insert(LayerNormBackward(-1, 1e-5, False), [dy, x, s]).results
+        return g.add(Reduce("sum", (0, 1), False), g.add(pw("neg"), dx)), dscale
+
     cases: list[Case] = []
     for dtype in (F32, F16):
         x, p = rows(dtype, 6, 5, 40), rows(dtype, 40)
         cases.append(build(f"residual {dtype}", [x, x, p, x, rows(F32, 40)], residual, shifted))
+        cases.append(build(f"bias {dtype}", [x, x, p, x], bias_in_front, shifted))
+        cases.append(build(f"sum alone {dtype}", [x, x, p], unused, shifted))
         cases.append(build(f"masked {dtype}", [x, x, p, p], masked, shifted))
         cases.append(build(f"per row {dtype}", [x, x, p, rows(dtype, 6, 1, 1)], masked, shifted))
         two = rows(dtype, 4, 6, 8)
