@@ -60,12 +60,10 @@ def _adds_rows(node: Node, anchor: Node) -> bool:
 
 
 def _planned(part: Part, kept: int) -> Plan | None:
-    """Who goes through what; None unless all lies in rows that threads can keep."""
+    """Who goes through what; None if rows are longer than threads can keep."""
     x, axis = part.x.type, part.anchor.op.attributes["axis"] % part.x.type.rank
     read = inputs_of([*part.before, *part.behind])
     types: list[Laid] = [v.type for v in (*part.elements, *read, *part.early, *part.late) if v.type.size != 1]
-    if x.order:
-        return None
     sizes = [d for d in range(x.rank) if x.shape[d] != 1]
     leading = merged(x.shape, [d for d in sizes if d < axis], types) if any(d < axis for d in sizes) else []
     trailing = merged(x.shape, [d for d in sizes if d >= axis], types) if any(d >= axis for d in sizes) else []
