@@ -65,6 +65,6 @@ def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> P
     lanes = 1 if row else min(LANES, power_of_two(numbers))
     threads = min(BLOCK // lanes, power_of_two(count))
     lanes = max(lanes, 32 // threads)
-    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED)
+    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED, whole=threads * UNROLLED)
     plan = replace(plan, chunks=max(1, min(ceil_div(blocks, plan.blocks), count // (threads * turns))))
     return replace(plan, chunks=ceil_div(count, plan.each))

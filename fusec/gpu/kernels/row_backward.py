@@ -24,7 +24,7 @@ from fusec.program import inputs_of
 
 # Numbers of a row that a thread keeps, of each of four kinds, and blocks at most: more of these leave more sums to put
 # together. Where nothing is measured, the first.
-SHARED_OUT = ((16, 264), (8, 528), (8, 264), (24, 132))
+SHARED_OUT = ((24, 132), (16, 264), (16, 132), (8, 528))
 MOST = 512  # threads for a row
 
 
