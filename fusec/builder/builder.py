@@ -312,7 +312,7 @@ class Builder:
         scale: float | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """softmax(scale * q @ k^T + bias) @ v of q[B, H, S, D], k and v[B, G, T, D]; the scale is D**-0.5 unless given."""
+        """softmax(scale * q @ k^T + bias) @ v of q[B, H, S, D], k and v[B, G, T, D]; scale is D**-0.5 by default."""
         factor = q.shape[-1] ** -0.5 if scale is None else scale
         return self.apply(Attention(factor, causal), q, k, v, *([] if bias is None else [bias]))
 

@@ -555,4 +555,5 @@ EXPORT: Mapping[str, Export] = {
     "batch_norm_train": onnx_training.batch_norm_train,
     "batch_norm_backward": onnx_training.batch_norm_backward,
     "random_bits": onnx_training.random_bits,
+    "all_finite": onnx_training.all_finite,
 }

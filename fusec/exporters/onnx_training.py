@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
@@ -98,3 +99,21 @@ class _Statistics:
 def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """ONNX's random operators take no state."""
     raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")
+
+
+def all_finite(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """A number less itself is zero, or it is no finite one."""
+    found: list[str] = []
+    for x in operands:
+        rest = e.op("Sub", x, x)
+        ones = e.op("Cast", e.op("Equal", rest, rest), to=TensorProto.INT32)
+        least = e.op("Min", e.op("ReduceMin", e.op("Reshape", ones, e.ints([-1])), keepdims=0), _one(e))
+        found.append(e.op("Cast", least, to=TensorProto.BOOL))
+    while len(found) > 1:
+        found = [e.op("And", found[0], found[1]), *found[2:]]
+    return [e.op("Reshape", found[0], e.ints([]))]
+
+
+def _one(e: Exporter) -> str:
+    """What the least of no elements is, too."""
+    return e.initializer(np.array(1, np.int32), e.fresh("const"))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
 from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
@@ -53,6 +54,7 @@ ALL: tuple[type[Op], ...] = (
     BatchNormTrain,
     BatchNormBackward,
     RandomBits,
+    AllFinite,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -61,6 +63,7 @@ __all__ = [
     "ALL",
     "BY_NAME",
     "CLASSES",
+    "AllFinite",
     "Attention",
     "AvgPool",
     "BatchNorm",

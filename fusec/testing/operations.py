@@ -13,6 +13,7 @@ import numpy as np
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     CLASSES,
+    AllFinite,
     Attention,
     AvgPool,
     BatchNorm,
@@ -597,6 +598,14 @@ def _random_bits(b: Builder) -> None:
     b.add(RandomBits(b.shape(0, 3), b.pick([0, 1, 7])), state)
 
 
+def _all_finite(b: Builder) -> None:
+    """Of inputs: what is computed may overflow in one precision and not in another."""
+    inputs = [v for v in b.graph.inputs if v.type.dtype.is_float and not v.type.dtype.is_narrow]
+    if not inputs:
+        inputs = [b.input(TensorType(b.shape(0, 3), b.dtype))]
+    b.add(AllFinite(), *(b.pick(inputs) for _ in range(b.pick([1, 2, 3]))))
+
+
 DRAWS: Mapping[str, Draw] = {
     **{name: _pointwise(name) for name in CLASSES},
     "cast": _cast,
@@ -633,4 +642,5 @@ DRAWS: Mapping[str, Draw] = {
     "batch_norm_train": _batch_norm_train,
     "batch_norm_backward": _batch_norm_backward,
     "random_bits": _random_bits,
+    "all_finite": _all_finite,
 }

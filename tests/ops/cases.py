@@ -12,6 +12,7 @@ from ops.onnx_oracle import Array, Oracle, onnx_op, run
 
 from fusec.ir import DType, Op
 from fusec.ops import (
+    AllFinite,
     Attention,
     AvgPool,
     BatchNorm,
@@ -74,6 +75,13 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.uniform(0.1, 5.0, shape).astype(np.float32)
+
+
+def with_infinities(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Often infinite or NaN somewhere."""
+    array = normal(rng, shape)
+    odd = np.where(rng.random(shape) < 0.5, np.float32(np.nan), np.float32(-np.inf))
+    return np.where(rng.random(shape) < 0.05, odd, array)
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -673,6 +681,11 @@ OTHERS |= {
     "random_bits": [
         Case(RandomBits(shape, stream), ((2,),), lambda state, op=(shape, stream): [philox(state, *op)], bits64, False)
         for shape, stream in (((3, 7), 0), ((), 5), ((4, 1, 2), 4294967295))
+    ],
+    "all_finite": [
+        Case(AllFinite(), shapes, lambda *a: [np.array(all(np.isfinite(x).all() for x in a))], draw, False)
+        for shapes in (((3, 4),), ((5,), (), (2, 3, 2)), ((0, 2), (7,)))
+        for draw in (normal, with_infinities)
     ],
 }
 

@@ -11,6 +11,7 @@ from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import (
     ALL,
+    AllFinite,
     Attention,
     AvgPool,
     BatchNorm,
@@ -290,6 +291,8 @@ REFUSALS: list[tuple[Op, str, str]] = [
         "f32[2,2] f32[2,3] f32[3] f32[3] f32[3]",
         "dy is f32[2,2], x f32[2,3]",
     ),
+    (AllFinite(), "", "all_finite takes at least one operand"),
+    (AllFinite(), "f32[2] i32[2]", "all_finite takes floating-point operands, not i32"),
     (RandomBits((2,)), "f32[2] f32[2]", "random_bits takes 1 operands, not 2"),
     (RandomBits((2,)), "i64[2]", "the state is i64[2], not u64[2]"),
     (RandomBits((2,), -1), "u64[2]", "stream is -1"),

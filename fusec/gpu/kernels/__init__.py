@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, pointwise, pooling, rotary, rows, sampled
+from fusec.gpu.kernels import depthwise, finite, lists, pointwise, pooling, rotary, rows, sampled
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
+    lists.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
     rows.rows,  # before pooling, since a pool over everything is a reduction
     pooling.pooling,
     depthwise.depthwise,
     sampled.sampled,
     rotary.rotary,
+    finite.finite,
 )
 
 
