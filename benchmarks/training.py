@@ -58,7 +58,7 @@ def dry(name: str, batch: int, side: int, shown: bool) -> None:
     print(f"activations {memory.nbytes >> 20} MB, compiled in {seconds:.1f} s", flush=True)
 
 
-def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: float) -> dict[str, Any]:
+def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: float, once: bool) -> dict[str, Any]:
     import cupy
     import torch
     from contest import captured, timed
@@ -94,6 +94,7 @@ def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: 
         contenders[kind]()
         torch.cuda.synchronize()
         row["losses"][kind] = losses
+        print(f"   {kind}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
         row[f"{kind}_compile_s"] = round(time.perf_counter() - started, 2)
     feeds = {"images": cupy.from_dlpack(data[-1][0]), "labels": cupy.from_dlpack(data[-1][1])}
     executable = None
@@ -101,7 +102,7 @@ def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: 
         with tempfile.TemporaryDirectory() as folder:
             os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
             seconds: list[float] = []
-            for limit in (budget, 0.0):
+            for limit in (budget, 0.0)[: 1 if once else 2]:
                 del executable
                 gc.collect()
                 started = time.perf_counter()
@@ -111,9 +112,10 @@ def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: 
                     for x, y in data[: STEPS if not seconds else 1]
                 ]
                 seconds.append(time.perf_counter() - started)
+                print(f"   fusec: first loss after {seconds[-1]:.1f} s", file=sys.stderr, flush=True)
                 if len(seconds) == 1:
                     row["losses"]["fusec"] = losses
-        row |= {"cold_s": round(seconds[0], 2), "warm_s": round(seconds[1], 2)}
+        row |= dict(zip(("cold_s", "warm_s"), (round(s, 2) for s in seconds), strict=False))
         executable.run(None, feeds)
         contenders["fusec"] = executable.replay
     row["times"] = timed(contenders, round_s=0.1)
@@ -176,6 +178,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training.json")
     parser.add_argument("--commit", default="")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest kinds of steps")
+    parser.add_argument("--once", action="store_true", help="do not compile again to see how long that takes warm")
     parser.add_argument("--dry", action="store_true")
     arguments = parser.parse_args()
     cases = [(name, int(batch)) for name, batch in (item.split(":") for item in arguments.cases)]
@@ -192,7 +195,7 @@ def main() -> int:
     result = {**made(arguments.commit), **gpu(), "rows": rows}
     peers = [p for p in arguments.peers.split(",") if p]
     for name, batch in cases:
-        row = case(name, batch, arguments.side, peers, arguments.tune, arguments.budget)
+        row = case(name, batch, arguments.side, peers, arguments.tune, arguments.budget, arguments.once)
         rows.append(row)
         show(row, arguments.worst)
         # after each row: what was measured stays if the rest does not get to run

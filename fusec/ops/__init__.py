@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
+from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
 from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
@@ -55,6 +56,8 @@ ALL: tuple[type[Op], ...] = (
     BatchNormBackward,
     RandomBits,
     AllFinite,
+    AttentionTrain,
+    AttentionBackward,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -65,6 +68,8 @@ __all__ = [
     "CLASSES",
     "AllFinite",
     "Attention",
+    "AttentionBackward",
+    "AttentionTrain",
     "AvgPool",
     "BatchNorm",
     "BatchNormBackward",

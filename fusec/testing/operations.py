@@ -15,6 +15,8 @@ from fusec.ops import (
     CLASSES,
     AllFinite,
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -307,6 +309,21 @@ def _attention(b: Builder) -> None:
     scale = b.pick([1.0, 0.5, 0.35355339, 0.125])
     op = Attention(scale, b.chance(40), b.chance(25), b.chance(40), b.chance(20) and not bias)
     b.add(op, q, k, v, *bias)
+
+
+def _attention_train(b: Builder) -> None:
+    q, k, v = attend(b)
+    shape = b.part((*q.type.shape[:3], k.type.shape[2]))
+    bias = [b.fresh(TensorType(shape, q.type.dtype))] if b.chance(30) else []
+    b.insert(AttentionTrain(b.pick([1.0, 0.5, 0.125]), b.chance(40)), q, k, v, *bias)
+
+
+def _attention_backward(b: Builder) -> None:
+    """Of what the forward op gave: other sums would make weights of any size."""
+    q, k, v = attend(b)
+    scale, causal = b.pick([1.0, 0.5, 0.125]), b.chance(40)
+    y, sums = b.insert(AttentionTrain(scale, causal), q, k, v).results
+    b.insert(AttentionBackward(scale, causal), b.like(y), q, k, v, y, sums)
 
 
 def _rotary(b: Builder) -> None:
@@ -613,6 +630,8 @@ DRAWS: Mapping[str, Draw] = {
     "conv_transpose": _conv_transpose,
     "matmul": _matmul,
     "attention": _attention,
+    "attention_train": _attention_train,
+    "attention_backward": _attention_backward,
     "rotary": _rotary,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,

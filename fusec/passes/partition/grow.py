@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     Cast,
     Conv,
     ConvTranspose,
@@ -32,7 +34,8 @@ from fusec.passes.partition.convex import Condensation, Wiring
 from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
-ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
+ATTENTIONS: tuple[type[Op], ...] = (Attention, AttentionTrain, AttentionBackward)
+ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
@@ -93,7 +96,7 @@ class Grower:
         if isinstance(op, Reduce):
             self._feed(candidate, anchor)
             return candidate
-        if isinstance(op, Attention):
+        if isinstance(op, ATTENTIONS):
             self._parts(candidate, anchor)
             return candidate
         self._epilogue(candidate, anchor)
