@@ -74,10 +74,11 @@ class Step:
             parameter.grad = None
         loss = self.forward()
         self.scaler.scale(loss).backward()
-        if self.masters:
-            torch._foreach_copy_([m.grad for m in self.masters], [p.grad for p in self.low])
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        if self.masters:
-            torch._foreach_copy_(self.low, self.masters)
+        with torch.no_grad():
+            if self.masters:
+                torch._foreach_copy_([m.grad for m in self.masters], [p.grad for p in self.low])
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+            if self.masters:
+                torch._foreach_copy_(self.low, self.masters)
         return loss.detach()

@@ -134,12 +134,12 @@ def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> lis
     if len(call.outputs) > 1:
         lines = [f"{', '.join(f't{uid}' for uid in call.outputs)} = {_call(call)}"]
         return lines + [f"t{uid}{told}{note}" for uid in call.outputs for told, note in [_told(graph, uid, outputs)]]
-    tensor = graph.tensor(call.outputs[0])
-    told, note = _told(graph, tensor.uid, outputs)
-    call_line = f"t{tensor.uid} = {_call(call)}"
+    (uid,) = call.outputs
+    told, note = _told(graph, uid, outputs)
+    call_line = f"t{uid} = {_call(call)}"
     if len(call_line + told + note) <= _LINE:
         return [call_line + told + note]
-    return [call_line, f"t{tensor.uid}{told}{note}"]
+    return [call_line, f"t{uid}{told}{note}"]
 
 
 def _told(graph: CudnnGraph, uid: int, outputs: Mapping[int, str]) -> tuple[str, str]:

@@ -149,12 +149,18 @@ class Grower:
         seen = set(heap)
         while heap and len(inside) <= MAX_POINTWISE:
             i = heapq.heappop(heap)
-            if not self._joins(i, kind) or not self._take(candidate, inside, i):
+            if not self._joins(i, kind) or self._is_again(i, inside) or not self._take(candidate, inside, i):
                 continue
             for j in self.wiring.succs[i]:
                 if j not in seen:
                     seen.add(j)
                     heapq.heappush(heap, j)
+
+    def _is_again(self, i: int, inside: set[int]) -> bool:
+        """Whether what is inside does the same to the same values: then it is done again on purpose, far behind."""
+        node = self.wiring.nodes[i]
+        twins = (self.wiring.nodes[t] for p in self.wiring.preds[i] for t in self.wiring.succs[p] if t in inside)
+        return any(twin.op == node.op and twin.operands == node.operands for twin in twins)
 
     def _sides(self, candidate: Candidate) -> None:
         """Pointwise chains that feed the epilogue and nothing else."""
