@@ -308,6 +308,8 @@ def _as_turned(value: Value) -> Order:
     """The order in which the transpose that follows an attention, heads beside features, is a view; its gradient reads
     the result in any order."""
     users = [user for user in value.users if not isinstance(user.op, AttentionBackward)]
+    if len(users) == 1 and isinstance(users[0].op, Concat):
+        users = users[0].result.users
     if len(users) == 1 and isinstance(users[0].op, Transpose) and users[0].op.perm[-1] == len(users[0].op.perm) - 1:
         return settled(value.type, users[0].op.perm)
     return ()
