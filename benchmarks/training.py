@@ -58,7 +58,9 @@ def dry(name: str, batch: int, side: int, shown: bool) -> None:
     print(f"activations {memory.nbytes >> 20} MB, compiled in {seconds:.1f} s", flush=True)
 
 
-def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: float, once: bool) -> dict[str, Any]:
+def case(
+    name: str, batch: int, side: int, peers: list[str], tune: str, budget: float, once: bool, cache: Path | None
+) -> dict[str, Any]:
     import cupy
     import torch
     from contest import captured, timed
@@ -100,7 +102,7 @@ def case(name: str, batch: int, side: int, peers: list[str], tune: str, budget: 
     executable = None
     if tune:
         with tempfile.TemporaryDirectory() as folder:
-            os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
+            os.environ["FUSEC_CACHE"] = str(cache or folder)  # nothing is known beforehand, unless a cache is given
             seconds: list[float] = []
             for limit in (budget, 0.0)[: 1 if once else 2]:
                 del executable
@@ -179,6 +181,7 @@ def main() -> int:
     parser.add_argument("--commit", default="")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest kinds of steps")
     parser.add_argument("--once", action="store_true", help="do not compile again to see how long that takes warm")
+    parser.add_argument("--cache", type=Path, help="a folder of choices made before; their time is then no cold one")
     parser.add_argument("--dry", action="store_true")
     arguments = parser.parse_args()
     cases = [(name, int(batch)) for name, batch in (item.split(":") for item in arguments.cases)]
@@ -195,7 +198,9 @@ def main() -> int:
     result = {**made(arguments.commit), **gpu(), "rows": rows}
     peers = [p for p in arguments.peers.split(",") if p]
     for name, batch in cases:
-        row = case(name, batch, arguments.side, peers, arguments.tune, arguments.budget, arguments.once)
+        row = case(
+            name, batch, arguments.side, peers, arguments.tune, arguments.budget, arguments.once, arguments.cache
+        )
         rows.append(row)
         show(row, arguments.worst)
         # after each row: what was measured stays if the rest does not get to run

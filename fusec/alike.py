@@ -6,6 +6,7 @@ They are found before anything is put to cuDNN, which would be asked about hundr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ _HALVES = (DType.F16, DType.BF16)
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """Nodes in graph order, of one size; what they read of others and what others read of them, by first use."""
+    """Nodes of one size in order of dependency; what they read of others and what others read, by first use."""
 
     nodes: tuple[Node, ...]
     reads: tuple[Value, ...]
@@ -65,7 +66,24 @@ def members(nodes: Iterable[Node]) -> list[Member] | None:
         inside[node] = own
     place = {node: i for i, node in enumerate(inside)}
     parts = {id(part): part for part in inside.values()}
-    return [_member(sorted(part, key=place.__getitem__)) for part in parts.values()]
+    return [_member(_arranged(sorted(part, key=place.__getitem__))) for part in parts.values()]
+
+
+def _arranged(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes by how far behind what is read they are, then by what they compute: gradients come in different orders."""
+    said: dict[Value, tuple[int, bytes]] = {}
+    rank: dict[Node, tuple[int, bytes]] = {}
+
+    def of(value: Value) -> tuple[int, bytes]:
+        if value not in said:
+            said[value] = 0, repr((value.type.dtype.value, value.type.size == 1, repr(value.scalar()))).encode()
+        return said[value]
+
+    for node in nodes:
+        depths, texts = zip(*map(of, node.operands), strict=True)
+        what = repr((node.op.name, node.op.attributes, texts, node.results[0].type.dtype.value))
+        rank[node] = said[node.results[0]] = 1 + max(depths), hashlib.sha256(what.encode()).digest()
+    return sorted(nodes, key=rank.__getitem__)
 
 
 def _member(nodes: Sequence[Node]) -> Member:
