@@ -14,6 +14,7 @@ from fusec.passes.layout import Layout
 from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
+from fusec.passes.own_views import OwnViews
 from fusec.passes.patches import Patches
 from fusec.passes.precision import Precision
 from fusec.passes.read_packed import ReadPacked
@@ -65,6 +66,7 @@ FINISH: tuple[Pass, ...] = (
     *CLEAN_UP,
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
+    OwnViews(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
 )
