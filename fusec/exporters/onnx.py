@@ -554,6 +554,7 @@ EXPORT: Mapping[str, Export] = {
     "max_pool_backward": _formula(onnx_training.pool_gradient),
     "batch_norm_train": onnx_training.batch_norm_train,
     "batch_norm_backward": onnx_training.batch_norm_backward,
+    "layer_norm_backward": onnx_training.layer_norm_backward,
     "random_bits": onnx_training.random_bits,
     "all_finite": onnx_training.all_finite,
     "attention_train": onnx_training.attention_train,

@@ -17,7 +17,7 @@ from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
-from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, MaxPoolBackward
+from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, LayerNormBackward, MaxPoolBackward
 
 ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
@@ -54,6 +54,7 @@ ALL: tuple[type[Op], ...] = (
     MaxPoolBackward,
     BatchNormTrain,
     BatchNormBackward,
+    LayerNormBackward,
     RandomBits,
     AllFinite,
     AttentionTrain,
@@ -85,6 +86,7 @@ __all__ = [
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "LayerNormBackward",
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, finite, lists, pointwise, pooling, rotary, rows, sampled
+from fusec.gpu.kernels import (
+    channels,
+    depthwise,
+    finite,
+    lists,
+    pointwise,
+    pool_backward,
+    pooling,
+    rotary,
+    row_backward,
+    rows,
+    sampled,
+)
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
@@ -16,7 +28,10 @@ FAMILIES: tuple[Family, ...] = (
     lists.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
     rows.rows,  # before pooling, since a pool over everything is a reduction
+    channels.channels,
+    row_backward.row_backward,
     pooling.pooling,
+    pool_backward.pool_backward,
     depthwise.depthwise,
     sampled.sampled,
     rotary.rotary,
