@@ -98,8 +98,11 @@ def _norm_conv(layers: Layers, conv: str, norm: str, x: Tensor, outputs: int, si
 def vit_b_16(layers: Layers, images: Tensor, size: int = 768, depth: int = 12, heads: int = 12) -> Tensor:
     """Dosovitskiy et al., An Image is Worth 16x16 Words (2020), pre-norm; logits of images[N, 3, H, W]."""
     b, batch, patch = layers.b, images.shape[0], 16
-    x = b.conv(images, layers.half("conv_proj.weight", size, 3, patch, patch), patch)
-    x = x.reshape(batch, size, -1).transpose(0, 2, 1) + layers.half("conv_proj.bias", size)
+    rows, columns = (side // patch for side in images.shape[2:])
+    # a convolution that cuts the image into patches is a product of these
+    patches = images.reshape(batch, 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
+    weight = layers.half("conv_proj.weight", size, 3, patch, patch).reshape(size, -1)
+    x = layers.product(patches.reshape(batch, rows * columns, -1), weight, layers.half("conv_proj.bias", size))
     first = layers.half("class_token", 1, 1, size).expand(batch, 1, size)
     x = b.concat([first, x], 1)
     x = x + layers.half("encoder.pos_embedding", 1, x.shape[1], size)

@@ -84,7 +84,8 @@ class Layout:
     name: ClassVar[str] = "layout"
 
     def run(self, graph: Graph, options: Options) -> None:
-        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.rank >= 4}
+        shapes = _filter_shapes(graph)
+        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.shape in shapes}
         for value in kept.values():  # filters, and what an optimiser keeps beside them
             graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
         regions = _Regions(graph)
@@ -110,6 +111,20 @@ class Layout:
             wanted = replaced.get(name, ())
             if settled(value.type, value.type.order) != wanted:
                 graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
+
+
+def _filter_shapes(graph: Graph) -> set[tuple[int, ...]]:
+    """Of what convolutions read as filters, and of what that is cast or padded from; what an optimiser keeps beside a
+    parameter has its shape."""
+    shapes: set[tuple[int, ...]] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, (Conv, ConvTranspose)) and node.result.type.rank >= 4:
+            value = node.operands[1]
+            shapes.add(value.type.shape)
+            while value.node is not None and isinstance(value.node.op, (Cast, Pad)):
+                value = value.node.operands[0]
+                shapes.add(value.type.shape)
+    return shapes
 
 
 def settled(type: TensorType, order: Order) -> Order:

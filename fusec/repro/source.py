@@ -131,10 +131,11 @@ def _given(tensor: CudnnTensor, label: str) -> str:
 
 def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> list[str]:
     """A call, and what its results are told."""
-    if len(call.outputs) > 1:
-        lines = [f"{', '.join(f't{uid}' for uid in call.outputs)} = {_call(call)}"]
-        return lines + [f"t{uid}{told}{note}" for uid in call.outputs for told, note in [_told(graph, uid, outputs)]]
-    (uid,) = call.outputs
+    results = list(call.outputs)
+    if len(results) > 1:
+        lines = [f"{', '.join(f't{uid}' for uid in results)} = {_call(call)}"]
+        return lines + [f"t{uid}{told}{note}" for uid in results for told, note in [_told(graph, uid, outputs)]]
+    uid = results[0]
     told, note = _told(graph, uid, outputs)
     call_line = f"t{uid} = {_call(call)}"
     if len(call_line + told + note) <= _LINE:

@@ -23,22 +23,6 @@ pytest.importorskip("cudnn")
 pytestmark = [pytest.mark.cudnn, needs_compiler]
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    from fusec.gpu import arrays, backend, lab
-    from fusec.gpu.kernels import launch
-
-    machine = Machine()
-    cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (launch, backend, lab, arrays):
-        monkeypatch.setattr(module, "cupy", cupy)
-    for module in (backend, lab):
-        monkeypatch.setattr(module, "cudnn", cudnn)
-    monkeypatch.setattr(lab, "emit", machine.emit)
-    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
-    return machine
-
-
 def network(optimiser: str, heads: int = 2, size: int = 16) -> Builder:
     """One attention over images' rows, with biases, in fp16 under fp32 master weights."""
     rng = np.random.default_rng(5)

@@ -30,8 +30,9 @@ def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     found = alike(nodes) if len(nodes) > 1 and all(map(takes, nodes)) else None
     if found is None:
         return None
-    each = len(found[0].reads) + len(found[0].writes)
-    count = max(1, MAX_POINTERS // max(1, each))
+    pointers = [{v for v in (*m.reads, *m.writes) if v.literal is None} for m in found]
+    shared = set[Value].intersection(*pointers)
+    count = max(1, (MAX_POINTERS - len(shared)) // max(1, max(len(each - shared) for each in pointers)))
     launches = [_launch(found[i : i + count]) for i in range(0, len(found), count)]
     return Kernel(f"lists of {'+'.join(n.op.name for n in found[0].nodes)}", tuple(launches))
 

@@ -35,9 +35,9 @@ from fusec.passes.partition.convex import Condensation, Wiring
 from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
 ATTENTIONS: tuple[type[Op], ...] = (Attention, AttentionTrain, AttentionBackward)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
