@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cudnn
@@ -17,13 +15,14 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.calls import AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.forms import rewrite
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
-from fusec.ir import Array
+from fusec.ir import Array, TensorType
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
@@ -36,10 +35,11 @@ RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stre
 class CudnnBackend:
     """Executes cuDNN graphs through the frontend on the current device.
 
-    Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
-    holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
-    whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
-    nothing is known and they were measured, or nothing shall be. kernels: see `gpu.lab`.
+    Steps run on a stream of their own, so that they can be captured; such a call waits for what its caller's stream
+    holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
+    budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Choices are kept in `store`.
+    suggested: choices by graph key made elsewhere, taken where nothing is known and they were measured, or nothing
+    shall be. kernels: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -66,10 +66,10 @@ class CudnnBackend:
         self._cudnn = str(cudnn.backend_version())
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._streams = Streams(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
-        self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
         self._launcher = Launcher()
@@ -122,7 +122,7 @@ class CudnnBackend:
             if self.progress is not None:
                 self.progress("plans", done, total)
 
-        with _out_of_memory("choosing plans"), self._stream:
+        with out_of_memory("choosing plans"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels)
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
@@ -160,7 +160,7 @@ class CudnnBackend:
             return {}
         self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
         times: dict[str, float] = {}
-        with _out_of_memory("timing kernels"), self._stream:
+        with out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
             def time_us(run: Callable[[], None]) -> float:
@@ -221,24 +221,25 @@ class CudnnBackend:
         kernel = kernels.find(step.nodes, step.outputs)
         return self._launcher.bind(kernel, memory) if kernel is not None and self._launcher.runs(kernel) else None
 
-    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
+        return feeder(self._streams, buffer, type)
+
+    def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
+        return fetcher(self._streams, buffer, type)
+
+    def record(self, runs: Sequence[Callable[[], None]]) -> Replay:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
-        parts: list[Callable[[], None]] = []
+        parts: list[Any] = []
         start = 0
         while start < len(runs):
             graph, end = self._captured(runs, start)
             if graph is not None:
                 graph.upload(self._stream)
-                parts.append(partial(graph.launch, self._stream))
+                parts.append(graph)
             if end < len(runs):
                 parts.append(runs[end])
             start = end + 1
-
-        def replay() -> None:
-            for part in parts:
-                part()
-
-        return replay
+        return Replay(self._streams, parts)
 
     def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
         """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
@@ -276,14 +277,8 @@ class CudnnBackend:
             times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
         return times
 
-    @contextmanager
-    def calling(self) -> Generator[None]:
-        with self._lock, _out_of_memory("running the model"):
-            caller = cupy.cuda.get_current_stream()
-            self._stream.wait_event(caller.record())
-            with self._stream:
-                yield
-            caller.wait_event(self._stream.record())
+    def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
+        return AtOnce(self._streams) if at_once else self._streams.own_call()
 
     def scratch(self) -> AbstractContextManager[None]:
         return cupy.cuda.using_allocator(self._pool.malloc)
@@ -300,18 +295,6 @@ class CudnnBackend:
 
     def finish(self) -> None:
         try:
-            self._stream.synchronize()
+            self._streams.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
-
-
-@contextmanager
-def _out_of_memory(what: str) -> Generator[None]:
-    try:
-        yield
-    except cupy.cuda.memory.OutOfMemoryError as error:
-        cupy.get_default_memory_pool().free_all_blocks()
-        free, total = cupy.cuda.runtime.memGetInfo()
-        raise ExecutionError(
-            f"out of memory while {what}: {error}; {free >> 20} MB of {total >> 20} MB are free"
-        ) from error

@@ -42,12 +42,13 @@ TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, lab
+    from fusec.gpu import backend, calls, lab
     from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
-    monkeypatch.setattr(launch, "cupy", cupy)
+    for module in (calls, launch):
+        monkeypatch.setattr(module, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cupy", cupy)
         monkeypatch.setattr(module, "cudnn", cudnn)
@@ -100,6 +101,58 @@ def test_arrays_on_the_device_stay_there(machine: Machine, tmp_path: Path) -> No
     host = np.zeros((2, 8, 4, 4), np.float32)
     net.run(["r"], {"x": on_device(x)}, out={"r": host})
     np.testing.assert_array_equal(host, r.get())
+
+
+def test_a_recorded_call_is_queued_on_its_callers_stream(machine: Machine, tmp_path: Path) -> None:
+    net, own = build(tmp_path, text=TEXT.replace("{0,2,3,1}", "")), 1
+    x, y = on_device(fresh(0)), on_device(np.zeros((2, 8, 4, 4), np.float32))
+    caller = net.backend.xp.cuda.get_current_stream()
+    for _ in range(2):  # step by step, then recorded: on the own stream, which waits for the caller's and is waited for
+        machine.waits.clear()
+        net.run(["r"], {"x": x})
+        assert machine.waits[-2:] == [(own, caller.ptr), (caller.ptr, own)]
+    machine.waits.clear()
+    net.run(["r"], {"x": x})
+    assert machine.waits == [(caller.ptr, own)], "the call before was on another stream"
+    machine.waits.clear()
+    machine.copied.clear()
+    net.run(["r"], {"x": x}, out={"r": y})
+    assert machine.waits == [], "nothing to wait for on one stream"
+    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, at once and nothing more"
+    assert machine.replayed_on[-2:] == [caller.ptr] * 2
+    machine.current = other = net.backend.xp.cuda.Stream()
+    net.run(["r"], {"x": x})
+    assert machine.waits == [(other.ptr, caller.ptr)], "calls share memory: one after the other"
+    machine.copied.clear()
+    net.run(["r"], {"x": fresh(1)})
+    assert machine.copied == [(1, other.ptr), (2, other.ptr)], "from the host and back, without a copy between"
+    net.time_us(1)
+    assert machine.replayed_on[-1] == own
+    np.testing.assert_array_equal(y.get(), np.maximum(fresh(0) + TEXT_BIAS.reshape(8, 1, 1), 0))
+
+
+def test_inputs_written_into_the_models_memory_are_not_copied(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=TEXT.replace("{0,2,3,1}", ""))
+    buffers = net.input_buffers
+    assert [(name, array.shape) for name, array in buffers.items()] == [("x", (2, 8, 4, 4))]
+    for seed in range(3):
+        buffers["x"][...] = fresh(seed)
+        machine.copied.clear()
+        (r,) = net.run(["r"], buffers)
+        np.testing.assert_array_equal(r.get(), np.maximum(fresh(seed) + TEXT_BIAS.reshape(8, 1, 1), 0))
+        assert [kind for kind, _ in machine.copied] == [3], "the result alone"
+
+
+def test_a_call_that_fails_leaves_the_next_one_free(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    x = on_device(fresh(0))
+    for _ in range(2):
+        net.run(None, {"x": x})
+    limit, machine.limit = machine.limit, machine.allocated
+    with pytest.raises(ExecutionError, match="out of memory while running the model"):
+        net.run(None, {"x": x})
+    machine.limit = limit
+    check(net, 1)
 
 
 TEXT_BIAS = np.array([1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5], np.float32)
