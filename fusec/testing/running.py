@@ -69,13 +69,12 @@ def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
 class _Watched(Executable):
     """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
 
-    def _execute(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+    def _execute(self, arrays: Sequence[Array | None]) -> None:
         constants = {key: array.tobytes() for key, array in self._constants.items()}
-        results = super()._execute(arrays, wanted)
+        super()._execute(arrays)
         for key, bits in constants.items():
             if self._constants[key].tobytes() != bits:
                 raise MismatchError("a constant was written while the program ran")
-        return results
 
     def _launch(self, index: int) -> None:
         step = self.compiled.program.steps[index]
