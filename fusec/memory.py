@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fusec.ir import Value
+from fusec.errors import VerifyError
+from fusec.ir import Value, quote
+from fusec.ops import Concat
 from fusec.program import Kind, Program
-from fusec.views import view_offset
+from fusec.views import joins_in_place, view_offset
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
 VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
@@ -31,10 +33,11 @@ class Life:
 
 @dataclass(frozen=True, eq=False)
 class MemoryPlan:
-    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of.
+    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of, and what a concat
+    joins in place inside its result.
 
     Constants, what lies elsewhere, and views of them, have no place here. `live_bytes` is the most that is alive
-    during any one step, below which no plan can get. `lives` are the values placed, views left out.
+    during any one step, below which no plan can get. `lives` are the values placed, what lies inside others left out.
     """
 
     offsets: Mapping[Value, int]
@@ -45,14 +48,14 @@ class MemoryPlan:
 
 def plan_memory(program: Program, elsewhere: Collection[Value] = ()) -> MemoryPlan:
     """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`."""
-    inside = _views(program)
+    inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
     bound = _live_bytes(lives, len(program.steps))
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
-    for value, (source, start) in inside.items():  # in the order of steps: a source comes before its views
-        if source in at:
-            at[value] = at[source] + start
+    for value, (whole, start) in inside.items():
+        if whole in at:
+            at[value] = at[whole] + start
     return MemoryPlan(at, height, bound, tuple(lives))
 
 
@@ -89,36 +92,61 @@ def alias(value: Value, place: int) -> int | None:
     return start if start % VIEW_ALIGNMENT_BYTES == 0 else None
 
 
-def _views(program: Program) -> dict[Value, tuple[Value, int]]:
-    """For each result that shares memory: the operand it is a part of, and where it begins there, in bytes."""
+def located(program: Program) -> dict[Value, tuple[Value, int]]:
+    """For each value that lies in another's memory: the one that has memory of its own, and where it begins there, in
+    bytes. VerifyError where concats in place want a value in two places, or none says where a part lies."""
     inside: dict[Value, tuple[Value, int]] = {}
+    views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
+    for node in reversed(views):  # what holds others is joined after them
+        if not isinstance(node.op, Concat):
+            continue
+        if not joins_in_place(node):
+            raise VerifyError(f"{node!r}: is no view")
+        joined, start = node.result, 0
+        if joined.type.within and joined not in inside:  # the beginning of what a longer one joins
+            if node.operands[0] not in inside:
+                raise VerifyError(f"{node!r}: nothing says where it lies within {list(joined.type.within)}")
+            inside[joined] = inside[node.operands[0]]
+        whole, base = inside.get(joined, (joined, 0))
+        axis = node.op.axis % joined.type.rank
+        for value in node.operands:
+            place = (whole, base + start * joined.type.strides[axis] * joined.type.dtype.itemsize)
+            if inside.setdefault(value, place) != place or value.node is None:
+                raise VerifyError(f"{node!r}: {quote(value.name)} cannot lie in its part of the result")
+            start += value.type.shape[axis]
+    for node in views:  # in the order of steps: a source comes before its views
+        for index, value in enumerate(() if isinstance(node.op, Concat) else node.results):
+            start = alias(value, index)
+            if start is not None:
+                whole, base = inside.get(node.operands[0], (node.operands[0], 0))
+                inside[value] = (whole, base + start)
     for step in program.steps:
-        if step.kind is Kind.VIEW:
-            (node,) = step.nodes
-            for place, value in enumerate(node.results):
-                start = alias(value, place)
-                if start is not None:
-                    inside[value] = (node.operands[0], start)
+        for value in step.outputs:
+            if value.type.within and value not in inside:
+                raise VerifyError(f"{quote(value.name)}: nothing says where it lies within {list(value.type.within)}")
     return inside
 
 
 def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
     def root(value: Value) -> Value:
-        while value in inside:
-            value = inside[value][0]
-        return value
+        return inside[value][0] if value in inside else value
 
     first: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
     last: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
     for index, step in enumerate(program.steps):
         for value in step.inputs:
             last[root(value)] = index
-        for value in step.outputs:
-            if value not in inside:
-                first[value] = last[value] = index
+        for value in step.outputs:  # the first part of a whole begins its life
+            if root(value) is value or not _is_view(program, value):
+                first.setdefault(root(value), index)
+                last[root(value)] = index
     for value in program.graph.outputs:
         last[root(value)] = len(program.steps)
     return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+
+
+def _is_view(program: Program, value: Value) -> bool:
+    return value.node is not None and program.step_of[value.node].kind is Kind.VIEW
 
 
 def _live_bytes(lives: Sequence[Life], steps: int) -> int:

@@ -24,6 +24,7 @@ from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
+from fusec.ops import Concat
 from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
@@ -268,7 +269,8 @@ class Executable:
         self._places = {value: self._held[name] for name, value in self._kept.items()}
         self._places |= {new: self._places[old] for new, old in self._donated.items()}
         for value, start in self.memory.offsets.items():
-            self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
+            nbytes = value.type.span * value.type.dtype.itemsize
+            self._places[value] = self._arena[start : start + nbytes].view(value.type.dtype.numpy)
         self._saved = {
             value: self.backend.xp.empty(value.type.size, value.type.dtype.numpy)
             for value in self.compiled.graph.outputs
@@ -323,14 +325,16 @@ class Executable:
         return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
-        """Nothing to do for a result that lies inside its operand; what does not is copied."""
+        """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
         (node,) = step.nodes
+        if isinstance(node.op, Concat):
+            return lambda: None
         copies: list[tuple[Array, Array]] = []
         for place, value in enumerate(node.results):
             if not value.uses:
                 continue
             source, start = self._buffer(node.operands[0]), view_offset(node, place)
-            part = source[start : start + value.type.size]
+            part = source[start : start + value.type.span]
             if alias(value, place) is None:
                 copies.append((self._places[value], part))
             elif value not in self._places:  # a view of a constant

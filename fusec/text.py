@@ -326,9 +326,10 @@ class _Parser:
         at, dtype = self.start, _DTYPES[self.advance()]
         shape = self.integers("[", "]")
         order = self.integers("{", "}") if self.token == "{" else ()
+        within = self.integers("[", "]") if self.take("of") else ()
         after, self.start = self.start, at
         try:
-            type = TensorType(shape, dtype, order)
+            type = TensorType(shape, dtype, order, within)
         except VerifyError as error:
             self.fail(str(error))
         self.check_size(type)

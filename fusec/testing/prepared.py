@@ -20,6 +20,7 @@ from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
 from fusec.passes import PIPELINE, UNLAID
 from fusec.passes.base import Pass, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
 from fusec.program import Partition, Program
@@ -134,7 +135,7 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     def cut(graph: Graph) -> Program:
         return partition(graph, judge, target)
 
-    program = settle(cut(optimised), unlaid, cut, judge, case.options)
+    program = concat_in_place(settle(cut(optimised), unlaid, cut, judge, case.options), judge, case.options)
     return Compiled(graph, program, target, case.options, judge)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.ir import Graph, Value, quote
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.storage import unpack
 from fusec.testing.bounds import compare
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.prepared import CASE, prepared
@@ -80,13 +81,16 @@ class _Watched(Executable):
         step = self.compiled.program.steps[index]
         if not index:
             self._overwrite(self._needed[0])
-        held = {value: self._buffer(value).tobytes() for value in self._needed[index]}
+        held = {value: self._bits(value) for value in self._needed[index]}
         super()._launch(index)
         for value, bits in held.items():
-            if self._buffer(value).tobytes() != bits:
+            if self._bits(value) != bits:
                 message = f"step {index} {step.signature} wrote to {quote(value.name)}, which is still needed"
                 raise MismatchError(message)
         self._overwrite(self._needed[index + 1])
+
+    def _bits(self, value: Value) -> bytes:
+        return unpack(self._buffer(value), value.type).tobytes()
 
     @cached_property
     def _needed(self) -> list[list[Value]]:
@@ -106,8 +110,9 @@ class _Watched(Executable):
     def _overwrite(self, kept: Collection[Value]) -> None:
         free = np.ones(self._arena.size, np.bool_)
         for value in kept:
-            start = self.memory.offsets[value]
-            free[start : start + value.type.nbytes] = False
+            start, itemsize = self.memory.offsets[value], value.type.dtype.itemsize
+            elements = np.arange(start, start + value.type.span * itemsize).reshape(-1, itemsize)
+            free[unpack(elements[:, 0].copy(), value.type).reshape(-1, 1) + np.arange(itemsize)] = False
         self._arena[free] = 0xFF  # NaN to floats of every width
 
 

@@ -102,7 +102,7 @@ class Launcher:
 
 
 def _random(type: TensorType) -> Array:
-    size = max(type.size, 1)
+    size = max(type.span, 1)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
     array = cupy.random.standard_normal(size).astype(cupy.float32)
