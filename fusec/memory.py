@@ -53,9 +53,9 @@ def plan_memory(program: Program, elsewhere: Collection[Value] = ()) -> MemoryPl
     bound = _live_bytes(lives, len(program.steps))
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
-    for value, (whole, start) in inside.items():
-        if whole in at:
-            at[value] = at[whole] + start
+    for value, (source, start) in inside.items():
+        if source in at:
+            at[value] = at[source] + start
     return MemoryPlan(at, height, bound, tuple(lives))
 
 
@@ -137,9 +137,10 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
         for value in step.inputs:
             last[root(value)] = index
         for value in step.outputs:  # the first part of a whole begins its life
-            if root(value) is value or not _is_view(program, value):
-                first.setdefault(root(value), index)
-                last[root(value)] = index
+            home = root(value)
+            if home is value or not _is_view(program, value):
+                first.setdefault(home, index)
+                last[home] = index
     for value in program.graph.outputs:
         last[root(value)] = len(program.steps)
     return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]

@@ -47,12 +47,12 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
     op = node.op
     if source.dtype is not result.dtype or result.within:
         return None
+    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split)):
+        return None
     if isinstance(op, Relayout) or (isinstance(op, Pointwise) and op.name == "identity"):
-        same = not source.within and same_storage(source.shape, source.order, result.order)
-        return 0 if same else None
+        return 0 if same_storage(source.shape, source.order, result.order) else None
     if isinstance(op, Expand):
-        same = source.shape == result.shape and same_storage(source.shape, source.order, result.order)
-        return 0 if same and not source.within else None
+        return 0 if source.shape == result.shape and same_storage(source.shape, source.order, result.order) else None
     if isinstance(op, (Reshape, Transpose)):
         strides = _forward(node, source, result.shape)
         return 0 if strides is not None and _reads(result, strides) else None

@@ -96,7 +96,7 @@ class Prepared:
     @cached_property
     def compiled(self) -> Compiled:
         """The graph compiled as `driver.build` does it, but for the case's judge."""
-        return compile_once(self.graph, self.case, self.optimised)
+        return compile_once(self.graph, self.case, self.optimised.clone())
 
     @cached_property
     def execution(self) -> Allowances:
@@ -135,7 +135,8 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     def cut(graph: Graph) -> Program:
         return partition(graph, judge, target)
 
-    program = concat_in_place(settle(cut(optimised), unlaid, cut, judge, case.options), judge, case.options)
+    program = settle(cut(optimised), unlaid, cut, judge, case.options)
+    program = concat_in_place(program, judge, case.options, min_row_bytes=1)  # graphs are small
     return Compiled(graph, program, target, case.options, judge)
 
 

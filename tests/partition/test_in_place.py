@@ -30,25 +30,25 @@ CONV = "{strides=[1,1], pads=[0,0,0,0], dilations=[1,1]}"
 POOL = "{window=[2,2], strides=[2,2], pads=[0,0,0,0], dilations=[1,1]}"
 # a pool, two layers that each read all before them, and what is behind the block
 BLOCK = f"""graph "block" (%x: f32[2,16,8,8]{LAST}) {{
-  %w1 = constant weight("w1") : f32[8,16,1,1]{LAST}
-  %w2 = constant weight("w2") : f32[8,24,1,1]{LAST}
-  %w3 = constant weight("w3") : f32[8,32,1,1]{LAST}
+  %w1 = constant weight("w1") : f32[16,16,1,1]{LAST}
+  %w2 = constant weight("w2") : f32[16,32,1,1]{LAST}
+  %w3 = constant weight("w3") : f32[16,48,1,1]{LAST}
   %f0 = max_pool(%x) {POOL} : f32[2,16,4,4]{LAST}
   %r0 = relu(%f0) : f32[2,16,4,4]{LAST}
-  %f1 = conv(%r0, %w1) {CONV} : f32[2,8,4,4]{LAST}
-  %c1 = concat(%f0, %f1) {{axis=1}} : f32[2,24,4,4]{LAST}
-  %r1 = relu(%c1) : f32[2,24,4,4]{LAST}
-  %f2 = conv(%r1, %w2) {CONV} : f32[2,8,4,4]{LAST}
-  %c2 = concat(%f0, %f1, %f2) {{axis=1}} : f32[2,32,4,4]{LAST}
-  %r2 = relu(%c2) : f32[2,32,4,4]{LAST}
-  %y = conv(%r2, %w3) {CONV} : f32[2,8,4,4]{LAST}
+  %f1 = conv(%r0, %w1) {CONV} : f32[2,16,4,4]{LAST}
+  %c1 = concat(%f0, %f1) {{axis=1}} : f32[2,32,4,4]{LAST}
+  %r1 = relu(%c1) : f32[2,32,4,4]{LAST}
+  %f2 = conv(%r1, %w2) {CONV} : f32[2,16,4,4]{LAST}
+  %c2 = concat(%f0, %f1, %f2) {{axis=1}} : f32[2,48,4,4]{LAST}
+  %r2 = relu(%c2) : f32[2,48,4,4]{LAST}
+  %y = conv(%r2, %w3) {CONV} : f32[2,16,4,4]{LAST}
   return %y
 }}"""
 
 
 def weights(text: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = {"w1": (8, 16, 1, 1), "w2": (8, 24, 1, 1), "w3": (8, 32, 1, 1)}
+    shapes = {"w1": (16, 16, 1, 1), "w2": (16, 32, 1, 1), "w3": (16, 48, 1, 1)}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items() if name in text}
 
 
@@ -91,11 +91,11 @@ def test_a_dense_block_is_one_piece_of_memory(rng: np.random.Generator) -> None:
     assert {name: located(program)[values[name]] for name in ("f0", "f1", "f2", "c1")} == {
         "f0": (whole, 0),
         "f1": (whole, 64),
-        "f2": (whole, 96),
+        "f2": (whole, 128),
         "c1": (whole, 0),
     }
-    assert str(values["f1"].type) == "f32[2,8,4,4]{0,2,3,1} of [2,32,4,4]"
-    assert values["c2"].type == TensorType((2, 32, 4, 4), DType.F32, (0, 2, 3, 1))
+    assert str(values["f1"].type) == "f32[2,16,4,4]{0,2,3,1} of [2,48,4,4]"
+    assert values["c2"].type == TensorType((2, 48, 4, 4), DType.F32, (0, 2, 3, 1))
     assert net.memory.nbytes <= 1.1 * net.memory.live_bytes
     assert whole in {life.value for life in net.memory.lives}
     (life,) = (life for life in net.memory.lives if life.value is whole)
@@ -142,11 +142,11 @@ def test_whoever_writes_or_reads_a_part_is_asked(rng: np.random.Generator, decli
     check(program, BLOCK, rng)
 
 
-TWO = """graph "two" (%x: f32[2,8,4,4]{0,2,3,1}, %z: f32[2,8,4,4]{0,2,3,1}) {
-  %a = exp(%x) : f32[2,8,4,4]{0,2,3,1}
-  %b = sqrt(%x) : f32[2,8,4,4]{0,2,3,1}
-  %c = concat(OPERANDS) {axis=1} : f32[2,16,4,4]{0,2,3,1}
-  %y = relu(%c) : f32[2,16,4,4]{0,2,3,1}
+TWO = """graph "two" (%x: f32[2,16,4,4]{0,2,3,1}, %z: f32[2,16,4,4]{0,2,3,1}) {
+  %a = exp(%x) : f32[2,16,4,4]{0,2,3,1}
+  %b = sqrt(%x) : f32[2,16,4,4]{0,2,3,1}
+  %c = concat(OPERANDS) {axis=1} : f32[2,32,4,4]{0,2,3,1}
+  %y = relu(%c) : f32[2,32,4,4]{0,2,3,1}
   return %yMORE
 }"""
 
@@ -170,10 +170,10 @@ def test_what_cannot_be_written_in_place(rng: np.random.Generator, operands: str
 @pytest.mark.parametrize(
     ("channels", "order", "axis", "kind"),
     [
-        ((8, 8), LAST, 1, "view"),
-        ((6, 10), LAST, 1, "kernel"),  # the second begins at 24 bytes, and rows are
-        ((8, 6), LAST, 1, "kernel"),  # rows of 56 bytes
-        ((4, 12), LAST, 1, "kernel"),  # 16 bytes a row: half a sector
+        ((16, 20), LAST, 1, "view"),
+        ((18, 18), LAST, 1, "kernel"),  # the second begins at 72 bytes
+        ((16, 18), LAST, 1, "kernel"),  # rows of 136 bytes
+        ((16, 8), LAST, 1, "kernel"),  # rows of 32 bytes
         ((4, 12), "", 1, "view"),  # row-major: blocks
         ((3, 5), LAST, 0, "view"),  # along the outermost dim: one behind the other
         ((8, 16), LAST, 3, "view"),
@@ -201,8 +201,8 @@ def test_rows_are_aligned_and_long_enough(
 
 
 def test_parts_in_another_order_are_copied_once_more(rng: np.random.Generator) -> None:
-    lines = "  %c = concat(%a, %b) {axis=1} : f32[2,16,4,4]{0,2,3,1}"
-    turned = "  %d = concat(%b, %a) {axis=1} : f32[2,16,4,4]{0,2,3,1}\n  %z = neg(%d) : f32[2,16,4,4]{0,2,3,1}"
+    lines = "  %c = concat(%a, %b) {axis=1} : f32[2,32,4,4]{0,2,3,1}"
+    turned = "  %d = concat(%b, %a) {axis=1} : f32[2,32,4,4]{0,2,3,1}\n  %z = neg(%d) : f32[2,32,4,4]{0,2,3,1}"
     text = TWO.replace("OPERANDS", "%a, %b").replace("MORE", ", %z").replace("sqrt", "tanh").replace(", %z: ", ", %q: ")
     text = text.replace(lines, f"{lines}\n{turned}")
     program = place(text)
@@ -214,9 +214,9 @@ def test_a_type_within_a_larger_one_round_trips() -> None:
     text = str(place(BLOCK).graph)
     again = parse(text, weights(BLOCK))
     assert str(again) == text
-    for bad in ("f32[2,8,4,4]{0,2,3,1} of [2,32,4]", "f32[2,8,4,4]{0,2,3,1} of [2,7,4,4]"):
+    for bad in ("f32[2,16,4,4]{0,2,3,1} of [2,48,4]", "f32[2,16,4,4]{0,2,3,1} of [2,7,4,4]"):
         with pytest.raises(Exception, match="is no part of"):
-            parse(text.replace("f32[2,8,4,4]{0,2,3,1} of [2,32,4,4]", bad), weights(BLOCK))
+            parse(text.replace("f32[2,16,4,4]{0,2,3,1} of [2,48,4,4]", bad), weights(BLOCK))
     type = TensorType((2, 8, 4, 4), DType.F32, (0, 2, 3, 1), (2, 32, 4, 4))
     assert type.strides == (512, 1, 128, 32)
     assert type.span == 512 + 3 * 128 + 3 * 32 + 8
