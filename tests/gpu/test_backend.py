@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.dense_block import dense_block
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
@@ -19,11 +20,15 @@ from lowers_judge import LowersJudge
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
 from fusec.ir import DType
-from fusec.ops import Conv
-from fusec.passes.base import Options
+from fusec.ops import Concat, Conv
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.in_place import concat_in_place
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
+from fusec.program import Kind
+from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -310,6 +315,26 @@ def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -
     assert any(entry.startswith("pointwise") for entry in machine.launched) is False
     alone = backend.improve(compiled().program, True, 1.0)
     assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
+
+
+@needs_compiler
+def test_what_is_joined_in_place_is_written_and_read_by_kernels_and_plans(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    judge, target, source = LowersJudge(), load("h200"), dense_block(1, 16, 2, 16, 2)
+    graph = run(PIPELINE, source.clone(), Options())
+    program = concat_in_place(partition(graph, judge, target), judge, Options())
+    joins = [step.kind for step in program.steps if isinstance(step.nodes[0].op, Concat)]
+    assert joins == [Kind.VIEW] * 2
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    of = Compiled(source, backend.improve(program, True, 1.0), target, Options(), judge)
+    net = Executable(of, backend)
+    assert any(any(v.type.within for v in step.outputs) for step in of.program.steps if step.kind is Kind.KERNEL)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((1, 16, 4, 4)).astype(np.float32)
+        (got,) = net.run(None, {"x": x})
+        assert_close(got, evaluate(source, {"x": x})["y"], 1e-5)
+    assert machine.replayed == 2
 
 
 def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:
