@@ -11,15 +11,20 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import Array, TensorType, Value
+from fusec.parallel import Waits
 from fusec.program import Partition
 from fusec.simulate import simulate
 from fusec.storage import unpack
 
 
 class Recorded(Protocol):
-    """Steps that were recorded. at_once: as one piece, which a call may queue on its caller's own stream."""
+    """Steps that were recorded. at_once: as one piece, which a call may queue on its caller's own stream. lanes: how
+    many are side by side at most. times_us: of this, and of the other way (in order, or side by side), if both were
+    timed."""
 
     at_once: bool
+    lanes: int
+    times_us: tuple[float, float] | None
 
     def __call__(self) -> None: ...
 
@@ -61,8 +66,10 @@ class Backend(Protocol):
         given, which is on the host or not. What is on the host is there after `finish`."""
         ...
 
-    def record(self, runs: Sequence[Callable[[], None]]) -> Recorded:
-        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
+    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Recorded:
+        """What does the work of all `runs`, which were called before and keep to the same memory, faster. waits: by
+        run the earlier ones it waits for, were they not run in order (None: it does nothing); to find out whether that
+        is faster they are run."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -87,6 +94,8 @@ class _Steps:
     """Steps run one by one."""
 
     at_once = True
+    lanes = 1
+    times_us: tuple[float, float] | None = None
 
     def __init__(self, runs: Sequence[Callable[[], None]]):
         self._runs = runs
@@ -143,7 +152,7 @@ class SimulatorBackend:
 
         return fetch
 
-    def record(self, runs: Sequence[Callable[[], None]]) -> Recorded:
+    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Recorded:
         return _Steps(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import cudnn
@@ -16,6 +16,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.calls import AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
+from fusec.gpu.capture import Launch, in_order, side_by_side
 from fusec.gpu.forms import rewrite
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -24,12 +25,13 @@ from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array, TensorType
 from fusec.memory import plan_memory
+from fusec.parallel import Waits, lanes
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, PlanKey
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
-RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
+FORKED_RUNS = 9  # of steps in order and side by side, in turns, to find out which is faster
 
 
 class CudnnBackend:
@@ -72,6 +74,7 @@ class CudnnBackend:
         self._pool = cupy.cuda.MemoryPool()
         self._tuned: dict[str, Tuned] = {}
         self._workspace: Array | None = None
+        self._lane_workspace: Array | None = None
         self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
@@ -210,16 +213,20 @@ class CudnnBackend:
         kept = [workspace, *buffers.values()]  # alive as long as what runs over them
 
         def run() -> None:
+            lane = self._lane_workspace
             try:
-                plan.execute(addresses, scratch, handle)
+                plan.execute(addresses, scratch if lane is None else lane.data.ptr, handle)
             except RuntimeError as error:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
 
-        return run
+        return Launch(run, plan.workspace_bytes)
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
-        return self._launcher.bind(kernel, memory) if kernel is not None and self._launcher.runs(kernel) else None
+        if kernel is None or not self._launcher.runs(kernel):
+            return None
+        shares = self._launcher.fastest(kernel).scratch_bytes > 0
+        return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares)
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
         return feeder(self._streams, buffer, type)
@@ -227,41 +234,44 @@ class CudnnBackend:
     def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
         return fetcher(self._streams, buffer, type)
 
-    def record(self, runs: Sequence[Callable[[], None]]) -> Replay:
-        """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
-        parts: list[Any] = []
-        start = 0
-        while start < len(runs):
-            graph, end = self._captured(runs, start)
-            if graph is not None:
-                graph.upload(self._stream)
-                parts.append(graph)
-            if end < len(runs):
-                parts.append(runs[end])
-            start = end + 1
-        return Replay(self._streams, parts)
+    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Replay:
+        """CUDA graphs of what can be captured. With `waits`, also side by side on several streams; the faster stays."""
+        ordered = in_order(self._streams, runs, self.scratch)
+        if waits is None or self.tune == "none" or not ordered.at_once:
+            return ordered
+        if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
+            return ordered
+        works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
+        sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
+        told = tuple(
+            w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
+            for i, w in enumerate(waits)
+        )
+        placed = lanes(told)
+        forked = None
+        if max(placed, default=0) > 0:
+            forked = side_by_side(self._streams, works, told, placed, self._on_lane)
+        if forked is None:
+            return ordered
+        pair = (ordered, forked)
+        for each in pair:
+            each()
+        rounds = [[self.time_us(each, 1)[0] for each in pair] for _ in range(FORKED_RUNS)]
+        in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
+        ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
+        return forked if side < in_turn else ordered
 
-    def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
-        """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
-        end = len(runs)
-        while start < end:
-            self._stream.synchronize()
-            failed = end
-            try:
-                self._stream.begin_capture(mode=RELAXED)
-                try:
-                    with self.scratch():
-                        for index in range(start, end):
-                            failed = index
-                            runs[index]()
-                        failed = end
-                finally:
-                    graph = self._stream.end_capture()
-                return graph, end
-            except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
-                # most often CuPy's own word on cuBLAS, or on what waits for the device
-                end = failed if failed < end else start + (end - start) // 2
-        return None, end
+    @contextmanager
+    def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:
+        """Plans run on a stream, with scratch memory of that."""
+        cudnn.set_stream(handle=self._handle, stream=stream.ptr)
+        self._lane_workspace = workspace
+        try:
+            with stream:
+                yield
+        finally:
+            self._lane_workspace = None
+            cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""

@@ -89,10 +89,13 @@ class AtOnce:
 
 
 class Replay:
-    """CUDA graphs, and what could not be captured between them, in order."""
+    """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
+    most. times_us: of this one, and of the other way to record the same, if both were timed. kept: memory in use."""
 
-    def __init__(self, streams: Streams, parts: Sequence[Any]):
-        self._streams, self._parts = streams, parts
+    def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
+        self._streams, self._parts, self._kept = streams, parts, kept
+        self.lanes = lanes
+        self.times_us: tuple[float, float] | None = None
         self.at_once = all(hasattr(part, "launch") for part in parts)
 
     def __call__(self) -> None:

@@ -65,6 +65,7 @@ class Machine:
         self.captured = 0
         self.replayed = 0
         self.replayed_on: list[int] = []
+        self.cudnn_streams: list[int] = []
         self.now_us = 0.0
         self.times_us: dict[int, float] = {}  # by engine; 10 where not said
         self.engines = (7, 4, 3)
@@ -100,7 +101,7 @@ class Machine:
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
             create_handle=lambda: "handle",
-            set_stream=lambda handle, stream: None,
+            set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: 91900,
             __version__="1.28.0",
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),

@@ -47,12 +47,12 @@ TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, calls, lab
+    from fusec.gpu import backend, calls, capture, lab
     from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (calls, launch):
+    for module in (calls, capture, launch):
         monkeypatch.setattr(module, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cupy", cupy)
@@ -373,6 +373,41 @@ def test_what_cannot_be_captured_runs_between_graphs(
         assert done == [0, 1, 2, 3, 4]
     alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
     assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
+
+
+FORKS = """graph "g" (%x: f32[2,8,4,4], %z: f32[3,8,4,4]) {
+  %a = exp(%x)
+  %b = tanh(%z)
+  %c = sqrt(%a)
+  %d = neg(%b)
+  %e = concat(%c, %d) {axis=0}
+  %f = relu(%e)
+  return %f
+}"""
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_steps_side_by_side_are_taken_where_they_are_faster(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    net = build(tmp_path, text=FORKS)
+
+    def time_us(run: Any, count: int) -> list[float]:
+        run()
+        return [5.0 if (run.lanes > 1) == faster else 7.0] * count
+
+    monkeypatch.setattr(net.backend, "time_us", time_us)
+    rng = np.random.default_rng(0)
+    feeds = {"x": np.exp(rng.standard_normal((2, 8, 4, 4))), "z": rng.standard_normal((3, 8, 4, 4))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    want = Executable(compiled(FORKS), SimulatorBackend()).run(None, feeds)
+    for _ in range(3):
+        np.testing.assert_array_equal(net.run(None, feeds)[0], want[0])
+    assert net._replay.lanes == (2 if faster else 1)
+    assert net._replay.times_us == (5.0, 7.0)
+    assert machine.captured == 2
+    assert {stream for stream in machine.cudnn_streams if stream != 1}, "plans were put on another stream"
+    assert machine.cudnn_streams[-1] == 1
 
 
 def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ pytest.importorskip("cudnn")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     from fusec import driver
-    from fusec.gpu import arrays, backend, calls, device, lab
+    from fusec.gpu import arrays, backend, calls, capture, device, lab
     from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (launch, backend, calls, lab, arrays):
+    for module in (launch, backend, calls, capture, lab, arrays):
         monkeypatch.setattr(module, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cudnn", cudnn)
