@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import Array, TensorType, Value
 from fusec.parallel import Waits
+from fusec.plans import Entry
 from fusec.program import Partition
 from fusec.simulate import simulate
 from fusec.storage import unpack
@@ -41,6 +42,10 @@ class Backend(Protocol):
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
+        ...
+
+    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
+        """The plans of prepared graphs, by key, as far as there are any."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -123,6 +128,9 @@ class SimulatorBackend:
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
+
+    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
+        return {}
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         return False

@@ -219,8 +219,11 @@ class Executable:
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything."""
-        artifact.save(os.fspath(path), [self.compiled])
+        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
+        with the plans that were chosen."""
+        keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)
+        plans = {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
+        artifact.save(os.fspath(path), [self.compiled], plans)
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

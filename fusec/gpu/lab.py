@@ -11,6 +11,7 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
+from fusec.gpu.blobs import revive
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
 from fusec.gpu.tune import Offer
@@ -80,12 +81,23 @@ class GpuLaboratory:
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
             raise ExecutionError(str(error)) from error
         workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        free += cupy.get_default_memory_pool().free_bytes()
-        if workspace_bytes > max(free - SPARE_BYTES, 0):
-            raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
-        scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
-        return BuiltPlan(pygraph, offer.place, workspace_bytes, scalars)
+        _require_free(workspace_bytes)
+        return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> BuiltPlan:
+        """A serialized plan of the graph, in milliseconds. ExecutionError if cuDNN does not take it. Only for a blob
+        that is trusted."""
+        plan = revive(blob, self._handle)
+        workspace_bytes = int(plan.get_workspace_size())
+        _require_free(workspace_bytes)
+        return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
+
+    def serialized(self, plan: BuiltPlan) -> bytes | None:
+        """A plan as cuDNN serializes it; None for one that leans on a cache of kernels."""
+        if plan.blob is not None or self._kernels is not None:
+            return plan.blob
+        plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
+        return bytes(plan.pygraph.serialize())
 
     def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
         self._turn_to(graph)
@@ -179,6 +191,17 @@ class GpuLaboratory:
             simulate(self._graph, host)
             self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
         return self._reference
+
+
+def _require_free(workspace_bytes: int) -> None:
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    free += cupy.get_default_memory_pool().free_bytes()
+    if workspace_bytes > max(free - SPARE_BYTES, 0):
+        raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
+
+
+def _scalars(graph: CudnnGraph) -> dict[int, np.ndarray[Any, Any]]:
+    return {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
 
 
 def _has_precompiled(pygraph: Any) -> bool:

@@ -65,11 +65,13 @@ class Laboratory(Protocol):
 
 @dataclass
 class Tuned:
-    """The plans of one graph that were built, the best first, and what was turned down, with reasons."""
+    """The plans of one graph that were built, the best first, and what was turned down, with reasons. revived: the plan
+    was not built, but read as it was serialized."""
 
     graph: CudnnGraph
     plans: list[tuple[Choice, Any]] = field(default_factory=list[tuple[Choice, Any]])
     rejected: list[str] = field(default_factory=list[str])
+    revived: bool = False
 
     @property
     def time_us(self) -> float:
