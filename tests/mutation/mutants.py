@@ -829,14 +829,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "parts of something larger are taken for packed",
     ),
     _m(
-        "in_place_views",
-        "in place",
-        "views.py",
-        "    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split)):\n",
-        "    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split, Relayout)):\n",
-        "a part is packed by looking at it",
-    ),
-    _m(
         "memory_overlap",
         "memory",
         "memory.py",
