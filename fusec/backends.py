@@ -27,6 +27,10 @@ class Recorded(Protocol):
     lanes: int
     times_us: tuple[float, float] | None
 
+    def takes(self, place: int, array: Array) -> bool:
+        """Whether the next run reads an input, by its place, from this very array: then it need not be copied."""
+        ...
+
     def __call__(self) -> None: ...
 
 
@@ -71,10 +75,15 @@ class Backend(Protocol):
         given, which is on the host or not. What is on the host is there after `finish`."""
         ...
 
-    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Recorded:
+    def record(
+        self,
+        runs: Sequence[Callable[[], None]],
+        waits: Waits | None = None,
+        ahead: tuple[int, Mapping[int, Array]] | None = None,
+    ) -> Recorded:
         """What does the work of all `runs`, which were called before and keep to the same memory, faster. waits: by
         run the earlier ones it waits for, were they not run in order (None: it does nothing); to find out whether that
-        is faster they are run."""
+        is faster they are run. ahead: the first run, and the inputs by place that it alone reads, if there are any."""
         ...
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
@@ -104,6 +113,9 @@ class _Steps:
 
     def __init__(self, runs: Sequence[Callable[[], None]]):
         self._runs = runs
+
+    def takes(self, place: int, array: Array) -> bool:
+        return False
 
     def __call__(self) -> None:
         for run in self._runs:
@@ -160,7 +172,12 @@ class SimulatorBackend:
 
         return fetch
 
-    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Recorded:
+    def record(
+        self,
+        runs: Sequence[Callable[[], None]],
+        waits: Waits | None = None,
+        ahead: tuple[int, Mapping[int, Array]] | None = None,
+    ) -> Recorded:
         return _Steps(runs)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:

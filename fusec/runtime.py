@@ -256,9 +256,10 @@ class Executable:
             self._allocate()
         if self._called and self._replay is None:  # which may run them: inputs come later
             self._replay = self._recorded()
-        for feed, array in zip(self._feeders, arrays, strict=True):
-            if array is not None:
-                feed(array)
+        replay = self._replay
+        for place, array in enumerate(arrays):
+            if array is not None and (replay is None or not replay.takes(place, array)):
+                self._feeders[place](array)
         if self._called:
             self._at_once()
             return
@@ -276,7 +277,20 @@ class Executable:
     def _recorded(self) -> Recorded:
         if self._updates:
             return self.backend.record([*self._launches, self._replace_state])
-        return self.backend.record(self._launches, waits(self.compiled.program, self.memory))
+        return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._ahead())
+
+    def _ahead(self) -> tuple[int, dict[int, Array]] | None:
+        """The first step, and the inputs that it alone reads, by place; None if there are none."""
+        program = self.compiled.program
+        if not program.steps or program.steps[0].kind is Kind.VIEW:
+            return None
+        nodes, outputs = set(program.steps[0].nodes), set(program.graph.outputs)
+        alone = {
+            place: unpack(self._buffer(v), v.type)
+            for place, v in enumerate(program.graph.inputs)
+            if v.uses and v not in outputs and nodes.issuperset(v.users)
+        }
+        return (0, alone) if alone else None
 
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it, unless that is there."""

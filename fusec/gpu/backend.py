@@ -16,7 +16,7 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.calls import AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
+from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, side_by_side
 from fusec.gpu.forms import Form, Parts, arranged, decide, work_of
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
@@ -320,7 +320,7 @@ class CudnnBackend:
         if kernel is None or not self._launcher.runs(kernel):
             return None
         shares = self._launcher.fastest(kernel).scratch_bytes > 0
-        return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares)
+        return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
         return feeder(self._streams, buffer, type)
@@ -328,8 +328,25 @@ class CudnnBackend:
     def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
         return fetcher(self._streams, buffer, type)
 
-    def record(self, runs: Sequence[Callable[[], None]], waits: Waits | None = None) -> Replay:
-        """CUDA graphs of what can be captured. With `waits`, also side by side on several streams; the faster stays."""
+    def record(
+        self,
+        runs: Sequence[Callable[[], None]],
+        waits: Waits | None = None,
+        ahead: tuple[int, Mapping[int, Array]] | None = None,
+    ) -> Replay:
+        """CUDA graphs of what can be captured. With `waits`, also side by side on several streams; the faster stays. A
+        kernel that runs ahead is launched by itself in front of them."""
+        first = runs[ahead[0]] if ahead is not None else None
+        if ahead is None or waits is None or not isinstance(first, Launch) or not first.is_kernel:
+            return self._recorded(runs, waits)
+        at = ahead[0]
+        rest = [_nothing if i == at else run for i, run in enumerate(runs)]
+        told = tuple(None if w is None or i == at else tuple(b for b in w if b != at) for i, w in enumerate(waits))
+        replay = self._recorded(rest, told)
+        replay.ahead = Ahead(first.run, ahead[1])
+        return replay
+
+    def _recorded(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
         ordered = in_order(self._streams, runs, self.scratch)
         if waits is None or self.tune == "none" or not ordered.at_once:
             return ordered
@@ -402,6 +419,10 @@ class CudnnBackend:
             self._streams.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+def _nothing() -> None:
+    """What is done elsewhere."""
 
 
 def _name(work: str, tensor_cores: bool) -> str:

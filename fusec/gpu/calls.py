@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -15,6 +15,7 @@ from fusec.errors import ExecutionError
 from fusec.ir import Array, TensorType
 from fusec.storage import unpack
 
+ALIGNMENT_BYTES = 16  # of what kernels read in vectors
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
@@ -88,6 +89,32 @@ class AtOnce:
             raise _without_memory("running the model", error) from error
 
 
+class Ahead:
+    """A kernel that runs in front of the recorded graph, so that it can read inputs where the caller has them. inputs:
+    by place, the arrays in the model's memory that it alone reads."""
+
+    def __init__(self, run: Callable[..., None], inputs: Mapping[int, Array]):
+        self._run = run
+        self._inputs = {place: (int(array.data.ptr), array.strides) for place, array in inputs.items()}
+        self._instead: dict[int, Array] = {}
+
+    def takes(self, place: int, array: Array) -> bool:
+        """Whether the next run reads this array itself."""
+        known = self._inputs.get(place)
+        if known is None or not isinstance(array, cupy.ndarray) or array.strides != known[1]:
+            return False
+        if array.data.ptr % ALIGNMENT_BYTES:
+            return False
+        self._instead[known[0]] = array
+        return True
+
+    def __call__(self) -> None:
+        try:
+            self._run(self._instead)
+        finally:
+            self._instead.clear()  # they are the caller's
+
+
 class Replay:
     """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
     most. times_us: of this one, and of the other way to record the same, if both were timed. kept: memory in use."""
@@ -97,8 +124,15 @@ class Replay:
         self.lanes = lanes
         self.times_us: tuple[float, float] | None = None
         self.at_once = all(hasattr(part, "launch") for part in parts)
+        self.ahead: Ahead | None = None
+
+    def takes(self, place: int, array: Array) -> bool:
+        """Whether the next run reads an input from this array itself."""
+        return self.ahead is not None and self.ahead.takes(place, array)
 
     def __call__(self) -> None:
+        if self.ahead is not None:
+            self.ahead()
         for part in self._parts:
             if hasattr(part, "launch"):
                 part.launch(self._streams.current)

@@ -19,11 +19,13 @@ Waits = Sequence[Sequence[int] | None]  # for each run the earlier ones it waits
 @dataclass
 class Launch:
     """What runs a step by launches over known memory. workspace_bytes: of cuDNN's scratch memory, of which each lane
-    has its own. shares_scratch: it uses that of fusec's kernels, of which there is one."""
+    has its own. shares_scratch: it uses that of fusec's kernels, of which there is one. is_kernel: `run` takes arrays
+    to use in place of some, by address."""
 
-    run: Callable[[], None]
+    run: Callable[..., None]
     workspace_bytes: int = 0
     shares_scratch: bool = False
+    is_kernel: bool = False
 
     def __call__(self) -> None:
         self.run()

@@ -13,7 +13,7 @@ from gpu.dense_block import dense_block
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
-from gpu.stand_in_gpu import Machine, on_device
+from gpu.stand_in_gpu import Array, Machine, on_device
 from helpers import assert_close
 from lowers_judge import LowersJudge
 
@@ -117,6 +117,40 @@ def test_a_recorded_call_is_queued_on_its_callers_stream(machine: Machine, tmp_p
     net.time_us(1)
     assert machine.replayed_on[-1] == own
     np.testing.assert_array_equal(y.get(), np.maximum(fresh(0) + TEXT_BIAS.reshape(8, 1, 1), 0))
+
+
+@needs_compiler
+def test_the_first_kernel_reads_the_callers_own_array(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=KERNELS)
+
+    def fresh(seed: int) -> np.ndarray:
+        memory = np.empty((2, 6, 6, 8), np.float32)
+        memory[...] = np.random.default_rng(seed).standard_normal(memory.shape)
+        return memory.transpose(0, 3, 1, 2)
+
+    def check(x: Any, device: Any) -> None:
+        want = Executable(compiled(KERNELS), SimulatorBackend()).run(None, {"x": x})
+        for got, right in zip(net.run(None, {"x": device}), want, strict=True):
+            assert_close(got.get() if hasattr(got, "get") else got, right, 1e-6)
+
+    for seed in range(4):
+        machine.copied.clear()
+        x = fresh(seed)
+        check(x, x.view(Array))
+        if seed > 1:
+            assert machine.copied == []
+    assert not net._replay.ahead._instead, "the caller's array is not kept"
+    machine.copied.clear()
+    check(fresh(5), fresh(5))
+    assert [kind for kind, _ in machine.copied] == [1], "what is on the host is copied"
+    memory = np.empty(2 * 8 * 6 * 6 + 1, np.float32)
+    odd = memory[1:].reshape(2, 6, 6, 8).transpose(0, 3, 1, 2)
+    odd[...] = fresh(6)
+    machine.copied.clear()
+    check(fresh(6), odd.view(Array))
+    assert [kind for kind, _ in machine.copied] == [3], "what is not aligned, too"
+    rows = np.ascontiguousarray(fresh(7))
+    check(fresh(7), rows.view(Array))
 
 
 def test_inputs_written_into_the_models_memory_are_not_copied(machine: Machine, tmp_path: Path) -> None:
