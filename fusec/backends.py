@@ -39,6 +39,7 @@ class Backend(Protocol):
 
     name: str
     xp: Any
+    side_by_side: bool  # whether steps might run at the same time
 
     def from_any(self, array: Any) -> Array:
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
@@ -127,6 +128,7 @@ class SimulatorBackend:
 
     name = "simulated"
     xp: Any = np
+    side_by_side = False
 
     def __init__(self, name: str = "simulated"):
         self.name = name

@@ -6,7 +6,7 @@ Liveness counts steps; placement is greedy with best fit, the largest value firs
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,10 +46,13 @@ class MemoryPlan:
     lives: tuple[Life, ...]
 
 
-def plan_memory(program: Program, elsewhere: Collection[Value] = ()) -> MemoryPlan:
-    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`."""
+def plan_memory(program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False) -> MemoryPlan:
+    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`.
+    side_by_side: so that steps which do not need each other's results could run at the same time."""
     inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
+    if side_by_side:
+        lives = _prolonged(program, lives, inside)
     bound = _live_bytes(lives, len(program.steps))
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
@@ -144,6 +147,30 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
     for value in program.graph.outputs:
         last[root(value)] = len(program.steps)
     return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+
+
+def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
+    """The same values, each alive until all that follows has to wait for the steps that touch it."""
+    made: dict[Value, int] = {}
+    behind: list[int] = []  # bits of the steps that must have run before each
+    touched: dict[Value, int] = {}
+    for index, step in enumerate(program.steps):
+        before = 0
+        for value in step.inputs:
+            if value in made:
+                before |= behind[made[value]] | 1 << made[value]
+        behind.append(before)
+        made |= dict.fromkeys(step.outputs, index)
+        for value in (*step.inputs, *step.outputs):
+            root = inside[value][0] if value in inside else value
+            touched[root] = touched.get(root, 0) | 1 << index
+    result: list[Life] = []
+    for life in lives:
+        wanted, last = touched.get(life.value, 0), len(program.steps) - 1
+        while last > life.last and behind[last] & wanted == wanted:
+            last -= 1
+        result.append(replace(life, last=max(last, life.last)))
+    return result
 
 
 def _is_view(program: Program, value: Value) -> bool:

@@ -32,6 +32,10 @@ from fusec.shared import SharedWeights
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
 
+# What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
+# small to fill the GPU.
+SIDE_BY_SIDE_BYTES = 16 << 20
+
 __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
 
@@ -61,7 +65,12 @@ class Executable:
         self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
         self._donated = in_place(compiled.program, self._updates)
         self._held: dict[str, Array] = {}  # flat buffers of the state that has a value
-        self.memory = plan_memory(compiled.program, {*self._kept.values(), *self._donated})
+        elsewhere = {*self._kept.values(), *self._donated}
+        self.memory = plan_memory(compiled.program, elsewhere)
+        if backend.side_by_side and not elsewhere:
+            wider = plan_memory(compiled.program, side_by_side=True)
+            if wider.nbytes <= self.memory.nbytes + SIDE_BY_SIDE_BYTES:
+                self.memory = wider
         self._lock = threading.Lock()
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call

@@ -63,7 +63,10 @@ def test_memory_that_is_used_again_is_waited_for() -> None:
         assert "b" in (found[name] or ()) or name == "b"
 
 
-def test_a_random_order_that_keeps_to_them_gives_the_same(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_a_random_order_that_keeps_to_them_gives_the_same(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
     """Steps in any order that the waits allow compute what they do in theirs: on the simulator, step by step."""
     from gpu.dense_block import dense_block
 
@@ -74,6 +77,7 @@ def test_a_random_order_that_keeps_to_them_gives_the_same(rng: np.random.Generat
     from fusec.runtime import Executable, SimulatorBackend
     from fusec.target import load
 
+    monkeypatch.setattr(SimulatorBackend, "side_by_side", wide)
     source, judge, target = dense_block(1, 16, 4, 16, 3), LowersJudge(), load("h200")
     graph = run(PIPELINE, source.clone(), Options())
     of = concat_in_place(partition(graph, judge, target), judge, Options())
@@ -94,6 +98,36 @@ def test_a_random_order_that_keeps_to_them_gives_the_same(rng: np.random.Generat
             left.remove(index)
         got = net._fetchers[0](None, True)
         np.testing.assert_array_equal(got, want)
+
+
+TOWERS = """graph "g" (%x: f32[1024]) {
+  %a = exp(%x)
+  %b = tanh(%a)
+  %c = neg(%b)
+  %d = sin(%a)
+  %e = neg(%d)
+  %f = cos(%a)
+  %g = neg(%f)
+  %h = add(%c, %e)
+  %i = add(%h, %g)
+  return %i
+}"""
+
+
+def test_memory_for_steps_side_by_side_holds_none_of_them_back() -> None:
+    of = kernels_only(parse(TOWERS))
+    plans = {wide: plan_memory(of, side_by_side=wide) for wide in (False, True)}
+    assert plans[False].nbytes < plans[True].nbytes <= 2 * plans[False].nbytes
+    found = {wide: waits(of, plan) for wide, plan in plans.items()}
+    assert found[True] is not None and found[False] is not None
+    assert (max(lanes(found[False])), max(lanes(found[True]))) == (0, 2)
+    names = [step.outputs[0].name for step in of.steps]
+    needs = {"b": "a", "c": "b", "d": "a", "e": "d", "f": "a", "g": "f", "h": "ce", "i": "hg"}
+    behind: dict[str, set[str]] = {"a": set()}
+    for name in names[1:]:
+        behind[name] = set(needs[name]).union(*(behind[n] for n in needs[name]))
+    for name, waited in zip(names, found[True], strict=True):
+        assert {names[i] for i in waited or ()} <= behind[name], "for what it needs at first or second hand alone"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

@@ -63,6 +63,7 @@ class CudnnBackend:
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
+        self.side_by_side = tune != "none"  # which way is faster is measured
         self.progress = progress
         self.budget_s = budget_s
         self.forms: dict[str, Parts] = {}
@@ -348,7 +349,7 @@ class CudnnBackend:
 
     def _recorded(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
         ordered = in_order(self._streams, runs, self.scratch)
-        if waits is None or self.tune == "none" or not ordered.at_once:
+        if waits is None or not self.side_by_side or not ordered.at_once:
             return ordered
         if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
             return ordered
