@@ -18,7 +18,8 @@ from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, side_by_side
-from fusec.gpu.forms import Form, Parts, arranged, decide, work_of
+from fusec.gpu.forms import Form, Parts, arranged, decide, prices_us, work_of
+from fusec.gpu.joins import worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -169,7 +170,6 @@ class CudnnBackend:
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them. kept: what would round otherwise is not tried."""
-        program = program if kept else self.joined(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -180,6 +180,12 @@ class CudnnBackend:
             return self._kernels_us(asked, footprint_bytes)
 
         level = "none" if kept else self.tune
+        if level != "none":
+            program = worthwhile(
+                program,
+                lambda graph, steps: prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us),
+            )
+        program = program if kept else self.joined(program)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:

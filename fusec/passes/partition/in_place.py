@@ -127,3 +127,47 @@ def _restated(
         if isinstance(verdict, Legal) and is_fast(verdict) >= was_fast:
             found[step] = replace(other, verdict=verdict)
     return found
+
+
+def joined(program: Program) -> list[Family]:
+    """What lies in one piece of memory each, in a program with concats in place."""
+    found: dict[Value, Family] = {}
+    whole: dict[Value, Value] = {}
+    for step in reversed(program.steps):
+        node = step.nodes[0]
+        if step.kind is not Kind.VIEW or not isinstance(node.op, Concat):
+            continue
+        root = whole.get(node.operands[0], node.result)
+        family = found.setdefault(root, Family({}, set()))
+        family.concats.add(node)
+        whole |= dict.fromkeys(node.operands, root)
+        family.types |= {v: v.type for v in (*node.operands, *((node.result,) if node.result.type.within else ()))}
+    return list(found.values())
+
+
+def apart(program: Program, families: Sequence[Family]) -> Program:
+    """The program with these concats as copies again, of tensors that are packed; and others that a step of theirs
+    reads or writes, too, since those steps were never asked for so."""
+    left, gone = joined(program), {v for family in families for v in family.types}
+    while True:
+        touched = [s for s in program.steps if s.kind is not Kind.VIEW and not gone.isdisjoint((*s.inputs, *s.outputs))]
+        beside = {v for step in touched for v in (*step.inputs, *step.outputs)} - gone
+        more = {v for family in left if not beside.isdisjoint(family.types) for v in family.types} - gone
+        if not more:
+            break
+        gone |= more
+    copies = {node for family in left if not gone.isdisjoint(family.types) for node in family.concats}
+    graph = program.graph
+    for value in gone:
+        graph.set_type(value, replace(value.type, within=()))
+    steps: list[Partition] = []
+    for step in program.steps:
+        if gone.isdisjoint((*step.inputs, *step.outputs)):
+            steps.append(step)
+            continue
+        kind = Kind.KERNEL if step.nodes[0] in copies else step.kind
+        body = respell(body_of(graph, step.nodes), step.spelling)
+        steps.append(replace(step, kind=kind, body=body))
+    placed = Program(graph, tuple(steps), program.refusals)
+    placed.verify()
+    return placed
