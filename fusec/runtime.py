@@ -16,13 +16,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec import artifact
+from fusec import artifact, lockfile
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
 from fusec.ir import Array, TensorType, Value, quote
+from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
@@ -319,9 +320,15 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
         with the plans that were chosen."""
+        artifact.save(os.fspath(path), [self.compiled], self._plans())
+
+    def lock(self) -> Lock:
+        """In which form, and by which plan or kernel, each step runs: text for version control (`fusec.lockfile`)."""
+        return lockfile.make([self.compiled], self._plans())
+
+    def _plans(self) -> lockfile.Plans:
         keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)
-        plans = {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
-        artifact.save(os.fspath(path), [self.compiled], plans)
+        return {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

@@ -18,7 +18,7 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.forms import Parts, arranged, decide, work_of
+from fusec.gpu.forms import Decided, Parts, arrange, arranged, canonical_of, decide
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -41,9 +41,8 @@ class CudnnBackend:
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
     whose plan is chosen. Plans and forms are kept in `store`. suggested, settled: see `gpu.kept`; where plans made
-    elsewhere were never measured, they alone compete. kernels: see `gpu.lab`.
-
-    `forms` are those that cuDNN's steps were given, by their work.
+    elsewhere were never measured, they alone compete. ways: for the key of a kernel, that of the one to take of those
+    that do the same. kernels: see `gpu.lab`. `decided`: what `improve` found.
     """
 
     xp: Any = cupy
@@ -56,13 +55,15 @@ class CudnnBackend:
         store: PlanStore | None = None,
         suggested: Suggested | None = None,
         settled: bool = False,
+        ways: Mapping[str, str] | None = None,
         kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
         self.progress = progress
         self.budget_s = budget_s
-        self.forms: dict[str, Parts] = {}
+        self.decided: Decided | None = None
+        self._ways = ways or {}
         self._kernels = kernels
         here = device.detect()
         target = here.name if here is not None else ""
@@ -94,8 +95,7 @@ class CudnnBackend:
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
         no plan."""
-        found = (kernels.find(step.nodes, step.outputs) for step in others)
-        self._launcher.compile(kernel for kernel in found if kernel is not None)
+        self._launcher.compile(self._found(others))
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
@@ -164,7 +164,7 @@ class CudnnBackend:
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them. kept: what would round otherwise is not tried."""
-        program = program if kept else self.joined(program)
+        partitioned, program = program, program if kept else grouped(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -181,18 +181,28 @@ class CudnnBackend:
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
             for work, parts in decided.items():
                 self._kept.keep_form(_name(work, tensor_cores), launch_us, parts)
-        self.forms = {**known, **decided}
-        program = arranged(program, self.forms)
-        program = program if kept else self.joined(program)
+        forms = {**known, **decided}
+        program = arrange(partitioned, forms, kept)
+        found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":
-            found = (kernels.find(step.nodes, step.outputs) for step in program.steps if step.kind is Kind.KERNEL)
-            kernels_us({k.key: k for k in found if k is not None and k.others and not self._launcher.is_measured(k)})
+            kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
+        ways = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
+        self.decided = Decided(partitioned, forms, ways)
         return program
+
+    def _found(self, steps: Iterable[Partition]) -> list[Kernel]:
+        """The kernels of steps that cuDNN does not run; of several that do the same, those named are taken."""
+        found = (kernels.find(step.nodes, step.outputs) for step in steps if step.kind is Kind.KERNEL)
+        wanted = [kernel for kernel in found if kernel is not None]
+        for kernel in wanted:
+            if kernel.key in self._ways and not self._launcher.take(kernel, self._ways[kernel.key]):
+                raise ExecutionError(f"{kernel.name}: there is no kernel {self._ways[kernel.key]}")
+        return wanted
 
     def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
         """The forms that were found to be the fastest earlier, of those steps where they still fit."""
         known: dict[str, Parts] = {}
-        for work in {work_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
+        for work in {canonical_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
             parts = self._kept.form(_name(work, tensor_cores), launch_us)
             if parts is not None:
                 known[work] = parts
@@ -201,10 +211,6 @@ class CudnnBackend:
         except ValueError:
             return {}
         return known
-
-    def joined(self, program: Program) -> Program:
-        """The program with steps joined where one kernel runs them all; nothing is measured for that."""
-        return grouped(program)
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
         """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""

@@ -99,6 +99,9 @@ class GpuLaboratory:
         plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
         return bytes(plan.pygraph.serialize())
 
+    def is_revived(self, plan: BuiltPlan) -> bool:
+        return plan.blob is not None
+
     def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)

@@ -31,6 +31,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     for module in (backend, lab):
         monkeypatch.setattr(module, "cudnn", cudnn)
     monkeypatch.setattr(lab, "emit", machine.emit)
+    monkeypatch.setattr(lab, "revive", machine.revive)
     monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
     monkeypatch.setattr(driver, "CudnnJudge", lambda *_: LowersJudge())
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
