@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontends.onnx_models import info, model
-from gpu.stand_in_gpu import Array, Machine, on_device
+from gpu.stand_in_gpu import Array, Machine, install, on_device
 from lowers_judge import LowersJudge
 from onnx import helper
 
@@ -21,18 +21,11 @@ pytest.importorskip("cudnn")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     from fusec import driver
-    from fusec.gpu import arrays, backend, device, lab
-    from fusec.gpu.kernels import launch
+    from fusec.gpu import arrays, device
 
     machine = Machine()
-    cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (launch, backend, lab, arrays):
-        monkeypatch.setattr(module, "cupy", cupy)
-    for module in (backend, lab):
-        monkeypatch.setattr(module, "cudnn", cudnn)
-    monkeypatch.setattr(lab, "emit", machine.emit)
-    monkeypatch.setattr(lab, "revive", machine.revive)
-    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
+    install(machine, monkeypatch.setattr)
+    monkeypatch.setattr(arrays, "cupy", machine.cupy())
     monkeypatch.setattr(driver, "CudnnJudge", lambda *_: LowersJudge())
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))

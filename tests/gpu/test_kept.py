@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +90,18 @@ def test_a_blob_of_another_cudnn_is_not_asked_for(machine: Machine, tmp_path: Pa
 def test_a_blob_that_cudnn_refuses_is_dropped_and_its_plan_built_by_name(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
     first = build(tmp_path)
-    machine.serialized.clear()  # the library reads none of it any more
+    machine.refuses_blobs = True
     machine.built.clear()
-    with pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"):
+    with (
+        pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"),
+        pytest.warns(UserWarning, match=r"engine 3 cannot be kept serialized: cuDNN does not read"),
+    ):
         net = build(tmp_path)
     assert engines(net) == engines(first) == {3}
     assert set(machine.built) == {3}, "the choice is kept, nothing is timed"
     check(net, 0)
+    machine.refuses_blobs = False
+    build(tmp_path)
     machine.built.clear()
     build(tmp_path)
     assert machine.built == [], "it was serialized again"
@@ -204,10 +214,11 @@ def test_a_carried_blob_that_cudnn_refuses_is_built_by_name(machine: Machine, tm
     from fusec.gpu.backend import CudnnBackend
 
     blobs = _carried(machine, tmp_path)
-    machine.serialized.clear()
+    machine.refuses_blobs = True
     machine.times_us = {7: 30.0, 4: 5.0, 3: 1.0}
     store = PlanStore(tmp_path / "here")
-    with pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve"):
+    refused = pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve")
+    with refused, pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
         net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
     assert engines(net) == {4}
     check(net, 0)
@@ -243,6 +254,47 @@ def test_threads_that_compile_at_once_share_the_store(machine: Machine, tmp_path
     assert machine.built == []
     x = fresh(0)
     assert np.isfinite(net.run(None, {"x": x})[0]).all()
+
+
+COMPILER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from gpu.stand_in_gpu import Machine, install
+install(Machine(), setattr)
+from gpu import test_kept
+for turn in range(int(sys.argv[2])):
+    net = test_kept.tuned(Path(sys.argv[1]))
+    test_kept.check(net, turn)
+    print(turn, flush=True)
+"""
+
+
+def compiler(path: Path, turns: int) -> subprocess.Popen[str]:
+    """A process that compiles again and again."""
+    command = [sys.executable, "-W", "error", "-c", COMPILER, str(path), str(turns)]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+
+
+def test_processes_that_compile_at_once_or_are_killed_leave_a_store_that_serves(
+    machine: Machine, tmp_path: Path
+) -> None:
+    at_once = [compiler(tmp_path, 3) for _ in range(2)]
+    errors = [process.communicate()[1] for process in at_once]
+    assert [process.returncode for process in at_once] == [0, 0], errors
+    killed = compiler(tmp_path / "killed", 1000)
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    for path in (tmp_path, tmp_path / "killed"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            net = tuned(path)
+        assert (machine.built, machine.now_us) == ([], 0.0), "what one process chose another one revives"
+        check(net, 0)
+        machine.now_us = 0.0
 
 
 def test_a_file_saved_on_the_device_has_the_plans_chosen_there(

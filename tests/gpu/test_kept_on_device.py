@@ -74,13 +74,14 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
     from gpu.test_device import net
 
     import fusec
+    from fusec import lockfile
     from fusec.gpu.lab import GpuLaboratory
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
     tuned = fusec.compile(net(), precision="fp16", tune="full")
     want = tuned(x)
-    fusec.lockfile.write(tmp_path / "fusec.lock", tuned.lock())
+    lockfile.write(tmp_path / "fusec.lock", tuned.lock())
     tuned.save(tmp_path / "model.fusec")
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "second"))
     monkeypatch.setattr(GpuLaboratory, "run_us", None)  # nothing is timed
@@ -109,8 +110,7 @@ def test_a_file_made_without_the_gpu_runs_on_it(
     from fusec import artifact, driver
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "elsewhere"))
-    text = fusec.driver.build(net(), target="h200", precision="fp16")  # to have its weights in a file
-    artifact.save(tmp_path / "plain.fusec", [text])
+    artifact.save(tmp_path / "plain.fusec", [driver.build(net(), target="h200", precision="fp16")])
     make = [
         "-m",
         "fusec",
