@@ -96,12 +96,15 @@ class CudnnBackend:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
         no plan."""
         self._launcher.compile(self._found(others))
+        self._ready(graphs, footprint_bytes)
+        self._keep(graphs.values(), footprint_bytes)
+
+    def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
-        self._keep(graphs.values(), footprint_bytes)
         need = max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0)
         self._reserve(need)
 
@@ -143,7 +146,7 @@ class CudnnBackend:
         for key, result in tuned.items():
             if key in carried:  # not every plan there is was tried
                 result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
-            if result.plans and not (self.tune == "none" and self._kept.carried(key)):  # which somebody named
+            if result.plans and self.tune != "none":
                 self._kept.choose(key, result.plans[0][0])
         self._tuned.update(tuned)
 
@@ -159,7 +162,10 @@ class CudnnBackend:
         with _out_of_memory("keeping plans"), self._stream:
             lab = self._laboratory(footprint_bytes)
             for graph in built:
-                self._kept.keep(graph, *self._tuned[graph.key].plans[0], lab)
+                choice, plan = self._tuned[graph.key].plans[0]
+                if self.tune == "none" and not self._kept.carried(graph.key):  # else somebody named it
+                    self._kept.choose(graph.key, choice)
+                self._kept.keep(graph, choice, plan, lab)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
@@ -366,7 +372,7 @@ class CudnnBackend:
 
     def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
-        self.prepare({graph.key: graph}, 0)
+        self._ready({graph.key: graph}, 0)
         with self.calling():
             device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
             self.bind(graph, device)()
