@@ -18,12 +18,13 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.forms import Decided, Parts, arrange, arranged, canonical_of, decide
+from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory, ways
 from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
@@ -182,7 +183,11 @@ class CudnnBackend:
 
         level = "none" if kept else self.tune
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
-        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known)
+
+        def together_us(asked: Sequence[Form]) -> Sequence[float]:
+            return self._together_us(asked, tensor_cores, footprint_bytes)
+
+        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us)
         best = [result.plans[0][0] for result in self._tuned.values() if result.plans]
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
             for work, parts in decided.items():
@@ -242,6 +247,25 @@ class CudnnBackend:
                 if times[key] < float("inf"):
                     fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
                     self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
+        return times
+
+    def _together_us(self, asked: Sequence[Form], tensor_cores: bool, footprint_bytes: int) -> list[float]:
+        """How long forms of several steps take as a whole; infinite where one of these fails."""
+        graphs = graphs_of(asked, tensor_cores)
+        self._choose(graphs, footprint_bytes)
+        self._reserve(
+            max((t.plans[0][1].workspace_bytes for t in map(self._tuned.get, graphs) if t and t.plans), default=0)
+        )
+        times: list[float] = []
+        with _out_of_memory("timing forms"), self._stream:
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            for form in asked:
+                run = bound(form, tensor_cores, self.bind, self._launcher)
+                try:
+                    lab.run_us(run)
+                    times.append(statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS)))
+                except ExecutionError:
+                    times.append(float("inf"))
         return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:

@@ -28,6 +28,9 @@ Form = tuple[Partition, ...]  # steps that take the place of one, in order
 Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
+# How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
+# the one before left it there, it reads two or three times as fast.
+HOPEFUL = 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +53,10 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _cuts(step.nodes):
-            start, rest = (next(_spelled(graph, nodes)) for nodes in (first, second))
-            found.append((start, rest))
-            found += [(start, kernel) for kernel in _kernel(graph, second)]
+            starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
+            for start in starts if any(isinstance(node.op, MatMul) for node in first) else starts[:1]:
+                found.append((start, rest))
+                found += [(start, kernel) for kernel in _kernel(graph, second)]
             if _pointwise(first):
                 found += [(kernel, rest) for kernel in _kernel(graph, first)]
     return found
@@ -79,9 +83,10 @@ def rewrite(
     level: str,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
+    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
 ) -> Program:
     """The program with each step in its fastest form: see `decide`."""
-    return arranged(program, decide(program, tensor_cores, launch_us, level, time_us, kernels_us))
+    return arranged(program, decide(program, tensor_cores, launch_us, level, time_us, kernels_us, {}, together_us))
 
 
 def decide(
@@ -92,11 +97,13 @@ def decide(
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
     known: Mapping[str, Parts] | None = None,
+    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
 ) -> dict[str, Parts]:
     """The fastest form of each of cuDNN's steps, by `canonical_of`; steps that are `known` are left out.
 
-    time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. launch_us:
-    what each launch adds. Where no form can run, ops run by themselves, with a warning.
+    time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. together_us:
+    those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
+    adds. Where no form can run, ops run by themselves, with a warning.
     """
     options: dict[str, list[tuple[Form, list[str]]]] = {}
     graphs: dict[str, CudnnGraph] = {}
@@ -120,10 +127,19 @@ def decide(
     def cost_us(names: Sequence[str]) -> float:
         return sum(times.get(name, float("inf")) + launch_us for name in names)
 
+    costs_us = {work: [cost_us(names) for _, names in made] for work, made in options.items()}
+    if together_us is not None:
+        close = [
+            (work, place)
+            for work, costs in costs_us.items()
+            for place, cost in enumerate(costs)
+            if len(options[work][place][0]) > 1 and cost <= HOPEFUL * min(costs) < float("inf")
+        ]
+        for (work, place), found in zip(close, together_us([options[w][p][0] for w, p in close]), strict=True):
+            costs_us[work][place] = found + launch_us
     decided: dict[str, Parts] = {}
     for work, made in options.items():
-        step = sample[work]
-        costs = [cost_us(names) for _, names in made]
+        step, costs = sample[work], costs_us[work]
         least_us = min(costs, default=0.0)
         if least_us == float("inf"):
             warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)

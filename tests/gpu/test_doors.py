@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frontends.onnx_models import info, model
-from gpu.stand_in_gpu import Array, Machine, install, on_device
+from gpu.stand_in_gpu import Array, Machine, on_device
 from lowers_judge import LowersJudge
 from onnx import helper
 
@@ -19,12 +19,10 @@ pytest.importorskip("cudnn")
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     from fusec import driver
     from fusec.gpu import arrays, device
 
-    machine = Machine()
-    install(machine, monkeypatch.setattr)
     monkeypatch.setattr(arrays, "cupy", machine.cupy())
     monkeypatch.setattr(driver, "CudnnJudge", lambda *_: LowersJudge())
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))

@@ -101,7 +101,7 @@ class Launcher:
 
         def memory(value: Value, type: TensorType) -> Array:
             if (value, type) not in held:
-                held[value, type] = _random(type)
+                held[value, type] = random_array(type)
             return held[value, type]
 
         return self.bind(kernel, memory)
@@ -112,7 +112,8 @@ def ways(kernel: Kernel) -> tuple[Kernel, ...]:
     return (replace(kernel, others=()), *kernel.others)
 
 
-def _random(type: TensorType) -> Array:
+def random_array(type: TensorType) -> Array:
+    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
     size = max(type.size, 1)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
