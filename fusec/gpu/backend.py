@@ -135,17 +135,19 @@ class CudnnBackend:
             lab = self._laboratory(footprint_bytes)
             self._tuned.update(self._kept.revived(missing, lab))
             missing = {key: graph for key, graph in missing.items() if key not in self._tuned}
-            known = {key: entry.choice for key in missing if (entry := self._kept.entry(key)) is not None}
-            carried = {key: g for key, g in missing.items() if key not in known and self._kept.carried(key)}
+            entries = {key: entry for key in missing if (entry := self._kept.entry(key)) is not None}
+            tuned: dict[str, Tuned] = {}
             if self.tune == "quick":
+                carried = {key: g for key, g in missing.items() if key not in entries and self._kept.carried(key)}
                 tuned = tune(carried, Carried(lab, self._kept), "full", self.budget_s, progress=report)
                 tuned = {key: result for key, result in tuned.items() if result.plans}
-            else:
-                tuned, carried = {}, {}
+            enough = {key: self._kept.enough(entry) for key, entry in entries.items()}
+            known = {key: replace(e.choice, complete=enough[key]) for key, e in entries.items()}
+            untried = {*tuned, *(key for key, e in entries.items() if not e.choice.complete and enough[key])}
             rest = {key: graph for key, graph in missing.items() if key not in tuned}
             tuned |= tune(rest, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
-            if key in carried:  # not every plan there is was tried
+            if key in untried:  # there are plans that were not timed
                 result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
             if result.plans and self.tune != "none":
                 self._kept.choose(key, result.plans[0][0])

@@ -222,6 +222,14 @@ def test_a_carried_blob_that_cudnn_refuses_is_built_by_name(machine: Machine, tm
         net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
     assert engines(net) == {4}
     check(net, 0)
+    machine.built.clear()
+    machine.now_us = 0.0
+    with pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
+        again = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
+    assert (engines(again), set(machine.built), machine.now_us) == ({4}, {4}, 0.0), "what was found is enough"
+    machine.refuses_blobs = False
+    tuned_here = Executable(compiled(), CudnnBackend("quick", store=store))
+    assert engines(tuned_here) == {3}, "compiled here, all are timed"
 
 
 def _carried(machine: Machine, path: Path) -> dict[str, list[Entry]]:
