@@ -22,7 +22,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
-from fusec.ir import Array, TensorType, Value, quote
+from fusec.ir import Array, Literal, TensorType, Value, load_all, quote
 from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
@@ -186,14 +186,15 @@ class Executable:
         self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._replay: Callable[[], None] | None = None
+        constants: list[tuple[Literal, TensorType]] = []
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
-                for binding in lowered.constants:
-                    self._constant(binding.literal, binding.type)
+                constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
-                for value in inputs_of(step.nodes):
-                    if value.literal is not None:
-                        self._constant(value.literal, value.type)
+                constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
+        load_all(literal for literal, _ in constants)
+        for literal, type in constants:
+            self._constant(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
         backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
