@@ -273,6 +273,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         if lock.versions.get(name) != version
     ]
     try_ = builds or _tries(target)
+    if isinstance(compiled.decided, Lock):  # of a file, whose program has its forms already
+        return lines + _changes_of_file(lock, compiled, compiled.decided, try_)
     forms: dict[str, tuple[Part, ...]] = {}
     seen: set[str] = set()
 
@@ -317,6 +319,24 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         if entry.target == target.name and entry.work not in seen
     ]
     return lines
+
+
+def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
+    """Where the lock of a file differs from another one, and which of its plans are no longer to be had."""
+    target, cores = compiled.target, compiled.options.tensor_cores
+    old, new = (
+        Lock({}, tuple(e for e in each.entries if e.target == target.name), each.origin) for each in (lock, own)
+    )
+    lines = differences(old, new)
+    for step in cudnn_steps(compiled.program):
+        entry = old.entry(work_of(step, compiled.graph, cores), target.name)
+        if entry is not None and entry.choice is not None:
+            what = f"{step.signature} {shapes_of(step)} on {target.name}"
+            if problem := _unoffered(step, entry.choice, target, cores, builds):
+                lines.append(f"~ {what}: {problem}")
+            elif _unknown(step, entry.choice, target):
+                lines.append(f"? {what}: {_plan(entry.choice)}: cuDNN tells of it on the device alone")
+    return list(dict.fromkeys(lines))
 
 
 def _tries(target: Target) -> Builds:

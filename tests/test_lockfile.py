@@ -275,6 +275,19 @@ def test_changes_say_what_fuses_otherwise() -> None:
     assert lockfile.changes(newer, c, never) == [f"cudnn: 8 -> {lock.versions['cudnn'] or 'none'}"]
 
 
+def test_changes_of_a_file_that_has_its_own_lock() -> None:
+    c, choice = compiled(), Choice(6, (), 0, 1.5)
+    lock = lockfile.make([c])
+    tuned = with_kernels(with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(1, "kernel"))), c)
+    file = lockfile.apply(tuned, c, always).compiled
+    assert lockfile.changes(tuned, file, never) == []
+    lines = lockfile.changes(lock, file, never)
+    assert sum("-> 1 op spelled as it is, then 1 op a kernel" in line for line in lines) == 2
+    assert any(line.startswith("+ relu") for line in lines)
+    gone = with_form(tuned, "conv", LockedPart(Part(0), Choice(99, ())))
+    assert any("engine 99 is no longer offered" in line for line in lockfile.changes(gone, file, never))
+
+
 def test_differences_of_two_locks() -> None:
     old = lockfile.make([compiled()])
     assert lockfile.differences(old, old) == []
