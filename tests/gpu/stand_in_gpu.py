@@ -243,11 +243,12 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, lab
+    from fusec.gpu import backend, lab, samples
     from fusec.gpu.kernels import launch
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
     patch(launch, "cupy", cupy)
+    patch(samples, "cupy", cupy)
     for module in (backend, lab):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
