@@ -18,6 +18,7 @@ from fusec.errors import CheckError, LoweringError
 from fusec.gpu import blobs, device, kernels
 from fusec.gpu.deviceless import cudnn_version
 from fusec.gpu.forms import Decided, arrange, canonical_of, parts_of
+from fusec.gpu.joins import copied, families, placed
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph
@@ -30,14 +31,19 @@ from fusec.target import Target
 
 __all__ = ["NAME", "Lock", "Locked", "LockedPart", "in_order", "parse", "read", "text_of", "write"]
 
+_ANEW = "write a new lock with `fusec lock`"
+
 Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
 Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cuDNN graph, best first
 
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
     """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its form."""
-    text = canonical_of(graph, step) + ("" if tensor_cores else "\nno tensor cores")
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(canonical_of(graph, step), tensor_cores)
+
+
+def _digest(work: str, tensor_cores: bool) -> str:
+    return hashlib.sha256((work + ("" if tensor_cores else "\nno tensor cores")).encode()).hexdigest()
 
 
 def shapes_of(step: Partition) -> str:
@@ -83,7 +89,9 @@ def as_it_runs(c: Compiled) -> Compiled:
     """With the program a device would run, if it measured nothing; as it is, if something was decided."""
     if c.decided is not None:
         return c
-    return replace(c, program=arrange(c.program, {}, c.options.as_source), decided=Decided(c.program, {}, {}))
+    concats = placed(families(c.program), c.program)
+    program = arrange(c.program, {}, c.options.as_source)
+    return replace(c, program=program, decided=Decided(c.program, {}, {}, concats))
 
 
 def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
@@ -93,6 +101,9 @@ def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
     def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
         return Locked(step.signature, work_of(step, c.graph, cores), target, shapes_of(step), parts)
 
+    for work, each in decided.concats.items():
+        part = LockedPart(Part(0, "in place" if each.in_place else "copy"))
+        yield Locked("concat", _digest(work, True), target, each.shapes, (part,))
     for step in c.program.steps:
         if step.kind is Kind.KERNEL:
             kernel = kernels.find(step.nodes, step.outputs)
@@ -155,7 +166,8 @@ class Kept:
 
 
 def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
-    """The program with every step in the form that the lock names.
+    """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
+    change.
 
     CheckError unless it has an entry for each, which fits, and its plans and kernels are still to be had. `builds` is
     asked about plans that cuDNN did not list (default: it is let try, without a device).
@@ -165,6 +177,14 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
     forms: dict[str, tuple[Part, ...]] = {}
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
+    copies: set[str] = set()
+    for work, each in placed(families(compiled.program), compiled.program).items():
+        entry = lock.entry(_digest(work, True), target.name)
+        if entry is None:
+            raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
+        used[entry.work] = entry
+        copies |= {work} if entry.form[0].runs == "copy" else set[str]()
+    compiled = replace(compiled, program=copied(compiled.program, copies))
     for step in cudnn_steps(_first(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
@@ -180,7 +200,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
     try:
         program = arrange(compiled.program, forms, as_source)
     except ValueError as error:
-        raise CheckError(f"{lock.origin}: {error}; write a new lock with `fusec lock`") from error
+        raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
     ways: dict[str, str] = {}
     for step in program.steps:
         if step.kind is Kind.KERNEL:
@@ -219,7 +239,7 @@ def _required(lock: Lock, step: Partition, compiled: Compiled) -> Locked:
 
 def _broken(lock: Lock, step: Partition, target: Target, problem: str) -> CheckError:
     what = f"{step.signature} {shapes_of(step)}"
-    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; write a new lock with `fusec lock`")
+    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; {_ANEW}")
 
 
 def _other_kernel(kernel: Kernel | None, entry: Locked) -> str:
@@ -286,6 +306,15 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         seen.add(work)
         return entry, what
 
+    copies: set[str] = set()
+    for work, each in placed(families(compiled.program), compiled.program).items():
+        entry = lock.entry(_digest(work, True), target.name)
+        seen.add(_digest(work, True))
+        if entry is None:
+            lines.append(f"+ concat {each.shapes} on {target.name}: is in place now")
+        elif entry.form[0].runs == "copy":
+            copies.add(work)
+    compiled = replace(compiled, program=copied(compiled.program, copies))
     for step in cudnn_steps(_first(compiled.program, as_source)):
         entry, what = looked_up(step)
         if entry is None:
@@ -381,7 +410,7 @@ def _plan(choice: Choice) -> str:
 
 def _form(form: Sequence[Part]) -> str:
     """A form in words: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
-    words = {"kernel": "a kernel", "ops": "op by op"}
+    words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"}
     said = [words.get(part.runs) or f"spelled {_words(part.spelling)}" for part in form]
     if len(form) == 1:
         return said[0]

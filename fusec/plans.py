@@ -63,7 +63,7 @@ class Choice:
         return choice
 
 
-RUNS = ("cudnn", "kernel", "ops")
+RUNS = ("cudnn", "kernel", "ops", "in place", "copy")  # the last two: a concat
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Part:
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a part of a form: {error}") from None
         if type(nodes) is not int or nodes < 0 or runs not in RUNS or not isinstance(spelling, list):
-            raise ValueError("not a part of a form: nodes is a number, runs one of cudnn, kernel and ops")
+            raise ValueError(f"not a part of a form: nodes is a number, runs one of {', '.join(RUNS)}")
         names = [name for name in spelling if isinstance(name, str)]
         if len(names) != len(spelling) or (names and runs != "cudnn"):
             raise ValueError("not a part of a form: spelling is a list of names, and what cuDNN runs alone has one")

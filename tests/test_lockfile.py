@@ -216,7 +216,7 @@ def with_kernels(lock: Lock, c: Compiled) -> Lock:
         assert entry is not None
         decided[forms.canonical_of(c.graph, step)] = entry.form
     program = forms.arrange(c.program, decided)
-    ran = dataclasses.replace(c, program=program, decided=forms.Decided(c.program, decided, {}))
+    ran = dataclasses.replace(c, program=program, decided=forms.Decided(c.program, decided, {}, {}))
     kernels = [e for e in lockfile.make([ran]).entries if e.form[0].runs == "kernel"]
     others = [e for e in lock.entries if e.form[0].runs != "kernel"]
     return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
@@ -330,7 +330,7 @@ GOOD = lockfile.text_of(Lock({"fusec": "1"}, (ENTRY, dataclasses.replace(ENTRY, 
     [
         ("format = 2", "format = 3", "format is 3, this fusec reads 1 and 2"),
         ('spelling = ["zero_bias"]', 'runs = "kernel"', "line 6: a plan is named where 'kernel' runs"),
-        ('spelling = ["zero_bias"]', 'runs = "fast"', "line 6: .*runs one of cudnn, kernel and ops"),
+        ('spelling = ["zero_bias"]', 'runs = "fast"', "line 6: .*runs one of cudnn, kernel, ops, in place, copy"),
         ('spelling = ["zero_bias"]', 'spelling = []\nkernel = "k"', "line 6: a plan is named where 'kernel' runs"),
         ('spelling = ["zero_bias"]', "spelling = []\nnodes = 3", "line 6: nodes belong to the parts"),
         ('spelling = ["zero_bias"]', "spelling = []\n[[partition.part]]\nnodes = 1", "line 6: a step has parts, two"),

@@ -33,14 +33,24 @@ PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 HOPEFUL = 1.5
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Whether concats are in place, and of what shapes, for people."""
+
+    shapes: str
+    in_place: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Decided:
     """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
-    for the key of a kernel, that of the fastest one that does the same."""
+    for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
+    `gpu.joins.families`."""
 
     partitioned: Program
     forms: Mapping[str, Parts]
     ways: Mapping[str, str]
+    concats: Mapping[str, Placed]
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
@@ -105,29 +115,14 @@ def decide(
     those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
     adds. Where no form can run, ops run by themselves, with a warning.
     """
-    options: dict[str, list[tuple[Form, list[str]]]] = {}
-    graphs: dict[str, CudnnGraph] = {}
-    asked: dict[str, Kernel] = {}
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if step.kind is not Kind.CUDNN:
-            continue
-        work = canonical_of(program.graph, step)
-        if work in options or work in (known or {}):
-            continue
-        options[work], sample[work] = [], step
-        for form in forms(program.graph, step, level):
-            made = lowered(form, tensor_cores)
-            if made is not None:
-                options[work].append((form, [g.key for g in made]))
-                graphs |= {g.key: g for g in made if isinstance(g, CudnnGraph)}
-                asked |= {k.key: k for k in made if isinstance(k, Kernel)}
-    times = {**time_us(graphs), **kernels_us(asked)}
-
-    def cost_us(names: Sequence[str]) -> float:
-        return sum(times.get(name, float("inf")) + launch_us for name in names)
-
-    costs_us = {work: [cost_us(names) for _, names in made] for work, made in options.items()}
+        if step.kind is Kind.CUDNN:
+            work = canonical_of(program.graph, step)
+            if work not in (known or {}):
+                sample.setdefault(work, step)
+    options = {work: _offers(program.graph, step, level, tensor_cores) for work, step in sample.items()}
+    costs_us = _costs_us(options, launch_us, time_us, kernels_us)
     if together_us is not None:
         close = [
             (work, place)
@@ -156,6 +151,50 @@ def arrange(program: Program, decided: Mapping[str, Parts], as_source: bool = Fa
     if as_source:
         return arranged(program, decided)
     return grouped(arranged(grouped(program), decided))
+
+
+def prices_us(
+    graph: Graph,
+    steps: Sequence[Partition],
+    tensor_cores: bool,
+    launch_us: float,
+    level: str,
+    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+) -> list[float]:
+    """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
+    options: dict[str, list[tuple[Form, list[Work]]]] = {}
+    for number, step in enumerate(steps):
+        if step.kind is Kind.CUDNN:
+            options[str(number)] = _offers(graph, step, level, tensor_cores)
+        else:
+            kernel = _kernel_of(step.nodes)
+            options[str(number)] = [] if kernel is None else [((step,), [kernel])]
+    costs = _costs_us(options, launch_us, time_us, kernels_us)
+    return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
+
+
+def _offers(graph: Graph, step: Partition, level: str, tensor_cores: bool) -> list[tuple[Form, list[Work]]]:
+    """The forms of a step that can be had, and what runs them."""
+    found = ((form, lowered(form, tensor_cores)) for form in forms(graph, step, level))
+    return [(form, works) for form, works in found if works is not None]
+
+
+def _costs_us(
+    options: Mapping[str, Sequence[tuple[Form, Sequence[Work]]]],
+    launch_us: float,
+    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+) -> dict[str, list[float]]:
+    """What each form takes, its launches included."""
+    works = [work for made in options.values() for _, each in made for work in each]
+    graphs = {work.key: work for work in works if isinstance(work, CudnnGraph)}
+    times = {**time_us(graphs), **kernels_us({work.key: work for work in works if isinstance(work, Kernel)})}
+
+    def cost_us(each: Sequence[Work]) -> float:
+        return sum(times.get(work.key, float("inf")) + launch_us for work in each)
+
+    return {name: [cost_us(each) for _, each in made] for name, made in options.items()}
 
 
 def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
@@ -187,6 +226,8 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
         if not nodes or end > len(step.nodes) or (place == len(parts) and end < len(step.nodes)):
             raise ValueError(f"a form of {' + '.join(str(p.nodes) for p in parts)} ops does not fit {step.signature}")
         start = end
+        if part.runs in ("in place", "copy"):
+            raise ValueError(f"{step.signature} is no concat")
         if part.runs == "ops":
             yield from (alone(graph, node) for node in nodes)
             continue

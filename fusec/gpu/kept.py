@@ -204,7 +204,10 @@ def contenders() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
     here = resources.files("fusec.gpu")
-    files = [here.joinpath("forms.py"), here.joinpath("together.py"), *here.joinpath("kernels").iterdir()]
+    files = [
+        *(here.joinpath(f"{name}.py") for name in ("forms", "together", "joins")),
+        *here.joinpath("kernels").iterdir(),
+    ]
     for file in sorted((f for f in files if f.name.endswith((".py", ".cuh"))), key=lambda f: f.name):
         digest.update(file.read_bytes())
     return digest.hexdigest()
