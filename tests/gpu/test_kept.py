@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,18 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
+from lowers_judge import LowersJudge
 
+from fusec import lockfile
+from fusec.compiled import Compiled
+from fusec.errors import CheckError
+from fusec.ir import Graph
+from fusec.passes.base import Options
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
+from fusec.program import Partition
 from fusec.runtime import Executable
+from fusec.target import load
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -328,3 +338,43 @@ def test_a_file_saved_on_the_device_has_the_plans_chosen_there(
         there = driver.load(tmp_path / "model.fusec")
     assert (engines(there), set(machine.built)) == ({3}, {3})
     check(there, 1)
+
+
+@needs_compiler
+def test_which_concats_are_in_place_is_kept_and_locked(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu.test_joins import LINKED
+    from partition.test_in_place import joins, place
+
+    from fusec.gpu import backend
+
+    def fresh_one() -> Compiled:
+        program = place(LINKED)
+        return Compiled(program.graph, program, load("h200"), Options(), LowersJudge())
+
+    def improved(store: Path) -> Compiled:
+        of, gpu = fresh_one(), backend.CudnnBackend("quick", store=PlanStore(store))
+        return dataclasses.replace(of, program=gpu.improve(of.program, True, 1.0), decided=gpu.decided)
+
+    def prices(graph: Graph, steps: Sequence[Partition], *_: object) -> list[float]:
+        """A gap costs more than a copy where a sine is written, and nothing elsewhere."""
+        gaps = [any(v.type.within for v in s.outputs) and s.nodes[0].op.name in ("sin", "cos") for s in steps]
+        return [10.0 * gap + (s.nodes[0].op.name == "concat") for s, gap in zip(steps, gaps, strict=True)]
+
+    monkeypatch.setattr(backend, "prices_us", prices)
+    first = improved(tmp_path)
+    monkeypatch.setattr(backend, "prices_us", None)  # nobody asks again
+    again = improved(tmp_path)
+    assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
+    lock = lockfile.make([first])
+    runs = [e.form[0].runs for e in lock.entries if e.name == "concat"]
+    assert sorted(runs) == ["copy", "in place", "in place", "kernel"], "and the kernel that copies"
+    assert lockfile.parse(lockfile.text_of(lock)).entries == lock.entries
+    assert lockfile.changes(lock, fresh_one(), lambda graph, choice: True) == []
+    kept = lockfile.apply(lock, fresh_one(), lambda graph, choice: True).compiled
+    assert [str(step.body) for step in kept.program.steps] == [str(step.body) for step in first.program.steps]
+    less = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if e.form[0].runs != "copy"))
+    with pytest.raises(CheckError, match=r"fusec\.lock: concat f32\[2,\d+,4,4\].* on h200: has no entry"):
+        lockfile.apply(less, fresh_one(), lambda graph, choice: True)
+    assert joins(fresh_one().program) == ["c view", "f view", "i view"]
