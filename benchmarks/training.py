@@ -38,6 +38,21 @@ STEPS = 5  # whose losses are compared
 TOLERANCE = 2e-2  # of a loss, relative
 
 
+class Stages:
+    """Says on stderr how long each stage of compiling took."""
+
+    def __init__(self) -> None:
+        self.stage, self.started = "", time.perf_counter()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        stage = stage.split()[0]
+        if stage != self.stage:
+            now = time.perf_counter()
+            if self.stage and now - self.started > 0.2:
+                print(f"   {self.stage}: {now - self.started:.1f} s", file=sys.stderr, flush=True)
+            self.stage, self.started = stage, now
+
+
 def dry(name: str, batch: int, side: int, shown: bool) -> None:
     """The program as an H200 would run it: what each step is, its bytes and its limit."""
     b = training_step(name, batch, side)
@@ -108,7 +123,9 @@ def case(
                 del executable
                 gc.collect()
                 started = time.perf_counter()
-                executable = fusec.compile(training_step(name, batch, side, first), tune=tune, budget=limit)
+                b = training_step(name, batch, side, first)
+                executable = fusec.compile(b, tune=tune, budget=limit, progress=Stages())
+                print(f"   compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
                 losses = [
                     float(executable.step(images=cupy.from_dlpack(x), labels=cupy.from_dlpack(y)).get())
                     for x, y in data[: STEPS if not seconds else 1]
