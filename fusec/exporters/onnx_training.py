@@ -59,8 +59,12 @@ def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     stats = _Statistics(e, node, node.operands[1].type.shape, 1, 2)
     dy, x, *parameters = (stats.wide(v) for v in operands)
-    scale, mean, inverse = (stats.channels(v) for v in parameters)
+    scale, mean, inverse, *bias = (stats.channels(v) for v in parameters)
     normal = e.op("Mul", e.op("Sub", x, mean), inverse)
+    for shift in bias:
+        y = stats.narrow(e.op("Add", e.op("Mul", normal, scale), shift))
+        passed = e.op("Greater", y, e.number(0.0, node, 1))
+        dy = e.op("Where", passed, dy, e.number(0.0, node, 2))
     product = e.op("Mul", dy, normal)
     inner = e.op("Sub", e.op("Sub", dy, stats.mean(dy)), e.op("Mul", normal, stats.mean(product)))
     dx = e.op("Mul", inner, e.op("Mul", scale, inverse))

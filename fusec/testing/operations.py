@@ -607,7 +607,9 @@ def _batch_norm_train(b: Builder) -> None:
 
 def _batch_norm_backward(b: Builder) -> None:
     x = b.image()
-    b.insert(BatchNormBackward(), b.like(x), x, *_channel_parameters(b, x, ["", "", "positive"]))
+    relu = b.chance(30)
+    styles = ["", "", "positive", *([""] if relu else [])]
+    b.insert(BatchNormBackward(relu), b.like(x), x, *_channel_parameters(b, x, styles))
 
 
 def _layer_norm_backward(b: Builder) -> None:

@@ -650,11 +650,13 @@ def batch_statistics(x: Array, scale: Array, bias: Array, epsilon: float) -> lis
     return [y, mean, 1 / np.sqrt(variance + np.float32(epsilon))]
 
 
-def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array) -> list[Array]:
-    """Channel by channel in float64."""
+def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array, *bias: Array) -> list[Array]:
+    """Channel by channel in float64; with a bias through the relu of the norm."""
     dx, dscale, dbias = np.empty(x.shape), np.empty(scale.shape), np.empty(scale.shape)
     for c in range(x.shape[1]):
         loss, normal = dy[:, c].astype(np.float64), (x[:, c].astype(np.float64) - mean[c]) * inverse[c]
+        if bias:
+            loss = loss * (normal * scale[c] + bias[0][c] > 0)
         dscale[c], dbias[c] = (loss * normal).sum(), loss.sum()
         dx[:, c] = scale[c] * inverse[c] * (loss - loss.mean() - normal * (loss * normal).mean())
     return [v.astype(x.dtype) for v in (dx, dscale, dbias)]
@@ -732,8 +734,9 @@ OTHERS |= {
         for eps, spatial in ((1e-5, (5, 2)), (0.25, ()))
     ],
     "batch_norm_backward": [
-        Case(BatchNormBackward(), (shape, shape, (3,), (3,), (3,)), batch_norm_gradient, normal)
+        Case(BatchNormBackward(relu), (shape, shape, *[(3,)] * (4 if relu else 3)), batch_norm_gradient, normal)
         for shape in ((4, 3, 2, 3), (5, 3))
+        for relu in (False, True)
     ],
     "layer_norm_backward": [
         Case(

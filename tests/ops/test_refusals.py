@@ -289,6 +289,7 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (BatchNormTrain(), "f32[2,3] f32[2] f32[3]", "batch_norm_train: parameter of shape [2] for 3 channels"),
     (BatchNormTrain(), "f32[2,3] f16[3] f16[3]", "batch_norm_train: parameters of f16 with x of f32"),
     (BatchNormBackward(), "f32[2,3]", "batch_norm_backward takes 5 operands, not 1"),
+    (BatchNormBackward(True), "f32[2,3]", "batch_norm_backward takes 6 operands, not 1"),
     (
         BatchNormBackward(),
         "f32[2,2] f32[2,3] f32[3] f32[3] f32[3]",

@@ -14,6 +14,7 @@ from fusec.ops import (
     Attention,
     AttentionBackward,
     AttentionTrain,
+    BatchNormBackward,
     BatchNormTrain,
     Cast,
     Conv,
@@ -21,6 +22,7 @@ from fusec.ops import (
     ConvWgrad,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     MatMul,
     Pointwise,
     Reduce,
@@ -37,9 +39,10 @@ from fusec.views import is_view
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
 ATTENTIONS: tuple[type[Op], ...] = (Attention, AttentionTrain, AttentionBackward)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
+# What takes the pointwise ops behind it: these in their kernels (fusec.gpu.kernels).
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBackward, LayerNormBackward)
 
 # Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
 MAX_POINTWISE = 24
@@ -79,7 +82,7 @@ class Grower:
         self.owned = self._owned()
 
     def _owned(self) -> list[bool]:
-        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a batch norm in
+        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a norm in
         training: it then is no other's prologue, since an epilogue costs nothing and keeps the precompiled engines."""
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
