@@ -74,7 +74,15 @@ def dry(name: str, batch: int, side: int, shown: bool) -> None:
 
 
 def case(
-    name: str, batch: int, side: int, peers: list[str], tune: str, budget: float, once: bool, cache: Path | None
+    name: str,
+    batch: int,
+    side: int,
+    peers: list[str],
+    tune: str,
+    budget: float,
+    once: bool,
+    cache: Path | None,
+    compile_mode: str,
 ) -> dict[str, Any]:
     import cupy
     import torch
@@ -94,11 +102,13 @@ def case(
         for _ in range(STEPS)
     ]
     row: dict[str, Any] = {"model": name, "batch": batch, "losses": {}, "peak_bytes": {}}
+    if any(kind.startswith("compile") for kind in peers):
+        row["compile_mode"] = compile_mode
     contenders: dict[str, Callable[[], None]] = {}
     for kind in peers:
         before = torch.cuda.memory_allocated()
         started = time.perf_counter()
-        step = Step(kind, name, weights, batch, side, LOSS_SCALE)
+        step = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
         losses: list[float] = []
         for images, labels in data:
             step.images.copy_(images)
@@ -192,6 +202,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH")
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--peers", default=PEERS)
+    parser.add_argument("--compile-mode", default="max-autotune-no-cudagraphs", help="of torch.compile")
     parser.add_argument("--tune", default="quick", help="empty: peers alone")
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training.json")
@@ -216,7 +227,15 @@ def main() -> int:
     peers = [p for p in arguments.peers.split(",") if p]
     for name, batch in cases:
         row = case(
-            name, batch, arguments.side, peers, arguments.tune, arguments.budget, arguments.once, arguments.cache
+            name,
+            batch,
+            arguments.side,
+            peers,
+            arguments.tune,
+            arguments.budget,
+            arguments.once,
+            arguments.cache,
+            arguments.compile_mode,
         )
         rows.append(row)
         show(row, arguments.worst)
