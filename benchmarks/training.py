@@ -105,10 +105,11 @@ def case(
     if any(kind.startswith("compile") for kind in peers):
         row["compile_mode"] = compile_mode
     contenders: dict[str, Callable[[], None]] = {}
+    kept: dict[str, Step] = {}  # what a graph reads must live as long as it is replayed
     for kind in peers:
         before = torch.cuda.memory_allocated()
         started = time.perf_counter()
-        step = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
+        step = kept[kind] = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
         losses: list[float] = []
         for images, labels in data:
             step.images.copy_(images)
