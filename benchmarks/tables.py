@@ -215,8 +215,8 @@ def training() -> list[str]:
         "",
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
         f"{data['commit'][:10]}, {data['date']}; 224x224 images, fp16 with fp32 master weights, loss scaling that "
-        "skips what is not finite; ResNet-50 with SGD and momentum, ViT-B/16 with AdamW. Each one CUDA graph of the whole "
-        "step, torch channels last with fused optimisers; medians with deciles of turns in random order "
+        "skips what is not finite; ResNet-50 with SGD and momentum, ViT-B/16 with AdamW. Each a CUDA graph of the "
+        "whole step, torch channels last with fused optimisers; medians with deciles of turns in random order "
         "(`benchmarks/training.py`). Losses: the worst relative difference to the mean of torch's over five steps on "
         f"the same data. {data.get('note', '')}".rstrip(),
         "",
