@@ -184,19 +184,18 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
         return cupy.empty(shape, dtype)
 
     def fetch(into: Array | None, host: bool) -> Array:
-        if into is None:
-            into = np.empty(shape, dtype) if host else new()
-        direct = into.strides == strides or (plain and into.flags.c_contiguous)
-        if isinstance(into, cupy.ndarray):
+        held: Array = into if into is not None else np.empty(shape, dtype) if host else new()
+        direct = held.strides == strides or (plain and held.flags.c_contiguous)
+        if isinstance(held, cupy.ndarray):
             if not direct:
-                into[...] = place
+                held[...] = place
             elif nbytes:
-                cupy.cuda.runtime.memcpyAsync(into.data.ptr, source, nbytes, ON_DEVICE, streams.current.ptr)
+                cupy.cuda.runtime.memcpyAsync(held.data.ptr, source, nbytes, ON_DEVICE, streams.current.ptr)
         elif not direct:
-            into[...] = place.get()
+            held[...] = place.get()
         elif nbytes:
-            cupy.cuda.runtime.memcpyAsync(into.ctypes.data, source, nbytes, TO_HOST, streams.current.ptr)
-        return into
+            cupy.cuda.runtime.memcpyAsync(held.ctypes.data, source, nbytes, TO_HOST, streams.current.ptr)
+        return held
 
     return fetch
 
