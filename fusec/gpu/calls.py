@@ -125,12 +125,14 @@ class Ahead:
 
 class Replay:
     """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
-    most. times_us: of this one, and of the other way to record the same, if both were timed. kept: memory in use."""
+    most. times_us: of this one, and of the other way to record the same, if both were timed. declined: why steps could
+    not be recorded side by side. kept: memory in use."""
 
     def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
         self._streams, self._parts, self._kept = streams, parts, kept
         self.lanes = lanes
         self.times_us: tuple[float, float] | None = None
+        self.declined = ""
         self.at_once = all(hasattr(part, "launch") for part in parts)
         self.ahead: Ahead | None = None
 

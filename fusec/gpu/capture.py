@@ -81,9 +81,9 @@ def _captured(
 
 def side_by_side(
     streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
-) -> Replay | None:
-    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; None if they cannot be
-    captured so."""
+) -> Replay | str:
+    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; why not, if they
+    cannot be captured so."""
     count = max(lanes) + 1
     others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
     needs = [1] * count
@@ -116,8 +116,8 @@ def side_by_side(
                 streams.own.wait_event(_recorded(track))
         finally:
             graph = streams.own.end_capture()
-    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
-        return None
+    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+        return str(error) or type(error).__name__
     graph.upload(streams.own)
     return Replay(streams, [graph], count, scratch)
 
