@@ -21,7 +21,8 @@ from fusec.storage import unpack
 class Recorded(Protocol):
     """Steps that were recorded. at_once: as one piece, which a call may queue on its caller's own stream. lanes: how
     many are side by side at most. times_us: of this, and of the other way (in order, or side by side), if both were
-    timed. declined: why steps could not be recorded side by side, where that was tried."""
+    timed. declined: why steps could not be recorded side by side, where that was tried, or some not at
+    all."""
 
     at_once: bool
     lanes: int

@@ -122,7 +122,7 @@ class Bench:
             this, other = reversed(ways) if self.lanes > 1 else ways
             lines.append(f"steps run {this}; {other} they took {self.other_us:.1f} us")
         if self.declined:
-            lines.append(f"steps could not be recorded side by side: {self.declined}")
+            lines.append(f"as recorded: {self.declined}")
         if self.excess is not None:
             lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
         return "\n".join(lines)

@@ -126,7 +126,7 @@ class Ahead:
 class Replay:
     """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
     most. times_us: of this one, and of the other way to record the same, if both were timed. declined: why steps could
-    not be recorded side by side. kept: memory in use."""
+    not be recorded side by side, or some not at all. kept: memory in use."""
 
     def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
         self._streams, self._parts, self._kept = streams, parts, kept

@@ -42,23 +42,27 @@ def in_order(
 ) -> Replay:
     """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
     parts: list[Any] = []
+    reasons: list[str] = []
     start = 0
     while start < len(runs):
-        graph, end = _captured(streams.own, runs, start, scratch)
+        graph, end, reason = _captured(streams.own, runs, start, scratch)
         if graph is not None:
             graph.upload(streams.own)
             parts.append(graph)
         if end < len(runs):
             parts.append(runs[end])
+            reasons.append(f"step {end} cannot be captured: {reason}")
         start = end + 1
-    return Replay(streams, parts)
+    replay = Replay(streams, parts)
+    replay.declined = "; ".join(reasons)
+    return replay
 
 
 def _captured(
     stream: Any, runs: Sequence[Callable[[], None]], start: int, scratch: Callable[[], AbstractContextManager[None]]
-) -> tuple[Any, int]:
-    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
-    end = len(runs)
+) -> tuple[Any, int, str]:
+    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured, and why."""
+    end, reason = len(runs), ""
     while start < end:
         stream.synchronize()
         failed = end
@@ -72,11 +76,12 @@ def _captured(
                     failed = end
             finally:
                 graph = stream.end_capture()
-            return graph, end
-        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+            return graph, end, reason
+        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+            reason = str(error) or type(error).__name__
             # most often CuPy's own word on cuBLAS, or on what waits for the device
             end = failed if failed < end else start + (end - start) // 2
-    return None, end
+    return None, end, reason
 
 
 def side_by_side(

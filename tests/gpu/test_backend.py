@@ -413,6 +413,8 @@ def test_what_cannot_be_captured_runs_between_graphs(
         done.clear()
         replay()
         assert done == [0, 1, 2, 3, 4]
+    assert bool(replay.declined) == bool(where)
+    assert not where or "cannot be captured: " in replay.declined
     alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
     assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
 
