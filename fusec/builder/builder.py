@@ -355,7 +355,10 @@ class Builder:
     def random_uniform(self, state: Tensor, shape: Sequence[int]) -> Tensor:
         """f32 in [0, 1), multiples of 2^-24."""
         bits = self.random_bits(state, shape)
-        return bits.pointwise("shift_right", 8).astype("f32") * 2.0**-24
+        # by eights, which 16 bits hold, too, should the graph be compiled for them
+        parts = (bits.pointwise("shift_right", 32 - 8 * i).pointwise("bitwise_and", 255) for i in (1, 2, 3))
+        first, second, third = (part.astype("f32") * 2.0 ** (-8 * i) for i, part in enumerate(parts, 1))
+        return first + (second + third)
 
     def dropout(self, x: Tensor, rate: float, state: Tensor) -> Tensor:
         """Elements set to zero with probability `rate`, the others divided by 1 - rate."""

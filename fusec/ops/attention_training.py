@@ -34,6 +34,7 @@ class AttentionTrain(Op):
             q, k, v, *bias = (_wide(xp, x) for x in operands)
             scores = _scores(xp, q, k, bias, self.scale, self.causal)
             top = scores.max(axis=-1, keepdims=True)
+            top = xp.where(xp.isinf(top), 0.0, top).astype(top.dtype)  # as log_sum_exp does
             sums = xp.log(xp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
             result = _heads(xp.matmul(_groups(xp.exp(scores - sums), k), v[:, :, None]))
             return result.astype(operands[0].dtype), sums

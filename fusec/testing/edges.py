@@ -11,6 +11,8 @@ import numpy as np
 from fusec.ir import DType, Node, Op
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -296,8 +298,11 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
 
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
     """Where a fused attention meets NaN or an infinity: it masks before or after it adds, skips blocks of keys
-    that are masked anyway, and what it gives for a query without keys is its own."""
-    if not isinstance(op, Attention):
+    that are masked anyway, and what it gives for a query without keys is its own. Of a backward, where any meets one:
+    rows and columns have gradients from all others."""
+    if isinstance(op, AttentionBackward):
+        return None if all(np.isfinite(x).all() for x in operands) else np.ones(result.shape, bool)
+    if not isinstance(op, (Attention, AttentionTrain)):
         return None
     q, k, v, *bias = operands
     shared = q.shape[1] // k.shape[1]

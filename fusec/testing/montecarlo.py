@@ -356,7 +356,8 @@ class _Sampler:
         plain = [s.plain for s in operands]
         nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
         if not self.rounding.meaning and result.size:
-            lost = lost_in_attention(op, plain, result) if op.name == "attention" else vanished_slope(op, plain)
+            attends = op.name.startswith("attention")
+            lost = lost_in_attention(op, plain, result) if attends else vanished_slope(op, plain)
             nowhere = lost if lost is not None else nowhere
         unsure = not self.rounding.meaning and not all(s.exact for s in operands)
         if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):

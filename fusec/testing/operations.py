@@ -620,7 +620,9 @@ def _layer_norm_backward(b: Builder) -> None:
 def _random_bits(b: Builder) -> None:
     state = b.input(TensorType((2,), DType.U64))
     b.values.pop()  # as an operand of anything else it would overflow
-    b.add(RandomBits(b.shape(0, 3), b.pick([0, 1, 7])), state)
+    bits = b.add(RandomBits(b.shape(0, 3), b.pick([0, 1, 7])), state)
+    b.values.pop()  # so would this, as a number in 16 bits
+    b.pointwise("shift_right", bits, b.graph.constant(np.uint32(24)))
 
 
 def _all_finite(b: Builder) -> None:
