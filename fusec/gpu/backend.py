@@ -17,6 +17,8 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.blas import product_of
+from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.forms import rewrite
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -67,6 +69,7 @@ class CudnnBackend:
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
+        self._blas = Blas.open(self._stream.ptr)
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
         self._lock = threading.Lock()
@@ -101,7 +104,7 @@ class CudnnBackend:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
         known: dict[str, float] = {}
         for key in graphs:
-            entry = self._store.get(self._key(key)) if self.tune != "none" else None
+            entry = self._store.get(self._key(graphs[key])) if self.tune != "none" else None
             if entry is not None and entry.choice.complete and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
         self._choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
@@ -113,7 +116,9 @@ class CudnnBackend:
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
-        keys = {key: self._key(key) for key in missing} if self.tune != "none" else {}  # which measures nothing
+        keys = (
+            {key: self._key(graph) for key, graph in missing.items()} if self.tune != "none" else {}
+        )  # which measures nothing
         taken = self._suggested.items()
         known = {key: choice for key, choice in taken if self.tune == "none" or choice.time_us is not None}
         known |= {key: entry.choice for key, at in keys.items() if (entry := self._store.get(at)) is not None}
@@ -123,7 +128,9 @@ class CudnnBackend:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels)
+            lab = GpuLaboratory(
+                self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels, self._blas
+            )
             tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
             if key in keys and result.plans and known.get(key) != result.plans[0][0]:
@@ -177,7 +184,7 @@ class CudnnBackend:
         choice, _ = result.plans.pop(0)
         self._note(graph.key, choice, reason)
         if result.plans:
-            warnings.warn(f"engine {choice.engine} failed and gave way to the next plan: {reason}", stacklevel=2)
+            warnings.warn(f"{choice.name} failed and gave way to the next plan: {reason}", stacklevel=2)
             self._reserve(result.plans[0][1].workspace_bytes)
         return bool(result.plans)
 
@@ -191,9 +198,13 @@ class CudnnBackend:
             with self._stream:
                 self._workspace = cupy.empty(workspace_bytes, cupy.uint8)
 
-    def _key(self, graph: str) -> PlanKey:
-        versions = (self._driver, self._cudnn, cudnn.__version__)
-        return PlanKey(graph, self._target, self.name, *versions, self.tune)
+    def library(self, graph: CudnnGraph) -> str:
+        return self._tuned[graph.key].plans[0][0].library
+
+    def _key(self, graph: CudnnGraph) -> PlanKey:
+        competes = self._blas is not None and product_of(graph) is not None
+        libraries = f"{self._cudnn} {competitor()}" if competes else self._cudnn
+        return PlanKey(graph.key, self._target, self.name, self._driver, libraries, cudnn.__version__, self.tune)
 
     def _wrong(self, graph: str, choice: Choice) -> str | None:
         """Why a plan is in quarantine; None if it is not."""

@@ -11,13 +11,14 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
+from fusec.gpu.cublaslt import Blas, BlasPlan
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
 from fusec.gpu.tune import Offer
 from fusec.gpu.worker import PYTHON_ENGINES, knobs_of
 from fusec.hazards import wrong_plan
 from fusec.ir import Array, DType
-from fusec.plans import Choice
+from fusec.plans import BLAS, Choice
 from fusec.simulate import extent, simulate
 
 SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
@@ -30,7 +31,7 @@ class GpuLaboratory:
     footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
     come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
     key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
-    graphs for which it has nothing precompiled are planned for all sizes and share it.
+    graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, if it is there.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class GpuLaboratory:
         quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
         note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
         kernels: Any = None,
+        blas: Blas | None = None,
     ):
-        self._handle, self._stream = handle, stream
+        self._handle, self._stream, self._blas = handle, stream, blas
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -72,8 +74,15 @@ class GpuLaboratory:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
-    def build(self, graph: CudnnGraph, offer: Offer) -> BuiltPlan:
+    def others(self, graph: CudnnGraph) -> Sequence[Offer]:
+        choices = [] if self._blas is None else self._blas.offers(graph)
+        sound = [choice for choice in choices if self._quarantined(graph.key, choice) is None]
+        return [Offer(place, choice, True) for place, choice in enumerate(sound)]
+
+    def build(self, graph: CudnnGraph, offer: Offer) -> BuiltPlan | BlasPlan:
         self._turn_to(graph)
+        if offer.choice.engine == BLAS and self._blas is not None:
+            return self._blas.build(graph, offer.choice)
         pygraph = self._pygraphs[graph.key]
         try:
             pygraph.build_plan_at_index(offer.place)
@@ -87,7 +96,7 @@ class GpuLaboratory:
         scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
         return BuiltPlan(pygraph, offer.place, workspace_bytes, scalars)
 
-    def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
+    def time_us(self, graph: CudnnGraph, plan: BuiltPlan | BlasPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
         return self.run_us(lambda: self._run(plan, addresses, scratch))
@@ -106,7 +115,7 @@ class GpuLaboratory:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
         return 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
 
-    def error(self, graph: CudnnGraph, plan: BuiltPlan, other: BuiltPlan | None) -> float | None:
+    def error(self, graph: CudnnGraph, plan: BuiltPlan | BlasPlan, other: BuiltPlan | BlasPlan | None) -> float | None:
         self._turn_to(graph)
         want = self._simulated() if other is None else self._results(other)
         return None if want is None else distance(self._results(plan), want)
@@ -146,18 +155,18 @@ class GpuLaboratory:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
         return pygraph
 
-    def _bound(self, plan: BuiltPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
+    def _bound(self, plan: BuiltPlan | BlasPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
         with self._stream:
             scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
         return plan.addresses({uid: array.data.ptr for uid, array in data.items()}), scratch
 
-    def _run(self, plan: BuiltPlan, addresses: dict[int, int], scratch: Array | None) -> None:
+    def _run(self, plan: BuiltPlan | BlasPlan, addresses: dict[int, int], scratch: Array | None) -> None:
         try:
             plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
         except RuntimeError as error:
             raise ExecutionError(f"cuDNN failed to run it: {error}") from error
 
-    def _results(self, plan: BuiltPlan) -> dict[CudnnTensor, Array]:
+    def _results(self, plan: BuiltPlan | BlasPlan) -> dict[CudnnTensor, Array]:
         """The outputs, in memory that was poisoned before."""
         assert self._graph is not None
         data = dict(self._data)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.plans import Choice
+from fusec.plans import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
 # The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
@@ -43,6 +43,10 @@ class Laboratory(Protocol):
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         """cuDNN's plans, in its order, without those known to be wrong. ExecutionError if it takes the graph for
         none."""
+        ...
+
+    def others(self, graph: CudnnGraph) -> Sequence[Offer]:
+        """Plans of other libraries for the same graph."""
         ...
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
@@ -121,7 +125,7 @@ def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> 
     """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
     there is nothing to measure."""
     try:
-        offers = list(lab.offers(result.graph))
+        offers = _offers(lab, result.graph, level, known)
     except ExecutionError as error:
         result.rejected.append(str(error))
         return None
@@ -137,8 +141,17 @@ def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> 
     _timed(lab, result)
     if level == "full":
         return rest
-    compiled = [o for o in rest if not o.precompiled][:QUICK_COMPILED]
-    return [*[o for o in rest if o.precompiled][:QUICK_PRECOMPILED], *compiled]
+    others = [o for o in rest if o.choice.engine == BLAS]  # few, and built at once
+    precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
+    return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
+
+
+def _offers(lab: Laboratory, graph: CudnnGraph, level: str, known: Choice | None) -> list[Offer]:
+    """cuDNN's plans; those of other libraries, which take time to load, where it is not settled that they lose."""
+    offers = list(lab.offers(graph))
+    settled = known is not None and known.complete and any(o.choice.identity == known.identity for o in offers)
+    wanted = known is not None and known.engine == BLAS
+    return [*offers, *lab.others(graph)] if wanted or not (settled or level == "none") else offers
 
 
 def _built(lab: Laboratory, result: Tuned, offer: Offer) -> bool:
@@ -205,7 +218,7 @@ def _check(lab: Laboratory, result: Tuned) -> None:
     while result.plans:
         choice, plan = result.plans[0]
         error = lab.error(result.graph, plan, None)
-        others = [other for _, other in result.plans[1:3]]
+        others = _voters(result)
         if error is None and others:
             errors = [lab.error(result.graph, plan, other) for other in others]
             agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
@@ -219,9 +232,21 @@ def _check(lab: Laboratory, result: Tuned) -> None:
         del result.plans[0]
 
 
+def _voters(result: Tuned) -> list[Any]:
+    """At most two plans to compare the best with, of other engines if possible, since plans may share their mistakes:
+    for cuDNN's one of another library as well, for another library's cuDNN's alone."""
+    choice = result.plans[0][0]
+    rest = sorted(result.plans[1:], key=lambda p: p[0].engine == choice.engine)
+    same = [plan for c, plan in rest if c.library == choice.library]
+    others = [plan for c, plan in rest if c.library != choice.library]
+    if choice.engine == BLAS:
+        return others[:2] or same[:2]
+    return [*others[:1], *same, *others[1:]][:2]
+
+
 def _us(choice: Choice) -> float:
     return float("inf") if choice.time_us is None else choice.time_us
 
 
 def _said(choice: Choice, reason: object) -> str:
-    return f"engine {choice.engine} {dict(choice.knobs)}: {reason}"
+    return f"{choice.name} {dict(choice.knobs)}: {reason}"

@@ -1,0 +1,72 @@
+"""cuBLASLt itself: every algorithm it offers for products of every layout, type and epilogue against the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu.product_graphs import buffers, grid, product
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.gpu import cublaslt
+from fusec.ir import DType
+from fusec.simulate import simulate
+
+pytestmark = pytest.mark.gpu
+LIMIT = {DType.F16: 2e-3, DType.BF16: 2e-2, DType.F32: 1e-5}
+
+
+def errors(blas: cublaslt.Blas, graph: CudnnGraph, seed: int) -> list[float]:
+    """How far each algorithm's result lies from the simulator's; NaN where it wrote too little or too much."""
+    import cupy
+
+    want = buffers(graph, seed)
+    given = {uid: array.copy() for uid, array in want.items()}
+    simulate(graph, want)
+    (result,) = graph.outputs
+    right = want[result.uid].astype(np.float64)
+    written = ~np.isnan(right)
+    found: list[float] = []
+    for choice in blas.offers(graph):
+        plan = blas.build(graph, choice)
+        device = {uid: cupy.asarray(array.view(np.uint8)) for uid, array in given.items()}
+        scratch = cupy.empty(max(plan.workspace_bytes, 1), cupy.uint8)
+        plan.execute({uid: array.data.ptr for uid, array in device.items()}, scratch.data.ptr, None)
+        cupy.cuda.get_current_stream().synchronize()
+        got = device[result.uid].get().view(result.dtype.numpy).astype(np.float64)
+        outside = np.isnan(got[~written]).all()
+        error = np.linalg.norm((got - right)[written]) / np.linalg.norm(right[written])
+        found.append(float(error) if outside else float("nan"))
+    return found
+
+
+def opened() -> cublaslt.Blas:
+    import cupy
+
+    blas = cublaslt.Blas.open(cupy.cuda.get_current_stream().ptr)
+    if blas is None:
+        pytest.skip("nvmath-python is not installed")
+    return blas
+
+
+def test_every_algorithm_of_every_epilogue_type_and_layout_is_right() -> None:
+    blas, wrong, without, count = opened(), list[str](), list[str](), 0
+    for seed, (name, graph) in enumerate(grid()):
+        (result,) = graph.outputs
+        limit = LIMIT[result.dtype]
+        if graph.tensors[0].dtype is DType.F32 and graph.tensor_cores:
+            limit = 2e-3
+        found = errors(blas, graph, seed)
+        count += len(found)
+        without += [name] if not found else []
+        wrong += [f"{name}: {error}" for error in found if not error <= limit]
+    print(f"{count} algorithms right or wrong, {len(wrong)} wrong, {len(without)} graphs without any: {without[:20]}")
+    assert not wrong, wrong[:20]
+    assert count > 1000
+
+
+def test_a_long_sum_split_in_parts_is_kept_in_fp32() -> None:
+    blas = opened()
+    for epilogue in ((), ("bias", "relu")):
+        graph = product((1, 64, 64, 8192), epilogue, turned="b")
+        found = errors(blas, graph, 3)
+        assert found and max(found) <= 5e-4, found  # partial sums in 16 bits would be off by 1e-3 and more
