@@ -25,10 +25,12 @@ def info(as_json: AsJson = False) -> None:
     if as_json:
         print(cli_io.json_text({**asdict(found), "folder": str(found.folder)}))
         return
+    sizes = f"{found.bytes} of {found.max_bytes} bytes"
+    print(f"{found.folder}: {found.entries} plans, {found.blobs} of them serialized; {sizes}")
     print(
-        f"{found.folder}: {found.entries} plans, {found.blobs} of them built; {found.bytes} of {found.max_bytes} bytes"
+        f"{found.forms} measured forms; {found.quarantined} plans in quarantine; "
+        f"{found.trusted} serialized plans trusted"
     )
-    print(f"{found.quarantined} plans in quarantine; {found.trusted} serialized plans trusted")
 
 
 @app.command()

@@ -24,6 +24,7 @@ from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
+from fusec.plans import Entry
 from fusec.program import Program
 from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
@@ -137,7 +138,7 @@ def compile(
 
         if locked is not None:
             chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
-            backend = CudnnBackend("none", progress, suggested=chosen)
+            backend = CudnnBackend("none", progress, suggested={key: [Entry(choice)] for key, choice in chosen.items()})
             executable = Executable(replace(compiled, program=backend.joined(compiled.program)), backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
@@ -242,6 +243,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
     """A model that was saved as a `.fusec` file, ready to call; nothing is compiled.
 
     target: one of those it was compiled for; `auto`: this machine's GPU, without one the first it has.
+    tune: `quick` takes the plans of the file, and times these alone if they were made without a GPU; `none` takes the
+        first of each, `full` chooses anew.
     Raises ModelError if the file is damaged, or does not have the target.
     """
     found = load_artifact(path, target)
@@ -251,8 +254,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
 
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-        suggested = {key: entries[0].choice for key, entries in found.plans.items() if entries}
-        backend = CudnnBackend(tune, suggested=suggested)
+        backend = CudnnBackend(tune, suggested=found.plans, settled=tune != "full")
         return Executable(replace(found.compiled, program=backend.joined(found.compiled.program)), backend)
     return Executable(found.compiled, SimulatorBackend())
 

@@ -1,4 +1,4 @@
-"""Chosen plans on disk, a file each, shared by processes; the plans found bad; the blobs this machine built.
+"""Chosen plans and forms on disk, a file each, shared by processes; plans found bad; the blobs this machine built.
 
 Every file is written beside its place and moved there, so readers see it whole or not at all, also after
 kill -9. Each carries a checksum: one that fails it is dropped, with a warning, and counts as absent.
@@ -33,7 +33,7 @@ SCAN_EVERY = 32  # puts between two looks at the size of the folder, which other
 STALE_S = 3600.0  # a half-written file this old has lost its writer
 LOCK_S = 60.0
 _MAGIC = b"fusec plan 1\n"
-_PLAN = re.compile(r"plans/[0-9a-f]{64}")
+_PLAN = re.compile(r"(plans|forms)/[0-9a-f]{64}")
 _BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
 
 
@@ -43,6 +43,7 @@ class Info:
 
     folder: Path
     entries: int
+    forms: int  # what was measured of steps and kernels
     blobs: int  # entries with a serialized plan that this machine trusts
     bytes: int
     max_bytes: int
@@ -51,8 +52,8 @@ class Info:
 
 
 class PlanStore:
-    """Plans by key in `folder` (default: `plans` in the cache folder), at most `max_bytes` of them; those
-    unused for longest go first. Safe with many threads and processes.
+    """Plans and forms by key in `folder` (default: `plans` in the cache folder), at most `max_bytes` of them, blobs
+    included; those unused for longest go first. Safe with many threads and processes.
 
     FusecError if the folder cannot be used.
     """
@@ -71,11 +72,9 @@ class PlanStore:
     def get(self, key: PlanKey) -> Entry | None:
         """The entry of that key, or None. A blob this machine did not build is left out of it."""
         path = self._place("plans", key.digest)
-        found = self._read(path)
+        found = self._used(path)
         if found is None:
             return None
-        with contextlib.suppress(OSError):  # a read-only folder serves, it only forgets what was used last
-            os.utime(path)
         header, blob = found
         try:
             choice = Choice.from_json(header["choice"])
@@ -90,6 +89,27 @@ class PlanStore:
             self.trust(entry.blob)
         header = {"key": key.to_json(), "choice": entry.choice.to_json()}
         self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
+        self._bound()
+
+    def drop_blob(self, key: PlanKey, reason: str) -> None:
+        """Keep the choice of that key without its serialized plan, which did not serve; a warning says why."""
+        path = self._place("plans", key.digest)
+        found = self._read(path)
+        if found is not None and found[1]:
+            self._write(path, _pack(key.digest, found[0], b""))
+            warnings.warn(f"dropped the serialized plan in {path} ({reason}); it is built anew", stacklevel=4)
+
+    # forms -------------------------------------------------------------------------------------------
+
+    def form(self, key: PlanKey) -> dict[str, Any] | None:
+        """What `put_form` was given for that key, or None."""
+        found = self._used(self._place("forms", key.digest))
+        return None if found is None else found[0]["form"]
+
+    def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
+        """Write what was measured, plain data, in the place of any other of that key."""
+        header = {"key": key.to_json(), "form": dict(form)}
+        self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
         self._bound()
 
     # trust -------------------------------------------------------------------------------------------
@@ -154,29 +174,30 @@ class PlanStore:
 
     def info(self) -> Info:
         """What is there now."""
-        sizes = [path.stat().st_size for path in self._plans()]
+        plans, forms = self._plans(), self._forms()
+        size = sum(path.stat().st_size for path in (*plans, *forms))
         blobs = 0
-        for path in self._plans():
+        for path in plans:
             found = self._read(path)
             blobs += found is not None and bool(found[1]) and self.trusts(found[1])
         trusted = sum(len(line) == 64 for line in self._hashes())
-        return Info(self.folder, len(sizes), blobs, sum(sizes), self.max_bytes, len(self._bad()), trusted)
+        return Info(self.folder, len(plans), len(forms), blobs, size, self.max_bytes, len(self._bad()), trusted)
 
     def clear(self) -> int:
-        """Forget all: entries, quarantine and trust. Returns how many entries there were."""
+        """Forget all: entries, forms, quarantine and trust. Returns how many entries there were."""
         plans = self._plans()
         with self._errors():
-            for path in (*plans, *self._bad(), self._trust_path):
+            for path in (*plans, *self._forms(), *self._bad(), self._trust_path):
                 path.unlink(missing_ok=True)
         return len(plans)
 
     def export(self, path: Path) -> int:
-        """Write entries and quarantine into one file, a zip; returns how many entries. Trust stays here."""
+        """Write entries, forms and quarantine into one file, a zip; returns how many entries. Trust stays here."""
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         count = 0
         try:
             with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
-                for file in (*self._plans(), *self._bad()):
+                for file in (*self._plans(), *self._forms(), *self._bad()):
                     if self._read(file) is not None:
                         name = file.relative_to(self.folder).as_posix()
                         archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
@@ -224,9 +245,20 @@ class PlanStore:
     def _plans(self) -> list[Path]:
         return _files(self._place("plans"))
 
+    def _forms(self) -> list[Path]:
+        return _files(self._place("forms"))
+
     def _bad(self) -> list[Path]:
         folder = self._place("quarantine")
         return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
+
+    def _used(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
+        """What a file holds, which was used just now."""
+        found = self._read(path)
+        if found is not None:
+            with contextlib.suppress(OSError):  # a read-only folder serves, it only forgets what was used last
+                os.utime(path)
+        return found
 
     def _read(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
         try:
@@ -237,9 +269,8 @@ class PlanStore:
             raise FusecError(f"cannot read {path} ({error}); set FUSEC_CACHE to another folder") from error
         try:
             header, blob = _unpack(data, path.name)
-            _check(
-                f"{'plans' if path.parent.name == 'plans' else 'quarantine/' + path.parent.name}/{path.name}", header
-            )
+            kind = path.parent.name
+            _check(f"{kind if kind in ('plans', 'forms') else f'quarantine/{kind}'}/{path.name}", header)
         except ValueError as error:
             self._drop(path, str(error))
             return None
@@ -266,7 +297,8 @@ class PlanStore:
         with self._errors(), self._lock("bound"):
             now = time.time()
             found: list[tuple[float, int, Path]] = []
-            for file in self._place("plans").iterdir():
+            folders = [folder for folder in map(self._place, ("plans", "forms")) if folder.is_dir()]
+            for file in (file for folder in folders for file in folder.iterdir()):
                 try:
                     state = file.stat()
                 except FileNotFoundError:  # another process replaced or dropped it
@@ -344,6 +376,8 @@ def _check(name: str, header: Mapping[str, Any]) -> None:
         if name.startswith("plans/"):
             Choice.from_json(header["choice"])
             fits = name == f"plans/{PlanKey(**header['key']).digest}"
+        elif name.startswith("forms/"):
+            fits = name == f"forms/{PlanKey(**header['key']).digest}" and isinstance(header["form"], dict)
         else:
             case = _case(header["graph"], header["target"], header["cudnn"])
             knobs = [[int(k), int(v)] for k, v in header["knobs"]]

@@ -74,9 +74,40 @@ class Choice:
         return choice
 
 
+RUNS = ("cudnn", "kernel", "ops")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the form that a step of cuDNN's takes: how many of its nodes, from where the part before ends, and
+    what runs them: cuDNN, in that spelling; a kernel; or each op by itself."""
+
+    nodes: int
+    runs: str = "cudnn"
+    spelling: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` gives back an equal part."""
+        return {**asdict(self), "spelling": list(self.spelling)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Part:
+        """Inverse of `to_json`. ValueError for data of another form."""
+        try:
+            nodes, runs, spelling = data["nodes"], data["runs"], data["spelling"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a part of a form: {error}") from None
+        if type(nodes) is not int or nodes < 1 or runs not in RUNS or not isinstance(spelling, list):
+            raise ValueError("not a part of a form: nodes is a number, runs one of cudnn, kernel and ops")
+        names = [name for name in spelling if isinstance(name, str)]
+        if len(names) != len(spelling) or (names and runs != "cudnn"):
+            raise ValueError("not a part of a form: spelling is a list of names, and what cuDNN runs alone has one")
+        return cls(nodes, runs, tuple(names))
+
+
 @dataclass(frozen=True)
 class PlanKey:
-    """What a choice holds for: the graph (`CudnnGraph.key`), where it runs, and the tuning level."""
+    """What a choice holds for: the graph (`CudnnGraph.key`) or other work, where it runs, and the tuning level."""
 
     graph: str
     target: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
+from fusec.plans import Entry
 from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
@@ -55,6 +56,10 @@ class Backend(Protocol):
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
+        ...
+
+    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
+        """The plans of prepared graphs, by key, as far as there are any."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
@@ -109,6 +114,9 @@ class SimulatorBackend:
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Nothing to do: a graph is its own program."""
+
+    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
+        return {}
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         return False
@@ -309,8 +317,11 @@ class Executable:
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything."""
-        artifact.save(os.fspath(path), [self.compiled])
+        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
+        with the plans that were chosen."""
+        keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)
+        plans = {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
+        artifact.save(os.fspath(path), [self.compiled], plans)
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,18 +18,19 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.blas import product_of
 from fusec.gpu.cublaslt import Blas, competitor
-from fusec.gpu.forms import rewrite
+from fusec.gpu.forms import Form, Parts, arranged, decide, work_of
+from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
-from fusec.gpu.kernels.launch import Launcher, Memory
+from fusec.gpu.kernels.launch import Launcher, Memory, ways
 from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
 from fusec.memory import plan_memory
 from fusec.plan_store import PlanStore
-from fusec.plans import Choice, Entry, PlanKey
+from fusec.plans import BLAS, Choice, Entry
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
@@ -40,8 +42,10 @@ class CudnnBackend:
 
     Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
     holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
-    whose plan is chosen. Choices are kept in `store`. suggested: choices by graph key made elsewhere, taken where
-    nothing is known and they were measured, or nothing shall be. kernels: see `gpu.lab`.
+    whose plan is chosen. Plans and forms are kept in `store`. suggested, settled: see `gpu.kept`; where plans made
+    elsewhere were never measured, they alone compete. kernels: see `gpu.lab`.
+
+    `forms` are those that cuDNN's steps were given, by their work.
     """
 
     xp: Any = cupy
@@ -52,28 +56,32 @@ class CudnnBackend:
         progress: Callable[[str, int, int], None] | None = None,
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
-        suggested: Mapping[str, Choice] | None = None,
+        suggested: Suggested | None = None,
+        settled: bool = False,
         kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
         self.progress = progress
         self.budget_s = budget_s
-        self._store = store or PlanStore()
-        self._suggested = suggested or {}
+        self.forms: dict[str, Parts] = {}
         self._kernels = kernels
         here = device.detect()
-        self._target = here.name if here is not None else ""
-        self._driver = str(cupy.cuda.runtime.driverGetVersion())
-        self._cudnn = str(cudnn.backend_version())
+        target = here.name if here is not None else ""
+        driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
+        place = Place(target, self.name, driver, version, f"{cudnn.__version__} {competitor()}".strip())
+        self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
-        self._blas = Blas.open(self._stream.ptr)
+        named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
+        self._blas = Blas.open(self._stream.ptr) if tune != "none" or named else None
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
         self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
+        self._footprint_bytes = 0
+        self._chosen_again: set[str] = set()
         self._workspace: Array | None = None
         self._launcher = Launcher()
 
@@ -97,6 +105,7 @@ class CudnnBackend:
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
+        self._keep(graphs.values(), footprint_bytes)
         need = max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0)
         self._reserve(need)
 
@@ -104,38 +113,58 @@ class CudnnBackend:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
         known: dict[str, float] = {}
         for key in graphs:
-            entry = self._store.get(self._key(graphs[key])) if self.tune != "none" else None
-            if entry is not None and entry.choice.complete and entry.choice.time_us is not None:
+            entry = self._kept.entry(key) if self.tune != "none" else None
+            if entry is not None and self._kept.enough(entry) and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
         self._choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
         found = {key: self._tuned[key].time_us for key in graphs if key in self._tuned and self._tuned[key].plans}
         return {**known, **found}
 
     def _choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Build and time plans of those graphs that have none yet."""
+        """Revive or build plans of those graphs that have none yet, and time what has to be."""
+        self._footprint_bytes = footprint_bytes
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
-        keys = (
-            {key: self._key(graph) for key, graph in missing.items()} if self.tune != "none" else {}
-        )  # which measures nothing
-        taken = self._suggested.items()
-        known = {key: choice for key, choice in taken if self.tune == "none" or choice.time_us is not None}
-        known |= {key: entry.choice for key, at in keys.items() if (entry := self._store.get(at)) is not None}
 
         def report(done: int, total: int) -> None:
             if self.progress is not None:
                 self.progress("plans", done, total)
 
         with _out_of_memory("choosing plans"), self._stream:
-            lab = GpuLaboratory(
-                self._handle, self._stream, footprint_bytes, self._wrong, self._note, self._kernels, self._blas
-            )
-            tuned = tune(missing, lab, self.tune, self.budget_s, known, report)
+            lab = self._laboratory(footprint_bytes)
+            self._tuned.update(self._kept.revived(missing, lab))
+            missing = {key: graph for key, graph in missing.items() if key not in self._tuned}
+            known = {key: entry.choice for key in missing if (entry := self._kept.entry(key)) is not None}
+            carried = {key: g for key, g in missing.items() if key not in known and self._kept.carried(key)}
+            if self.tune == "quick":
+                tuned = tune(carried, Carried(lab, self._kept), "full", self.budget_s, progress=report)
+                tuned = {key: result for key, result in tuned.items() if result.plans}
+            else:
+                tuned, carried = {}, {}
+            rest = {key: graph for key, graph in missing.items() if key not in tuned}
+            tuned |= tune(rest, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
-            if key in keys and result.plans and known.get(key) != result.plans[0][0]:
-                self._store.put(keys[key], Entry(result.plans[0][0]))
+            if key in carried:  # not every plan there is was tried
+                result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
+            if result.plans and not (self.tune == "none" and self._kept.carried(key)):  # which somebody named
+                self._kept.choose(key, result.plans[0][0])
         self._tuned.update(tuned)
+
+    def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
+        kept = self._kept
+        shared = (self._kernels, self._blas)
+        return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
+
+    def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
+        """Keep the plans of these graphs that were built, as cuDNN serializes them."""
+        built = [graph for graph in graphs if not self._tuned[graph.key].revived]
+        if not built:
+            return
+        with _out_of_memory("keeping plans"), self._stream:
+            lab = self._laboratory(footprint_bytes)
+            for graph in built:
+                self._kept.keep(graph, *self._tuned[graph.key].plans[0], lab)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
@@ -150,12 +179,37 @@ class CudnnBackend:
         def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
             return self._kernels_us(asked, footprint_bytes)
 
-        program = rewrite(program, tensor_cores, launch_us, "none" if kept else self.tune, time_us, kernels_us)
+        level = "none" if kept else self.tune
+        known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
+
+        def together_us(asked: Sequence[Form]) -> Sequence[float]:
+            return self._together_us(asked, tensor_cores, footprint_bytes)
+
+        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us)
+        best = [result.plans[0][0] for result in self._tuned.values() if result.plans]
+        if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
+            for work, parts in decided.items():
+                self._kept.keep_form(_name(work, tensor_cores), launch_us, parts)
+        self.forms = {**known, **decided}
+        program = arranged(program, self.forms)
         program = program if kept else self.joined(program)
         if self.tune != "none":
             found = (kernels.find(step.nodes, step.outputs) for step in program.steps if step.kind is Kind.KERNEL)
             kernels_us({k.key: k for k in found if k is not None and k.others and not self._launcher.is_measured(k)})
         return program
+
+    def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
+        """The forms that were found to be the fastest earlier, of those steps where they still fit."""
+        known: dict[str, Parts] = {}
+        for work in {work_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
+            parts = self._kept.form(_name(work, tensor_cores), launch_us)
+            if parts is not None:
+                known[work] = parts
+        try:
+            arranged(program, known)
+        except ValueError:
+            return {}
+        return known
 
     def joined(self, program: Program) -> Program:
         """The program with steps joined where one kernel runs them all; nothing is measured for that."""
@@ -163,10 +217,16 @@ class CudnnBackend:
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
         """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
-        if not asked:
-            return {}
-        self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
         times: dict[str, float] = {}
+        for key, kernel in asked.items():
+            known = self._kept.ways(key)
+            keys = [way.key for way in ways(kernel)]
+            if known.get("ways") == keys and self._launcher.take(kernel, known["fastest"]):
+                times[key] = float(known["time_us"])
+        asked = {key: kernel for key, kernel in asked.items() if key not in times}
+        if not asked:
+            return times
+        self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
         with _out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
@@ -176,15 +236,48 @@ class CudnnBackend:
 
             for key, kernel in asked.items():
                 times[key] = self._launcher.measure(kernel, time_us)
+                if times[key] < float("inf"):
+                    fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
+                    self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
+        return times
+
+    def _together_us(self, asked: Sequence[Form], tensor_cores: bool, footprint_bytes: int) -> list[float]:
+        """How long forms of several steps take as a whole; infinite where one of these fails."""
+        graphs = graphs_of(asked, tensor_cores)
+        self._choose(graphs, footprint_bytes)
+        self._reserve(
+            max((t.plans[0][1].workspace_bytes for t in map(self._tuned.get, graphs) if t and t.plans), default=0)
+        )
+        times: list[float] = []
+        with _out_of_memory("timing forms"), self._stream:
+            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            for form in asked:
+                run = bound(form, tensor_cores, self.bind, self._launcher)
+                try:
+                    lab.run_us(run)
+                    times.append(statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS)))
+                except ExecutionError:
+                    times.append(float("inf"))
         return times
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
         result = self._tuned[graph.key]
         choice, _ = result.plans.pop(0)
-        self._note(graph.key, choice, reason)
+        what = choice.name
+        if result.revived:  # perhaps it is not the engine's fault
+            what = f"the serialized plan of {what}"
+            self._kept.drop(graph.key, choice, reason)
+        else:
+            self._kept.note(graph.key, choice, reason)
+        if not result.plans and (result.revived or graph.key not in self._chosen_again):
+            if not result.revived:
+                self._chosen_again.add(graph.key)
+            del self._tuned[graph.key]
+            self._choose({graph.key: graph}, self._footprint_bytes)
+            result = self._tuned[graph.key]
         if result.plans:
-            warnings.warn(f"{choice.name} failed and gave way to the next plan: {reason}", stacklevel=2)
+            warnings.warn(f"{what} failed and gave way to the next plan: {reason}", stacklevel=2)
             self._reserve(result.plans[0][1].workspace_bytes)
         return bool(result.plans)
 
@@ -192,27 +285,25 @@ class CudnnBackend:
         """What was chosen, by `CudnnGraph.key`."""
         return {key: result.plans[0][0] for key, result in self._tuned.items()}
 
+    def entries(self, graphs: Iterable[str]) -> dict[str, Entry]:
+        """The plans of graphs, by `CudnnGraph.key`, serialized where they can be."""
+        found: dict[str, Entry] = {}
+        for key in graphs:
+            choice, plan = self._tuned[key].plans[0]
+            known = self._kept.entry(key)
+            same = known is not None and known.choice.identity == choice.identity
+            found[key] = Entry(choice, plan.blob or (known.blob if same and known is not None else None))
+        return found
+
+    def library(self, graph: CudnnGraph) -> str:
+        """Who runs a graph: cudnn or cublaslt."""
+        return self._tuned[graph.key].plans[0][0].library
+
     def _reserve(self, workspace_bytes: int) -> None:
         """Scratch memory for the plan that needs the most."""
         if self._workspace is None or self._workspace.size < workspace_bytes:
             with self._stream:
                 self._workspace = cupy.empty(workspace_bytes, cupy.uint8)
-
-    def library(self, graph: CudnnGraph) -> str:
-        return self._tuned[graph.key].plans[0][0].library
-
-    def _key(self, graph: CudnnGraph) -> PlanKey:
-        competes = self._blas is not None and product_of(graph) is not None
-        libraries = f"{self._cudnn} {competitor()}" if competes else self._cudnn
-        return PlanKey(graph.key, self._target, self.name, self._driver, libraries, cudnn.__version__, self.tune)
-
-    def _wrong(self, graph: str, choice: Choice) -> str | None:
-        """Why a plan is in quarantine; None if it is not."""
-        found = self._store.quarantined(graph, self._target, self._cudnn)
-        return next((why for engine, knobs, why in found if (engine, knobs) == choice.identity), None)
-
-    def _note(self, graph: str, choice: Choice, reason: str) -> None:
-        self._store.quarantine(graph, self._target, self._cudnn, choice.engine, choice.knobs, reason)
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         (_, plan), handle, workspace = self._tuned[graph.key].plans[0], self._handle, self._workspace
@@ -314,6 +405,10 @@ class CudnnBackend:
             self._stream.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+def _name(work: str, tensor_cores: bool) -> str:
+    return work + ("" if tensor_cores else "\nno tensor cores")
 
 
 @contextmanager

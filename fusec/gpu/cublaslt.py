@@ -30,6 +30,8 @@ _TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14}  # cudaDataType_t
 _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
 _BIAS = 4
+_MAGIC = b"fusec cuBLASLt algorithm 1\n"
+_WORDS = 8  # of 64 bits in a cublasLtMatmulAlgo_t
 # Parts of a sum split along its length are kept in fp32: in place, or in the type of the result, they would be rounded.
 _SUMS_IN_FP32 = 2
 _KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algorithm
@@ -54,13 +56,20 @@ def version() -> str:
 
 
 def competitor() -> str:
-    """Which cuBLASLt competes, for the keys of remembered plans. Nothing is loaded for it."""
+    """Which cuBLASLt competes, for the keys of remembered plans; empty if none does. Nothing is loaded for it."""
+    if not version():
+        return ""
     for package in ("nvidia-cublas", "nvidia-cublas-cu12"):
         try:
             return f"cublaslt {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
     return f"cublaslt by {PACKAGE} {version()}"
+
+
+def is_algorithm(blob: bytes) -> bool:
+    """Whether a serialized plan is an algorithm of this library."""
+    return blob.startswith(_MAGIC)
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,19 @@ class Algorithm:
     knobs: Knobs
     workspace_bytes: int
     data: np.ndarray[Any, Any]  # cublasLtMatmulAlgo_t
+
+    @property
+    def blob(self) -> bytes:
+        """The algorithm serialized: as plain numbers, good for the version of the library it came from."""
+        return _MAGIC + np.array([self.workspace_bytes, *self.data.tolist()], "<u8").tobytes()
+
+    @classmethod
+    def of(cls, blob: bytes) -> Algorithm:
+        """Inverse of `blob`, but for the knobs. ExecutionError for anything else."""
+        if len(blob) != len(_MAGIC) + 8 * (1 + _WORDS) or not is_algorithm(blob):
+            raise ExecutionError("not an algorithm of cuBLASLt")
+        numbers = np.frombuffer(blob[len(_MAGIC) :], "<u8").astype(np.uint64)
+        return cls((), int(numbers[0]), numbers[1:])
 
 
 class Blas:
@@ -110,6 +132,15 @@ class Blas:
         if product is None or found is None:
             raise ExecutionError(f"cuBLASLt does not offer the algorithm {dict(choice.knobs)} for\n{graph}")
         return BlasPlan(self.lt, self.handle, self._stream, product, found)
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> BlasPlan:
+        """A plan from its algorithm, serialized. ExecutionError if it does not fit; only for a blob that is trusted."""
+        product, algorithm = product_of(graph), Algorithm.of(blob)
+        if product is None:
+            raise ExecutionError(f"cuBLASLt does not run\n{graph}")
+        plan = BlasPlan(self.lt, self.handle, self._stream, product, algorithm)
+        plan.check()
+        return plan
 
     def _algorithms(self, product: Product) -> list[Algorithm]:
         lt = self.lt
@@ -203,6 +234,19 @@ class BlasPlan:
         self._call = Descriptors(lt, product)
         self._scales = np.array([product.alpha, 0.0 if product.c is None else 1.0], np.float32)
         self.workspace_bytes = algorithm.workspace_bytes
+        self.blob = algorithm.blob
+
+    def check(self) -> None:
+        """ExecutionError unless the library takes the algorithm for the product."""
+        call, result = self._call, np.zeros(1, self._lt.matmul_heuristic_result_dtype)
+        layouts = (call.a, call.b, call.c, call.d)
+        algorithm = self._algorithm.data.ctypes.data
+        try:
+            self._lt.matmul_algo_check(self._handle, call.operation, *layouts, algorithm, result.ctypes.data)
+        except self._lt.cuBLASLtError as error:
+            raise ExecutionError(f"cuBLASLt does not take the algorithm: {error}") from error
+        if int(result[0]["workspace_size"]) > self.workspace_bytes:
+            raise ExecutionError("cuBLASLt wants more workspace for the algorithm than it did")
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
         """What `execute` takes: device addresses by uid."""

@@ -17,13 +17,18 @@ from fusec.lower_cudnn import lower
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
-from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, alone, body_of, outputs_of
+from fusec.passes.partition.spell import REWRITES, spellings
+from fusec.plans import Part
+from fusec.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
 from fusec.views import is_view
 
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
+Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
+# How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
+# the one before left it there, it reads two or three times as fast.
+HOPEFUL = 1.5
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
@@ -65,24 +70,43 @@ def rewrite(
     level: str,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
+    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
 ) -> Program:
-    """The program with each step in its fastest form.
+    """The program with each step in its fastest form: see `decide`."""
+    return arranged(program, decide(program, tensor_cores, launch_us, level, time_us, kernels_us, {}, together_us))
 
-    time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. launch_us:
-    what each launch adds. Where no form can run, ops run by themselves, with a warning.
+
+def decide(
+    program: Program,
+    tensor_cores: bool,
+    launch_us: float,
+    level: str,
+    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
+    known: Mapping[str, Parts] | None = None,
+    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
+) -> dict[str, Parts]:
+    """The fastest form of each of cuDNN's steps, by `work_of`; steps that are `known` are left out.
+
+    time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. together_us:
+    those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
+    adds. Where no form can run, ops run by themselves, with a warning.
     """
     options: dict[str, list[tuple[Form, list[str]]]] = {}
     graphs: dict[str, CudnnGraph] = {}
     asked: dict[str, Kernel] = {}
-    keys = [canonical_key(body_of(program.graph, step.nodes)) for step in program.steps]
-    for step, key in zip(program.steps, keys, strict=True):
-        if step.kind is not Kind.CUDNN or key in options:
+    sample: dict[str, Partition] = {}
+    for step in program.steps:
+        if step.kind is not Kind.CUDNN:
             continue
-        options[key] = []
+        work = work_of(program.graph, step)
+        if work in options or work in (known or {}):
+            continue
+        options[work], sample[work] = [], step
         for form in forms(program.graph, step, level):
             made = lowered(form, tensor_cores)
             if made is not None:
-                options[key].append((form, [g.key for g in made]))
+                options[work].append((form, [g.key for g in made]))
                 graphs |= {g.key: g for g in made if isinstance(g, CudnnGraph)}
                 asked |= {k.key: k for k in made if isinstance(k, Kernel)}
     times = {**time_us(graphs), **kernels_us(asked)}
@@ -90,29 +114,72 @@ def rewrite(
     def cost_us(names: Sequence[str]) -> float:
         return sum(times.get(name, float("inf")) + launch_us for name in names)
 
-    best = {key: min((cost_us(names), i) for i, (_, names) in enumerate(made)) for key, made in options.items()}
-    steps: list[Partition] = []
-    for step, key in zip(program.steps, keys, strict=True):
-        least_us, place = best.get(key, (0.0, 0))
+    costs_us = {work: [cost_us(names) for _, names in made] for work, made in options.items()}
+    if together_us is not None:
+        close = [
+            (work, place)
+            for work, costs in costs_us.items()
+            for place, cost in enumerate(costs)
+            if len(options[work][place][0]) > 1 and cost <= HOPEFUL * min(costs) < float("inf")
+        ]
+        for (work, place), found in zip(close, together_us([options[w][p][0] for w, p in close]), strict=True):
+            costs_us[work][place] = found + launch_us
+    decided: dict[str, Parts] = {}
+    for work, made in options.items():
+        step, costs = sample[work], costs_us[work]
+        least_us = min(costs, default=0.0)
         if least_us == float("inf"):
             warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)
-            steps += (alone(program.graph, node) for node in step.nodes)
-        elif place == 0:
+            decided[work] = (Part(len(step.nodes), "ops"),)
+        else:
+            form = made[costs.index(least_us)][0] if made else (step,)
+            decided[work] = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
+    return decided
+
+
+def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
+    """The program with steps in these forms, by `work_of`; the others stay. ValueError if a form does not fit."""
+    steps: list[Partition] = []
+    for step in program.steps:
+        parts = decided.get(work_of(program.graph, step)) if step.kind is Kind.CUDNN else None
+        if parts is None or parts == (Part(len(step.nodes), "cudnn", step.spelling),):
             steps.append(step)
         else:
-            steps += _again(program.graph, options[key][place][0], step)
+            steps += _parts(program.graph, step, parts)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten
 
 
-def _again(graph: Graph, form: Form, step: Partition) -> Iterator[Partition]:
-    """The form, found on another step, for this one that does equal work."""
+def work_of(graph: Graph, step: Partition) -> str:
+    """What a step computes, in whatever form: equal for equal work."""
+    return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
+
+
+def _parts(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
+    if sum(part.nodes for part in parts) != len(step.nodes):
+        raise ValueError(f"a form of {sum(part.nodes for part in parts)} ops for {step.signature}")
     start = 0
-    for part in form:
-        nodes = step.nodes[start : start + len(part.nodes)]
-        start += len(part.nodes)
-        yield Partition(nodes, part.kind, respell(body_of(graph, nodes), part.spelling), part.spelling, part.verdict)
+    for part in parts:
+        nodes = step.nodes[start : start + part.nodes]
+        start += part.nodes
+        if part.runs == "ops":
+            yield from (alone(graph, node) for node in nodes)
+            continue
+        body = body_of(graph, nodes)
+        names = " ".join(display_name(node) for node in nodes)
+        if part.runs == "kernel":
+            if _kernel_of(nodes) is None:
+                raise ValueError(f"no kernel runs {names}")
+            yield Partition(nodes, Kind.KERNEL, body)
+            continue
+        whole = len(parts) == 1 and part.spelling == step.spelling
+        for name in part.spelling:
+            changed = REWRITES[name](body) if name in REWRITES else None
+            if changed is None:
+                raise ValueError(f"spelling {name} does not apply to {names}")
+            body = changed
+        yield Partition(nodes, Kind.CUDNN, body, part.spelling, step.verdict if whole else None)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
-from fusec.gpu.cublaslt import Blas, BlasPlan
+from fusec.gpu.blobs import revive
+from fusec.gpu.cublaslt import Blas, BlasPlan, is_algorithm
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
 from fusec.gpu.tune import Offer
@@ -25,13 +26,17 @@ SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
 SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
 
 
+AnyPlan = BuiltPlan | BlasPlan
+
+
 class GpuLaboratory:
     """Measures on the device and stream of a cuDNN handle.
 
     footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
     come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
     key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
-    graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, if it is there.
+    graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, whose plans
+    follow cuDNN's, if it is there.
     """
 
     def __init__(
@@ -70,33 +75,49 @@ class GpuLaboratory:
                 wrong = reason or wrong
                 continue
             offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
+        others = [] if self._blas is None else self._blas.offers(graph)
+        sound = [choice for choice in others if self._quarantined(graph.key, choice) is None]
+        offers += [Offer(place, choice, True) for place, choice in enumerate(sound)]
         if not offers:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
-    def others(self, graph: CudnnGraph) -> Sequence[Offer]:
-        choices = [] if self._blas is None else self._blas.offers(graph)
-        sound = [choice for choice in choices if self._quarantined(graph.key, choice) is None]
-        return [Offer(place, choice, True) for place, choice in enumerate(sound)]
-
-    def build(self, graph: CudnnGraph, offer: Offer) -> BuiltPlan | BlasPlan:
+    def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
         self._turn_to(graph)
-        if offer.choice.engine == BLAS and self._blas is not None:
-            return self._blas.build(graph, offer.choice)
+        if offer.choice.engine == BLAS:
+            return self._library().build(graph, offer.choice)
         pygraph = self._pygraphs[graph.key]
         try:
             pygraph.build_plan_at_index(offer.place)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
             raise ExecutionError(str(error)) from error
         workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        free += cupy.get_default_memory_pool().free_bytes()
-        if workspace_bytes > max(free - SPARE_BYTES, 0):
-            raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
-        scalars = {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
-        return BuiltPlan(pygraph, offer.place, workspace_bytes, scalars)
+        _require_free(workspace_bytes)
+        return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
 
-    def time_us(self, graph: CudnnGraph, plan: BuiltPlan | BlasPlan) -> float:
+    def _library(self) -> Blas:
+        if self._blas is None:
+            raise ExecutionError("cuBLASLt is not there")
+        return self._blas
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> AnyPlan:
+        """A serialized plan of the graph, in milliseconds. ExecutionError if cuDNN does not take it. Only for a blob
+        that is trusted."""
+        if is_algorithm(blob):
+            return self._library().revive(graph, blob)
+        plan = revive(blob, self._handle)
+        workspace_bytes = int(plan.get_workspace_size())
+        _require_free(workspace_bytes)
+        return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
+
+    def serialized(self, plan: AnyPlan) -> bytes | None:
+        """A plan as cuDNN serializes it; None for one that leans on a cache of kernels."""
+        if isinstance(plan, BlasPlan) or plan.blob is not None or self._kernels is not None:
+            return plan.blob
+        plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
+        return bytes(plan.pygraph.serialize())
+
+    def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
         return self.run_us(lambda: self._run(plan, addresses, scratch))
@@ -115,7 +136,7 @@ class GpuLaboratory:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
         return 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
 
-    def error(self, graph: CudnnGraph, plan: BuiltPlan | BlasPlan, other: BuiltPlan | BlasPlan | None) -> float | None:
+    def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:
         self._turn_to(graph)
         want = self._simulated() if other is None else self._results(other)
         return None if want is None else distance(self._results(plan), want)
@@ -155,18 +176,18 @@ class GpuLaboratory:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
         return pygraph
 
-    def _bound(self, plan: BuiltPlan | BlasPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
+    def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
         with self._stream:
             scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
         return plan.addresses({uid: array.data.ptr for uid, array in data.items()}), scratch
 
-    def _run(self, plan: BuiltPlan | BlasPlan, addresses: dict[int, int], scratch: Array | None) -> None:
+    def _run(self, plan: AnyPlan, addresses: dict[int, int], scratch: Array | None) -> None:
         try:
             plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
         except RuntimeError as error:
             raise ExecutionError(f"cuDNN failed to run it: {error}") from error
 
-    def _results(self, plan: BuiltPlan | BlasPlan) -> dict[CudnnTensor, Array]:
+    def _results(self, plan: AnyPlan) -> dict[CudnnTensor, Array]:
         """The outputs, in memory that was poisoned before."""
         assert self._graph is not None
         data = dict(self._data)
@@ -188,6 +209,17 @@ class GpuLaboratory:
             simulate(self._graph, host)
             self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
         return self._reference
+
+
+def _require_free(workspace_bytes: int) -> None:
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    free += cupy.get_default_memory_pool().free_bytes()
+    if workspace_bytes > max(free - SPARE_BYTES, 0):
+        raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
+
+
+def _scalars(graph: CudnnGraph) -> dict[int, np.ndarray[Any, Any]]:
+    return {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
 
 
 def _has_precompiled(pygraph: Any) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class BuiltPlan:
-    """A plan's frontend graph, which owns it, and its place there."""
+    """A plan's frontend graph, which owns it, and its place there. `blob`: what it was read from, if it was."""
 
     pygraph: Any
     index: int
     workspace_bytes: int
     scalars: Mapping[int, np.ndarray[Any, Any]]  # passed by value, from host memory
+    blob: bytes | None = None
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
         """What `execute` takes: device addresses by uid, and host addresses of numbers passed by value."""

@@ -41,12 +41,8 @@ class Laboratory(Protocol):
     """What the tuner needs of a device."""
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        """cuDNN's plans, in its order, without those known to be wrong. ExecutionError if it takes the graph for
-        none."""
-        ...
-
-    def others(self, graph: CudnnGraph) -> Sequence[Offer]:
-        """Plans of other libraries for the same graph."""
+        """cuDNN's plans, in its order, without those known to be wrong, and other libraries'. ExecutionError if it
+        takes the graph for none."""
         ...
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
@@ -69,11 +65,13 @@ class Laboratory(Protocol):
 
 @dataclass
 class Tuned:
-    """The plans of one graph that were built, the best first, and what was turned down, with reasons."""
+    """The plans of one graph that were built, the best first, and what was turned down, with reasons. revived: the plan
+    was not built, but read as it was serialized."""
 
     graph: CudnnGraph
     plans: list[tuple[Choice, Any]] = field(default_factory=list[tuple[Choice, Any]])
     rejected: list[str] = field(default_factory=list[str])
+    revived: bool = False
 
     @property
     def time_us(self) -> float:
@@ -125,7 +123,7 @@ def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> 
     """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
     there is nothing to measure."""
     try:
-        offers = _offers(lab, result.graph, level, known)
+        offers = list(lab.offers(result.graph))
     except ExecutionError as error:
         result.rejected.append(str(error))
         return None
@@ -144,14 +142,6 @@ def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> 
     others = [o for o in rest if o.choice.engine == BLAS]  # few, and built at once
     precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
     return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
-
-
-def _offers(lab: Laboratory, graph: CudnnGraph, level: str, known: Choice | None) -> list[Offer]:
-    """cuDNN's plans; those of other libraries, which take time to load, where it is not settled that they lose."""
-    offers = list(lab.offers(graph))
-    settled = known is not None and known.complete and any(o.choice.identity == known.identity for o in offers)
-    wanted = known is not None and known.engine == BLAS
-    return [*offers, *lab.others(graph)] if wanted or not (settled or level == "none") else offers
 
 
 def _built(lab: Laboratory, result: Tuned, offer: Offer) -> bool:

@@ -14,6 +14,7 @@ from fusec.passes.layout import Layout
 from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
+from fusec.passes.patches import Patches
 from fusec.passes.precision import Precision
 from fusec.passes.read_packed import ReadPacked
 from fusec.passes.recognise import Recognise
@@ -47,7 +48,8 @@ UNLAID: tuple[Pass, ...] = (
     *CLEAN_UP,
     # After the folds: it sees each weight in its final form and rounds it once.
     Precision(),
-    # Only where numbers are stored in 16 bits.
+    # Only where numbers are stored in 16 bits. Before the fourth channel, which a product of patches has no use for.
+    Patches(),
     WidenChannels(),
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),

@@ -25,7 +25,7 @@ def test_info(store: PlanStore) -> None:
     data = json.loads(fusec("cache", "info", "--json").stdout)
     assert (data["entries"], data["blobs"], data["quarantined"], data["trusted"]) == (1, 1, 1, 1)
     assert data["folder"] == str(store.folder)
-    assert "1 plans, 1 of them built" in fusec("cache", "info").stdout
+    assert "1 plans, 1 of them serialized" in fusec("cache", "info").stdout
 
 
 def test_export_clear_import(store: PlanStore, tmp_path: Path) -> None:

@@ -141,6 +141,17 @@ class Bindings:
         ctypes.memmove(to, value.to_bytes(size, "little"), size)
         ctypes.c_uint64.from_address(written).value = size
 
+    def matmul_algo_check(
+        self, handle: int, operation: int, a: int, b: int, c: int, d: int, algo: int, result: int
+    ) -> None:
+        algorithm = ctypes.c_uint64.from_address(algo).value
+        if algorithm not in self.algorithms:
+            raise cuBLASLtError("invalid value")
+        self._check(operation, a, b, c, d)
+        kinds = self.matmul_heuristic_result_dtype
+        found = np.frombuffer((ctypes.c_uint8 * kinds.itemsize).from_address(result), kinds)
+        found[0]["workspace_size"] = 1024 * self.algorithms.index(algorithm)
+
     def _check(self, operation: int, *layouts: int) -> None:
         a, b, c, d = (self.layouts[name] for name in layouts)
         told = self.operations[operation]

@@ -7,6 +7,7 @@ captured, or gives the wrong address, gets a wrong answer here, too.
 from __future__ import annotations
 
 import ctypes
+import json
 import types
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 from gpu.kernels.emulator import functions
 
 from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import ExecutionError
 from fusec.simulate import extent, simulate
 
 
@@ -73,6 +75,11 @@ class Machine:
         self.emitted: list[tuple[CudnnGraph, Any]] = []  # with the kernel cache
         self.needs_sizes = False
         self.uncapturable: list[Callable[[], None]] = []
+        self.serialized: dict[str, CudnnGraph] = {}  # by key
+        self.revived: list[int] = []  # engines
+        self.cudnn_version = 91900
+        self.spoils_blobs = False  # whether what is revived computes something else
+        self.compiled: list[str] = []  # sources put to NVRTC
 
     def do(self, work: Callable[[], None]) -> None:
         if self.recording is not None:
@@ -86,11 +93,23 @@ class Machine:
         self.emitted.append((graph, kernels))
         return Pygraph(self, graph, kernels)
 
+    def revive(self, blob: bytes, handle: Any) -> Any:
+        """As `fusec.gpu.blobs.revive`."""
+        try:
+            data = json.loads(blob)
+            graph = self.serialized[data["graph"]]
+        except (ValueError, KeyError) as error:
+            raise ExecutionError(f"cuDNN does not read a serialized plan: {error}") from error
+        if data["cudnn"] != self.cudnn_version:
+            raise ExecutionError("cuDNN does not read a serialized plan: version mismatch")
+        self.revived.append(data["engine"])
+        return Pygraph(self, graph, revived=(data["engine"], data["place"]))
+
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
             create_handle=lambda: "handle",
             set_stream=lambda handle, stream: None,
-            backend_version=lambda: 91900,
+            backend_version=lambda: self.cudnn_version,
             __version__="1.28.0",
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),
             behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
@@ -168,6 +187,7 @@ class Machine:
 
         class RawModule:
             def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+                machine.compiled.append(code)
                 self.functions = functions(code)
 
             def get_function(self, entry: str) -> Any:
@@ -224,8 +244,12 @@ class Machine:
 class Pygraph:
     """A frontend graph whose plans read and write host memory by address."""
 
-    def __init__(self, machine: Machine, graph: CudnnGraph, kernels: Any = None) -> None:
+    def __init__(
+        self, machine: Machine, graph: CudnnGraph, kernels: Any = None, revived: tuple[int, int] | None = None
+    ) -> None:
         self.machine, self.graph, self.kernels = machine, graph, kernels
+        self.revived = revived
+        self.selected: int | None = None
 
     def validate(self) -> None:
         pass
@@ -249,13 +273,27 @@ class Pygraph:
         return [1] if self.machine.runtime_compiled else []
 
     def build_plan_at_index(self, place: int) -> None:
+        assert self.revived is None, "what is deserialized is built"
         self.machine.built.append(self.machine.engines[place])
+        self.selected = place
+
+    def serialize(self) -> list[int]:
+        assert self.selected is not None
+        self.machine.serialized[self.graph.key] = self.graph
+        data = {"graph": self.graph.key, "engine": self.machine.engines[self.selected], "place": self.selected}
+        return list(json.dumps({**data, "cudnn": self.machine.cudnn_version}).encode())
+
+    def get_workspace_size(self) -> int:
+        assert self.revived is not None
+        return 64 * self.revived[1]
 
     def get_workspace_size_plan_at_index(self, place: int) -> int:
         return 64 * place
 
     def execute_plan_at_index(self, addresses: dict[int, int], workspace: int, place: int, handle: Any) -> None:
-        machine, engine = self.machine, self.machine.engines[place]
+        machine = self.machine
+        assert self.revived is None or place == 0, "a deserialized graph has one plan"
+        engine, place = self.revived or (machine.engines[place], place)
         assert workspace or not place, "no scratch memory"
 
         def work() -> None:
@@ -265,7 +303,7 @@ class Pygraph:
                 for t in (*self.graph.inputs, *self.graph.outputs)
             }
             simulate(self.graph, buffers)
-            if engine in machine.wrong:
+            if engine in machine.wrong or (self.revived is not None and machine.spoils_blobs):
                 for tensor in self.graph.outputs:
                     buffers[tensor.uid][...] = 0
 

@@ -40,22 +40,6 @@ TEXT = """graph "g" (%x: f32[2,8,4,4]{0,2,3,1}) {
 }"""
 
 
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, lab
-    from fusec.gpu.kernels import launch
-
-    machine = Machine()
-    cupy, cudnn = machine.cupy(), machine.cudnn()
-    monkeypatch.setattr(launch, "cupy", cupy)
-    for module in (backend, lab):
-        monkeypatch.setattr(module, "cupy", cupy)
-        monkeypatch.setattr(module, "cudnn", cudnn)
-    monkeypatch.setattr(lab, "emit", machine.emit)
-    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
-    return machine
-
-
 def compiled(text: str = TEXT) -> Compiled:
     graph, target, judge = parse(text), load("h200"), LowersJudge()
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
@@ -114,19 +98,19 @@ def test_the_fastest_plan_is_chosen_and_remembered(machine: Machine, tmp_path: P
     machine.built.clear()
     second = build(tmp_path)
     assert second.backend.choices() == first.backend.choices()
-    assert set(machine.built) == {3}, "what is known is not timed again"
+    assert (machine.built, machine.revived[-1]) == ([], 3), "what is known is neither built nor timed again"
     check(second, 1)
     assert {c.engine for c in build(tmp_path, "none").backend.choices().values()} == {7}
 
 
-def test_choices_made_elsewhere_are_taken_if_they_were_measured(machine: Machine, tmp_path: Path) -> None:
+def test_choices_made_elsewhere_are_taken_unless_all_shall_be_timed(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     (key,) = {lowered.graph.key for lowered in compiled().lowered if lowered is not None}
-    for tune, time_us, engine in (("none", None, 3), ("quick", 5.0, 3), ("quick", None, 7)):
+    for tune, time_us, engine in (("none", None, 3), ("quick", 5.0, 3), ("quick", None, 3), ("full", None, 7)):
         store = PlanStore(tmp_path / f"{tune} {time_us}")
         machine.times_us = {7: 5.0, 4: 20.0, 3: 30.0}
-        suggested = {key: Choice(3, ((2, 2),), 128, time_us)}
+        suggested = {key: [Entry(Choice(3, ((2, 2),), 128, time_us))]}
         net = Executable(compiled(), CudnnBackend(tune, store=store, suggested=suggested))
         assert {choice.engine for choice in net.backend.choices().values()} == {engine}
 
@@ -153,9 +137,8 @@ def test_a_plan_that_fails_gives_way_in_a_running_model(machine: Machine, tmp_pa
 def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path) -> None:
     net = build(tmp_path, "none")
     machine.failing = set(machine.engines)
-    with pytest.raises(
-        ExecutionError, match=r"step 0 add\+relu.*CUDNN_STATUS_EXECUTION_FAILED|step 0 .*: cuDNN failed"
-    ):
+    failed = pytest.raises(ExecutionError, match=r"step 0 .*: cuDNN failed")
+    with failed, pytest.warns(UserWarning, match="engine 7 failed and gave way"):
         net.run(None, {"x": fresh(0)})
 
 

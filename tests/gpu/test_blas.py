@@ -15,7 +15,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
 from fusec.gpu import cublaslt
 from fusec.gpu.blas import product_of
-from fusec.gpu.cublaslt import Blas
+from fusec.gpu.cublaslt import Blas, is_algorithm
 from fusec.ir import DType
 from fusec.plans import BLAS, Choice
 from fusec.simulate import simulate
@@ -152,6 +152,31 @@ def test_algorithms_are_named_by_their_attributes_and_found_again(bindings: Bind
         plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
 
 
+def test_an_algorithm_is_revived_from_its_numbers(bindings: Bindings) -> None:
+    blas, graph = Blas(1), BIAS
+    blob = blas.build(graph, blas.offers(graph)[1]).blob
+    assert is_algorithm(blob) and not is_algorithm(b"CUDNN") and len(blob) < 128
+    made, want = buffers(graph, 0), buffers(graph, 0)
+    plan = Blas(1).revive(graph, blob)
+    assert (plan.workspace_bytes, plan.blob) == (1024, blob)
+    scratch = np.empty(1024, np.uint8)
+    plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
+    simulate(graph, want)
+    assert_close(made[graph.outputs[0].uid], want[graph.outputs[0].uid], 2e-3)
+    bindings.algorithms = (66, 52, 71)  # 71 now wants 2048 bytes
+    with pytest.raises(ExecutionError, match="more workspace"):
+        Blas(1).revive(graph, blob)
+    bindings.algorithms = (66,)
+    for other, told, why in (
+        (graph, blob, "does not take the algorithm"),
+        (graph, blob[:-1], "not an algorithm"),
+        (graph, b"CUDNN", "not an algorithm"),
+        (product(dtype=DType.I8), blob, "does not run"),
+    ):
+        with pytest.raises(ExecutionError, match=why):
+            Blas(1).revive(other, told)
+
+
 def test_a_library_that_declines_offers_nothing(bindings: Bindings) -> None:
     bindings.algorithms = ()
     assert Blas(1).offers(BIAS) == []
@@ -162,7 +187,7 @@ def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatc
         raise cublaslt.importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(cublaslt.importlib.metadata, "version", missing)
-    assert cublaslt.version() == ""
+    assert cublaslt.version() == cublaslt.competitor() == ""
     assert Blas.open(1) is None
 
 

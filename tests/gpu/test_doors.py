@@ -19,19 +19,11 @@ pytest.importorskip("cudnn")
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     from fusec import driver
-    from fusec.gpu import arrays, backend, device, lab
-    from fusec.gpu.kernels import launch
+    from fusec.gpu import arrays, device
 
-    machine = Machine()
-    cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (launch, backend, lab, arrays):
-        monkeypatch.setattr(module, "cupy", cupy)
-    for module in (backend, lab):
-        monkeypatch.setattr(module, "cudnn", cudnn)
-    monkeypatch.setattr(lab, "emit", machine.emit)
-    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
+    monkeypatch.setattr(arrays, "cupy", machine.cupy())
     monkeypatch.setattr(driver, "CudnnJudge", lambda *_: LowersJudge())
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from gpu.stand_in_gpu import Machine
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.forms import forms, lowered, rewrite
+from fusec.gpu.forms import Form, forms, lowered, rewrite
 from fusec.gpu.kernels import Kernel
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
@@ -177,3 +179,51 @@ def test_kernels_compete() -> None:
     rest = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: dict.fromkeys(asked, 2.0))
     assert {step.kind for step in rest.steps} == {Kind.KERNEL}
     assert rewrite(of.program, True, 1.0, "none", time_us, kernels_us).steps[0].kind is Kind.CUDNN
+
+
+def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
+    of = compiled()
+    asked: list[tuple[str, ...]] = []
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 6.5 for key, g in graphs.items()}
+
+    def taking(us: float) -> Callable[[Sequence[Form]], list[float]]:
+        def together_us(found: Sequence[Form]) -> list[float]:
+            asked.extend(tuple(part.signature for part in form) for form in found)
+            return [us] * len(found)
+
+        return together_us
+
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(11.0)).steps) == 3
+    assert ("conv", "bias+add+relu") in asked
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(9.0)).steps) == 5
+    asked.clear()
+
+    def hopeless(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 9.0 for key, g in graphs.items()}
+
+    assert len(rewrite(of.program, True, 1.0, "full", hopeless, together_us=taking(1.0)).steps) == 3
+    assert asked == []
+
+
+def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
+    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.together import bound, graphs_of
+
+    of = compiled()
+    form = next(f for f in forms(of.graph, of.program.steps[0], "full") if len(f) == 2 and f[1].kind is Kind.CUDNN)
+    assert len(graphs_of([form, form], True)) == 2
+    seen: list[tuple[CudnnGraph, Mapping[int, Any]]] = []
+    ran: list[int] = []
+
+    def bind(graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:
+        seen.append((graph, buffers))
+        place = len(seen)
+        return lambda: ran.append(place)
+
+    bound(form, True, bind, Launcher())()
+    (first, made), (second, read) = seen
+    outputs = {id(made[t.uid]) for t in first.outputs}
+    assert ran == [1, 2] and outputs & {id(read[t.uid]) for t in second.inputs}
+    assert {t.uid for t in (*second.inputs, *second.outputs)} == set(read)

@@ -38,18 +38,14 @@ class Table:
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     fails: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> run from which on it fails
     library: Sequence[float] = ()  # times of another library's plans, which follow cuDNN's
-    asked: int = 0  # how many times that library was
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         times = self.times[graph.tensors[0].dims[-1]]
         if not times:
             raise ExecutionError("declined")
-        return [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
-
-    def others(self, graph: CudnnGraph) -> Sequence[Offer]:
-        self.asked += 1
-        first = len(self.times[graph.tensors[0].dims[-1]])
-        return [Offer(first + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
+        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
+        others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
+        return [*offers, *others]
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         self.now += self.cost_s
@@ -203,15 +199,6 @@ def test_another_library_competes_and_is_found_again() -> None:
         known = {"a": tuned.plans[0][0]}
         assert tune({"a": graph(1)}, again, level, known=known)["a"].plans[0][0] == tuned.plans[0][0]
     assert again.built == [(1, 41), (1, 41)]
-
-
-def test_another_library_is_not_asked_where_it_lost_or_nothing_is_timed() -> None:
-    lab = Table({1: [10.0, 4.0]}, library=[5.0])
-    found = tune({"a": graph(1)}, lab, "quick")["a"].plans[0][0]
-    assert (found.engine, lab.asked) == (1, 1)
-    assert tune({"a": graph(1)}, lab, "quick", known={"a": found})["a"].plans[0][0] == found
-    assert tune({"a": graph(1)}, lab, "none")["a"].plans[0][0].engine == 0
-    assert lab.asked == 1
 
 
 def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fusec.gpu.kernels.spec import compute_type
+from fusec.gpu.kernels.spec import HALVES, compute_type
 from fusec.ir import DType
 from fusec.ops import Pointwise
 
@@ -94,6 +94,21 @@ FLOAT: Mapping[str, str] = {
     "softplus_backward": "{x} * sigmoid({y})",
     "swish_backward": "swish_gradient({x}, {y}, {beta})",
 }
+# In place of those, where results are rounded to 16 bits: by the GPU's own approximations, right to 18 bits or more.
+HALF: Mapping[str, str] = {
+    "exp": "quick_exp({x})",
+    "sigmoid": "quick_sigmoid({x})",
+    "gelu": "{x} * quick_gelu_cdf({x})",
+    "gelu_tanh": "{x} * quick_gelu_tanh_cdf({x})",
+    "swish": "{x} * quick_sigmoid({beta} * {x})",
+    "hard_swish": "{x} * clipped({x} * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f)",
+    "mish": "{x} * quick_tanh_softplus({x})",
+    "sigmoid_backward": "{x} * quick_sigmoid({y}) * quick_sigmoid(-{y})",
+    "gelu_backward": "quick_gelu_gradient({x}, {y})",
+    "gelu_tanh_backward": "quick_gelu_tanh_gradient({x}, {y})",
+    "softplus_backward": "{x} * quick_sigmoid({y})",
+    "swish_backward": "quick_swish_gradient({x}, {y}, {beta})",
+}
 INTEGER: Mapping[str, str] = {
     "abs": "wrap_abs({x})",
     "neg": "wrap_neg({x})",
@@ -116,6 +131,8 @@ INTEGER: Mapping[str, str] = {
 
 def pattern(op: Pointwise, dtype: DType) -> str | None:
     """The expression of an op whose last operand is of this type; None if there is none."""
+    if dtype in HALVES and op.name in HALF:
+        return HALF[op.name]
     own = FLOAT if dtype.is_float else INTEGER if dtype.is_int else {}
     return own.get(op.name) or ANY.get(op.name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fusec.gpu.kernels.expressions import literal
-from fusec.gpu.kernels.spec import compute_type
+from fusec.gpu.kernels.spec import HALVES, compute_type
 from fusec.ir import DType, Node, Op, TensorType
 from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
@@ -44,6 +44,9 @@ def formula(node: Node, op: Op) -> Formula | None:
         return None
     kind = compute_type(x.dtype)
     if isinstance(op, Softmax):
+        if x.dtype in HALVES and not op.log:
+            total = _total(f"quick_exp(e - {_mine(0)})", kind, "1.0f / #")
+            return Formula(kind, (_largest(x.dtype), total), "quick_exp(e - #0) * #1")
         top, total = _largest(x.dtype), _total(f"exp(e - {_mine(0)})", kind)
         return Formula(kind, (top, total), "(e - #0) - log(#1)" if op.log else "exp(e - #0) / #1")
     if isinstance(op, (LayerNorm, RmsNorm)):

@@ -38,10 +38,16 @@ class Launcher:
 
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
         """The least time of a kernel and its others, of which the fastest is taken from now on."""
-        ways = (replace(kernel, others=()), *kernel.others)
-        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways]
+        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways(kernel)]
         self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
         return min(times)
+
+    def take(self, kernel: Kernel, key: str) -> bool:
+        """Take the kernel or that of its others which has this key from now on; False if none has."""
+        keys = [way.key for way in ways(kernel)]
+        if key in keys:
+            self._fastest[kernel.key] = keys.index(key)
+        return key in keys
 
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
@@ -95,13 +101,19 @@ class Launcher:
 
         def memory(value: Value, type: TensorType) -> Array:
             if (value, type) not in held:
-                held[value, type] = _random(type)
+                held[value, type] = random_array(type)
             return held[value, type]
 
         return self.bind(kernel, memory)
 
 
-def _random(type: TensorType) -> Array:
+def ways(kernel: Kernel) -> tuple[Kernel, ...]:
+    """The kernel by itself, and its others."""
+    return (replace(kernel, others=()), *kernel.others)
+
+
+def random_array(type: TensorType) -> Array:
+    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
     size = max(type.size, 1)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)

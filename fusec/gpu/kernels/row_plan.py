@@ -40,6 +40,7 @@ class Plan:
     count: int  # of what the threads of one number go through, in vectors
     groups: int  # of numbers, in vectors
     chunks: int = 1  # that go to blocks of their own, where there are too few numbers to fill the GPU
+    unrolled: int = 1  # turns whose elements are asked for before the first of them has come
 
     @property
     def along(self) -> int:
@@ -84,8 +85,9 @@ def _axes(op: Op, x: TensorType) -> list[Axis]:
     return [axis for axis in axes if axis.size != 1]
 
 
-def planned(op: Op, x: TensorType, types: Sequence[Laid]) -> Plan:
-    """The plan for an op over x; types: of everything that is moved element by element."""
+def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: int) -> Plan:
+    """The plan for an op over x; types: of everything that is moved element by element. block: its threads, where
+    there are numbers enough."""
     axes, rank = _axes(op, x), x.rank
     row = not axes or axes[-1].reduced
     vector = 1
@@ -104,5 +106,5 @@ def planned(op: Op, x: TensorType, types: Sequence[Laid]) -> Plan:
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
         wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
         threads = min(most, wanted)
-    lanes = max(1, min(BLOCK // threads, power_of_two(max(groups, 1))), 32 // threads)
-    return Plan(tuple(axes), row, vector, threads, lanes, count, groups)
+    lanes = max(1, min(block // threads, power_of_two(max(groups, 1))), 32 // threads)
+    return Plan(tuple(axes), row, vector, threads, lanes, count, groups, unrolled=unrolled)

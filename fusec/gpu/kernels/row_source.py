@@ -170,12 +170,20 @@ class RowSource:
         plan = self.plan
         if not plan.count:
             return []
-        lines = ["#pragma unroll"] if self.cached else []
-        lines.append(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn) {{")
-        lines.append(f"  const u32 r = begin + t + turn * {plan.threads}u;")
-        lines.append("  if (r >= end) continue;")
-        lines += [f"  {line}" for line in (*self._coordinates("r", reduced=True), *body)]
-        return [*lines, "}"]
+        lines = [*self._coordinates("r", reduced=True), *body]
+        first, last = f"const u32 r = begin + t + turn * {plan.threads}u;", "if (r >= end) continue;"
+        if self.cached or plan.unrolled == 1:
+            head = ["#pragma unroll"] if self.cached else []
+            return [*head, *_block(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn)", [first, last, *lines])]
+        # no turn but the last asks whether there is an element, so what several read can be asked for at once
+        whole = [
+            f"const u32 full = (end - begin) / {plan.threads}u;",
+            f"#pragma unroll {plan.unrolled}",
+            *_block("for (u32 turn = 0; turn < full; ++turn)", [first, *lines]),
+        ]
+        if plan.each % plan.threads or plan.count % plan.each:
+            whole += _block(f"for (u32 r = begin + full * {plan.threads}u + t; r < end; r = end)", lines)
+        return _block("", whole)
 
     def _turns(self, statement: str, first: bool) -> list[str]:
         """One pass over the elements; `e` is the one at hand."""
@@ -235,3 +243,7 @@ class RowSource:
         for value in self.late:
             chain.store(value)
         return chain
+
+
+def _block(head: str, lines: Sequence[str]) -> list[str]:
+    return [f"{head} {{", *(f"  {line}" for line in lines), "}"]

@@ -14,7 +14,7 @@ from fusec.gpu.kernels.chain import takes
 from fusec.gpu.kernels.formulas import formula
 from fusec.gpu.kernels.row_plan import Plan, planned
 from fusec.gpu.kernels.row_source import RowSource
-from fusec.gpu.kernels.spec import C_TYPES, Kernel, ceil_div
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Kernel, ceil_div
 from fusec.ir import Node, Op, Value
 from fusec.ops import AvgPool, GroupNorm, InstanceNorm, LayerNorm, MaxPool, Reduce, RmsNorm, Softmax
 from fusec.program import inputs_of
@@ -23,6 +23,8 @@ ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool
 # A reduction with fewer blocks than the first is cut into chunks, until there are as many as the second; a thread of a
 # chunk goes through some vectors at least.
 FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
+# Threads of a block, and turns unrolled; where nothing is measured, the first.
+WAYS = ((BLOCK, 4), (BLOCK, 1), (32, 4), (32, 1))
 
 
 def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -55,21 +57,24 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         v.type for v in (*inputs_of([*before, anchor]), *early) if v.type.size != 1 and v not in anchor.operands[1:]
     ]
     written = [] if isinstance(op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
-    plan = planned(op, x.type, [*read, *(t for t in written if t.size != 1)])
+    moved = [*read, *(t for t in written if t.size != 1)]
+
+    def kernel(block: int, unrolled: int) -> Kernel:
+        plan = planned(op, x.type, moved, block, unrolled)
+        most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
+        if not what.merge or plan.blocks >= FEW_BLOCKS or most < 2:
+            return Kernel(name, (source(plan).launch(),))
+        plan = replace(plan, chunks=most)
+        plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # none of them empty
+        item = 8 if what.c_type in ("double", "i64", "u64") else 4
+        scratch_bytes = len(what.passes) * plan.chunks * plan.groups * plan.width * item
+        return Kernel(name, (source(plan).partial(), source(plan).merged()), scratch_bytes)
 
     def source(plan: Plan) -> RowSource:
         return RowSource(anchor, op, what, plan, before, behind, early, late)
 
-    if not what.merge or plan.blocks >= FEW_BLOCKS:
-        return Kernel(name, (source(plan).launch(),))
-    most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
-    if most < 2:
-        return Kernel(name, (source(plan).launch(),))
-    plan = replace(plan, chunks=most)
-    plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # none of them empty
-    item = 8 if what.c_type in ("double", "i64", "u64") else 4
-    scratch_bytes = len(what.passes) * plan.chunks * plan.groups * plan.width * item
-    return Kernel(name, (source(plan).partial(), source(plan).merged()), scratch_bytes)
+    best, *others = (kernel(*way) for way in WAYS)
+    return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
 
 
 def _meant(anchor: Node) -> Op | None:
