@@ -142,7 +142,7 @@ def compile(
             executable = Executable(replace(compiled, program=backend.joined(compiled.program)), backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != chosen[key].identity:
-                    raise CheckError(f"{locked.origin}: engine {chosen[key].engine} does not build on this GPU")
+                    raise CheckError(f"{locked.origin}: {chosen[key].name} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         options, goal = compiled.options, compiled.target

@@ -28,7 +28,7 @@ from fusec.gpu.deviceless import cudnn_version
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
 from fusec.passes.partition import canonical_key
-from fusec.plans import Choice, Entry
+from fusec.plans import BLAS, Choice, Entry
 from fusec.program import Kind, Partition, Program, body_of
 from fusec.target import Target
 
@@ -214,7 +214,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         elif problem := _unoffered(step, entry.choice, target, cores, try_):
             lines.append(f"~ {what}: {problem}")
         elif _unknown(step, entry.choice, target):
-            lines.append(f"? {what}: {_plan(entry.choice)}: cuDNN tells of it on the device alone")
+            who = "cuBLASLt" if entry.choice.engine == BLAS else "cuDNN"
+            lines.append(f"? {what}: {_plan(entry.choice)}: {who} tells of it on the device alone")
     fused = {entry.name for entry in lock.entries if entry.target == target.name}
     if not fused:
         lines.append(f"nothing is locked for {target.name}")
@@ -233,6 +234,8 @@ def _tries(target: Target) -> Builds:
 
 def _unknown(step: Partition, choice: Choice, target: Target) -> bool:
     """Whether only the device can say if a plan is to be had."""
+    if choice.engine == BLAS:  # it is looked for when the plan is built
+        return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
     return not listed and choice.engine in blobs.DEVICE_ONLY and not device.is_present(target)
 
@@ -253,7 +256,7 @@ def _unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bo
 
 def _plan(choice: Choice) -> str:
     knobs = ", ".join(f"{k}={v}" for k, v in choice.knobs)
-    return f"engine {choice.engine}{f' with knobs {knobs}' if knobs else ''}"
+    return f"{choice.name}{f' with knobs {knobs}' if knobs else ''}"
 
 
 def _words(spelling: Sequence[str]) -> str:

@@ -70,6 +70,10 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
+    def library(self, graph: CudnnGraph) -> str:
+        """Who executes a prepared graph: cudnn or cublaslt."""
+        ...
+
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
         value, a constant's in the memory order of the type."""
@@ -123,6 +127,9 @@ class SimulatorBackend:
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
+
+    def library(self, graph: CudnnGraph) -> str:
+        return "cudnn"
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         return None
@@ -325,7 +332,12 @@ class Executable:
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""
-        return explain(self.compiled.program, self.compiled.target, self.compiled.judge)
+        return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
+
+    def libraries(self) -> dict[Partition, str]:
+        """Who runs the steps that are graphs of cuDNN: `cudnn`, or `cublaslt` where that was faster."""
+        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+        return {step: self.backend.library(lowered.graph) for step, lowered in steps if lowered is not None}
 
     def assert_fused(self, pattern: str) -> None:
         """CheckError unless every chain of ops that matches the glob, such as `conv*+add+relu`, is one

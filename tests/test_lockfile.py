@@ -18,7 +18,7 @@ from fusec.lockfile import Lock, Locked
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.plans import Choice, Entry
+from fusec.plans import BLAS, Choice, Entry
 from fusec.target import load as load_target
 from fusec.text import parse
 from fusec.verdict import Plan
@@ -148,6 +148,20 @@ def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> No
     assert all(
         line.startswith("? conv") and "engine 4: cuDNN tells of it on the device alone" in line for line in lines
     )
+
+
+def test_plans_of_another_library_are_said_and_not_refused() -> None:
+    c = compiled()
+    lock = lockfile.make([c])
+    choice = Choice(BLAS, ((0, 66),))
+    other = dataclasses.replace(lock, entries=tuple(dataclasses.replace(e, choice=choice) for e in lock.entries))
+    other.require(c.program, c.target, builds=never)
+    lines = lockfile.changes(other, c, never)
+    assert len(lines) == 3
+    assert all("cuBLASLt with knobs 0=66: cuBLASLt tells of it on the device alone" in line for line in lines)
+    (line, *_) = lockfile.differences(lock, other)
+    assert "-> cuBLASLt with knobs 0=66" in line
+    assert lockfile.parse(lockfile.text_of(other)) == other
 
 
 def test_require_refuses_another_spelling() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from gpu.stand_in_blaslt import Bindings
 from gpu.stand_in_gpu import Machine
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, lab
+    from fusec.gpu import backend, cublaslt, lab
     from fusec.gpu.kernels import launch
 
     machine = Machine()
@@ -20,4 +23,16 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(lab, "emit", machine.emit)
     monkeypatch.setattr(lab, "revive", machine.revive)
     monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
+    monkeypatch.setattr(cublaslt, "version", lambda: "")
     return machine
+
+
+@pytest.fixture
+def bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    """cuBLASLt beside cuDNN on that machine."""
+    from fusec.gpu import cublaslt
+
+    made = Bindings(machine)
+    monkeypatch.setitem(sys.modules, cublaslt.MODULE, made)  # type: ignore[arg-type]
+    monkeypatch.setattr(cublaslt, "version", lambda: "1.0.0")
+    return made

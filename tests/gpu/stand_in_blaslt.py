@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from gpu.stand_in_gpu import Machine
 
 TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 
@@ -36,7 +36,7 @@ class MatmulPreferenceAttribute(IntEnum):
 
 
 class Bindings:
-    """The module. wrong, failing: algorithms that compute something else, or do not run; took: told each one run."""
+    """The module. wrong, failing: algorithms that compute something else, or do not run."""
 
     cuBLASLtError = cuBLASLtError  # noqa: N815  # as the bindings have it
     MatmulDescAttribute, MatrixLayoutAttribute = MatmulDescAttribute, MatrixLayoutAttribute
@@ -51,8 +51,8 @@ class Bindings:
         ]
     )
 
-    def __init__(self, do: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:
-        self.do = do
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self.names = itertools.count(1)
         self.operations: dict[int, dict[int, int]] = {}
         self.layouts: dict[int, dict[str, int]] = {}
@@ -61,7 +61,8 @@ class Bindings:
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
         self.ran: list[int] = []
-        self.took: Callable[[int], None] = lambda algorithm: None
+        self.times_us: dict[int, float] = {}  # by algorithm; 20 where not said
+        self.asked = 0  # how many times for its heuristics
 
     def create(self) -> int:
         return 4711
@@ -124,6 +125,7 @@ class Bindings:
         count: int,
     ) -> None:
         assert handle == 4711
+        self.asked += 1
         assert self.preferences[preference][MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK] == 2
         if not self.algorithms:
             raise cuBLASLtError("not supported")
@@ -193,7 +195,7 @@ class Bindings:
 
         def work() -> None:
             self.ran.append(algorithm)
-            self.took(algorithm)
+            self.machine.now_us += self.times_us.get(algorithm, 20.0)
             left, right, added, result = (_stack(at, layout) for at, layout in zip((a, b, c, d), layouts, strict=True))
             x = left.astype(np.float32).transpose(0, 2, 1) if told[3] else left.astype(np.float32)
             y = right.astype(np.float32).transpose(0, 2, 1) if told[4] else right.astype(np.float32)
@@ -210,7 +212,7 @@ class Bindings:
                 total = 0.5 * total * (1 + np.tanh(np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)))
             result[...] = 0 if algorithm in self.wrong else total.astype(result.dtype)
 
-        self.do(work)
+        self.machine.do(work)
 
 
 def _number(address: int, size: int, signed: bool) -> int:

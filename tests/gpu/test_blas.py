@@ -21,13 +21,6 @@ from fusec.plans import BLAS, Choice
 from fusec.simulate import simulate
 
 
-@pytest.fixture
-def bindings(monkeypatch: pytest.MonkeyPatch) -> Bindings:
-    made = Bindings()
-    monkeypatch.setattr(cublaslt.importlib, "import_module", lambda name: made)
-    return made
-
-
 def run(graph: CudnnGraph, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
     """What the library's first algorithm and the simulator make of the same memory."""
     blas = Blas(1)
