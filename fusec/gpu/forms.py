@@ -41,9 +41,10 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _cuts(step.nodes):
-            start, rest = (next(_spelled(graph, nodes)) for nodes in (first, second))
-            found.append((start, rest))
-            found += [(start, kernel) for kernel in _kernel(graph, second)]
+            starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
+            for start in starts if any(isinstance(node.op, MatMul) for node in first) else starts[:1]:
+                found.append((start, rest))
+                found += [(start, kernel) for kernel in _kernel(graph, second)]
             if _pointwise(first):
                 found += [(kernel, rest) for kernel in _kernel(graph, first)]
     return found

@@ -38,9 +38,9 @@ def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Cal
             runs.append(launcher.bind(kernel, memory))
             continue
         lowered = lower(part.body, tensor_cores)
-        named = {v.name: v for v in (*part.body.inputs, *part.body.outputs)}
-        buffers = {uid: memory(named[name], named[name].type) for uid, name in (*lowered.inputs, *lowered.outputs)}
-        buffers = {uid: lowered.part(uid, buffer) for uid, buffer in buffers.items()}
+        by_name = {v.name: v for v in (*part.inputs, *part.outputs)}  # a spelling may call those of its body otherwise
+        named = {uid: by_name[name] for uid, name in (*lowered.inputs, *lowered.outputs)}
+        buffers = {uid: lowered.part(uid, memory(value, value.type)) for uid, value in named.items()}
         for binding in lowered.constants:
             buffers[binding.uid] = random_data(lowered.graph.tensor(binding.uid))
         runs.append(bind(lowered.graph, buffers))

@@ -227,3 +227,26 @@ def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
     outputs = {id(made[t.uid]) for t in first.outputs}
     assert ran == [1, 2] and outputs & {id(read[t.uid]) for t in second.inputs}
     assert {t.uid for t in (*second.inputs, *second.outputs)} == set(read)
+
+
+def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Machine) -> None:
+    """The body of such a step calls its results by other names."""
+    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.together import bound
+
+    text = """graph "g" (%x: f16[16,8]) {
+      %w = constant weight("w") : f16[8,8]
+      %b = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8]
+      %m = matmul(%x, %w)
+      %a = add(%m, %b)
+      %y = gelu(%a)
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8), np.float16)})
+    nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
+    found = [f for f in forms(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full") if len(f) == 2]
+    assert {f[0].spelling for f in found} == {("as_convolution",), ()}, "each spelling of the product"
+    for form in found:
+        ran: list[CudnnGraph] = []
+        bound(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
+        assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
