@@ -70,8 +70,8 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
-    def library(self, graph: CudnnGraph) -> str:
-        """Who executes a prepared graph: cudnn or cublaslt."""
+    def library(self, work: CudnnGraph | Partition) -> str:
+        """Who executes a prepared graph, or a step that is none, once it is bound: cudnn, cublaslt or kernel."""
         ...
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
@@ -128,8 +128,8 @@ class SimulatorBackend:
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
 
-    def library(self, graph: CudnnGraph) -> str:
-        return "cudnn"
+    def library(self, work: CudnnGraph | Partition) -> str:
+        return "cudnn" if isinstance(work, CudnnGraph) else work.kind.value
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         return None
@@ -335,9 +335,11 @@ class Executable:
         return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
 
     def libraries(self) -> dict[Partition, str]:
-        """Who runs the steps that are graphs of cuDNN: `cudnn`, or `cublaslt` where that was faster."""
+        """Who runs the steps that work: `cudnn`, `kernel`, or `cublaslt` where that was faster or cuDNN declined; of
+        the latter it is known from the first call on."""
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
-        return {step: self.backend.library(lowered.graph) for step, lowered in steps if lowered is not None}
+        works = {step: step if lowered is None else lowered.graph for step, lowered in steps}
+        return {step: self.backend.library(work) for step, work in works.items() if step.kind is not Kind.VIEW}
 
     def assert_fused(self, pattern: str) -> None:
         """CheckError unless every chain of ops that matches the glob, such as `conv*+add+relu`, is one

@@ -25,6 +25,7 @@ from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory, ways
 from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.products import lone_product
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array
@@ -75,7 +76,8 @@ class CudnnBackend:
         self._stream = cupy.cuda.Stream(non_blocking=True)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
-        self._blas = Blas.open(self._stream.ptr) if tune != "none" or named else None
+        self._blas = Blas.open(self._stream.ptr)
+        self._competes = tune != "none" or named
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
         self._lock = threading.Lock()
@@ -83,6 +85,7 @@ class CudnnBackend:
         self._footprint_bytes = 0
         self._chosen_again: set[str] = set()
         self._workspace: Array | None = None
+        self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
@@ -153,7 +156,7 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        shared = (self._kernels, self._blas)
+        shared = (self._kernels, self._blas if self._competes else None)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
@@ -295,9 +298,10 @@ class CudnnBackend:
             found[key] = Entry(choice, plan.blob or (known.blob if same and known is not None else None))
         return found
 
-    def library(self, graph: CudnnGraph) -> str:
-        """Who runs a graph: cudnn or cublaslt."""
-        return self._tuned[graph.key].plans[0][0].library
+    def library(self, work: CudnnGraph | Partition) -> str:
+        if isinstance(work, CudnnGraph):
+            return self._tuned[work.key].plans[0][0].library
+        return "cublaslt" if work in self._products else work.kind.value
 
     def _reserve(self, workspace_bytes: int) -> None:
         """Scratch memory for the plan that needs the most."""
@@ -321,7 +325,15 @@ class CudnnBackend:
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
-        return self._launcher.bind(kernel, memory) if kernel is not None and self._launcher.runs(kernel) else None
+        if kernel is not None and self._launcher.runs(kernel):
+            return self._launcher.bind(kernel, memory)
+        with self._stream:
+            product = None if self._blas is None else lone_product(self._blas, step)
+        if product is None:
+            return None
+        self._products.add(step)
+        self._reserve(product.plan.workspace_bytes)
+        return product.bound(memory, self._workspace)
 
     def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
         """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""

@@ -219,7 +219,7 @@ class Machine:
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         )
-        names = ("where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
+        names = ("matmul", "where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
             **{name: getattr(np, name) for name in (*names, "uint32")},
             ndarray=Array,

@@ -13,7 +13,9 @@ from gpu.test_backend import build, compiled
 from helpers import assert_close
 
 from fusec import bench
+from fusec.compiled import Compiled
 from fusec.gpu import cublaslt
+from fusec.passes.partition import kernels_only
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry
 from fusec.runtime import Executable, SimulatorBackend
@@ -165,7 +167,63 @@ def test_bench_and_explain_name_the_library(machine: Machine, fast: Bindings, tm
     assert [step.kind for step in found.steps] == ["cublaslt"]
     said = net.explain()
     assert [step.runs_as for step in said.steps if step.kind == "cudnn"] == ["cublaslt"]
-    assert said.totals["cublaslt"] == 1 and "1 run by cuBLASLt" in said.summary
+    assert said.totals["cublaslt"] == 1 and "1 steps of cuBLASLt" in said.summary
+    assert said.totals["cudnn"] == 0
     machine.times_us = {3: 1.0}
     other = build(tmp_path / "other", text=TEXT).explain()
     assert other.totals["cublaslt"] == 0 and "cuBLASLt" not in str(other)
+
+
+DECLINED = """graph "g" (%x: f32[4,6,8], %k: f32[4,6,8]{2,0,1}) {
+  %w = constant [W] : f32[8,8]{1,0}
+  %a = matmul(%x, %w)
+  %t = transpose(%k) {perm=[0,2,1]} : f32[4,8,6]
+  %s = matmul(%a, %t)
+  return %s
+}""".replace("W", ", ".join(f"{i % 7 - 3}.5" for i in range(64)))
+
+
+def left_to_kernels(text: str) -> Compiled:
+    of = compiled(text)
+    return Compiled(of.source, kernels_only(of.source), of.target, of.options, of.judge)
+
+
+def run_declined(path: Path, text: str, tune: str = "quick") -> tuple[Any, list[np.ndarray], list[np.ndarray]]:
+    """The executable, and its results of several calls beside the right ones."""
+    from fusec.gpu.backend import CudnnBackend
+
+    net = Executable(left_to_kernels(text), CudnnBackend(tune, store=PlanStore(path)))
+    got: list[np.ndarray] = []
+    want: list[np.ndarray] = []
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        feeds = {s.name: rng.standard_normal(s.shape).astype(s.dtype) for s in net.inputs}
+        got += net.run(None, feeds)
+        want += Executable(left_to_kernels(text), SimulatorBackend()).run(None, feeds)
+    return net, got, want
+
+
+@pytest.mark.parametrize("tune", ["quick", "none"])
+def test_products_that_cudnn_declines_are_the_librarys(
+    machine: Machine, fast: Bindings, tmp_path: Path, tune: str
+) -> None:
+    net, got, want = run_declined(tmp_path, DECLINED, tune)
+    for array, right in zip(got, want, strict=True):
+        assert_close(array, right, 1e-5)
+    assert list(net.libraries().values()).count("cublaslt") == 2
+    assert {told[-1] for told in fast.operations.values()} == {68}, "true fp32"
+    assert [s.runs_as for s in net.explain().steps].count("cublaslt") == 2
+    assert machine.captured == 1
+
+
+def test_a_product_it_computes_wrongly_or_lacks_is_left_to_the_reference(
+    machine: Machine, fast: Bindings, tmp_path: Path
+) -> None:
+    fast.wrong = {66, 71, 52}
+    net, got, want = run_declined(tmp_path, DECLINED)
+    assert_close(got[0], want[0], 1e-5)  # the stand-in does not capture what CuPy runs
+    assert "cublaslt" not in net.libraries().values()
+    fast.wrong = {66}
+    net, got, want = run_declined(tmp_path / "other", DECLINED)
+    assert 71 in fast.ran and "cublaslt" in net.libraries().values()
+    assert_close(got[0], want[0], 1e-5)
