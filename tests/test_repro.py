@@ -33,6 +33,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError, FusecError, LoweringError
 from fusec.gpu import device
 from fusec.gpu.deviceless import bring_up
+from fusec.hazards import wrong_plan
 from fusec.ir import DType, Graph
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
@@ -535,6 +536,24 @@ def on_gpu(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "repro.py"], cwd=folder, capture_output=True, text=True, check=False)
 
 
+def wrong_plans(printed: str) -> Iterator[tuple[int, dict[int, int]]]:
+    """Engine and knobs of what is farther off than allowed."""
+    pattern = r"plan \d+, eng(\d+)((?:_k\d+=\d+)*): .*: (\S+), allowed (\S+)"
+    for engine, knobs, error, allowed in re.findall(pattern, printed):
+        if not float(error) <= float(allowed):
+            yield int(engine), {int(k): int(v) for k, v in re.findall(r"k(\d+)=(\d+)", knobs)}
+
+
+def test_wrong_plans_are_read_from_what_a_script_prints() -> None:
+    printed = """cuDNN 9.19.0
+plan 0, eng0: relative L2 error of output 8: 0.0e+00, allowed 1.0e-03
+plan 8, eng34_k0=1_k2=0_k14=4: relative L2 error of output 3: 3.2e-01, allowed 2.0e-03
+plan 9, eng1: not built: no
+plan 10, eng20: relative L2 error of output 3: nan, allowed 2.0e-03
+"""
+    assert list(wrong_plans(printed)) == [(34, {0: 1, 2: 0, 14: 4}), (20, {})]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("title", BODIES)
 def test_scripts_pass_on_a_gpu_and_fail_on_tampered_expectations(title: str, tmp_path: Path) -> None:
@@ -542,7 +561,10 @@ def test_scripts_pass_on_a_gpu_and_fail_on_tampered_expectations(title: str, tmp
     lowered = lower(body)
     folder = repro.write_body(body, lowered, tmp_path / "r", H200, title)
     done = on_gpu(folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    wrong = list(wrong_plans(done.stdout))
+    assert done.returncode == int(bool(wrong)), done.stdout + done.stderr
+    for engine, knobs in wrong:  # the script runs all there are; these are never taken
+        assert wrong_plan(lowered.graph, engine, knobs) is not None, done.stdout
     expected = {uid: 1.5 * a.astype(np.float32) for uid, a in arrays(folder / "expected.npz").items()}
     np.savez(folder / "expected.npz", **{str(uid): array for uid, array in expected.items()})
     assert on_gpu(folder).returncode == 1

@@ -211,15 +211,29 @@ def _either(node: Node, factor: float, lead: Shape) -> _Scores:
 
 
 def _where(node: Node, factor: float, lead: Shape) -> _Scores:
-    """Scores where a mask allows them, else -infinity."""
+    """Scores where a mask allows them, else -infinity, or what leaves as little if something else is shown."""
     mask, x, y = node.operands
     keeps = x.literal is None
     kept, other = (x, y) if keeps else (y, x)
-    if other.scalar() != -math.inf or factor < 0 or kept.type.shape != node.result.type.shape:
+    number = other.scalar()
+    if number is None or factor < 0 or kept.type.shape != node.result.type.shape:
+        raise NoMatch("no number where it is masked", node.result)
+    if number != -math.inf and not (number * factor <= _lowest(other) and _shows_some(mask, keeps)):
         raise NoMatch("not -infinity where it is masked", node.result)
     found = _scores(kept, node, factor)
     found.hidden.append((_Term(mask, 1.0, lead), keeps))
     return found
+
+
+def _lowest(value: Value) -> float:
+    """What hides a score beside others, in the type of a value."""
+    return max(NEVER, float(ml_dtypes.finfo(value.type.dtype.numpy).min))
+
+
+def _shows_some(mask: Value, keeps: bool) -> bool:
+    """Whether a mask is known to leave each query some key."""
+    array = _known(mask)
+    return array is not None and bool((np.atleast_1d(array) == keeps).any(axis=-1).all())
 
 
 # operands -------------------------------------------------------------------------------------------------
@@ -328,7 +342,7 @@ def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool, bool]
     array = None if bias is None else _known(bias)
     if bias is None or array is None:
         return bias, False, False
-    lowest = max(NEVER, float(ml_dtypes.finfo(bias.type.dtype.numpy).min))
+    lowest = _lowest(bias)
     wide = np.atleast_2d(array.astype(np.float64))
     hidden = wide <= lowest
     if hidden.all(axis=-1).any() or np.isnan(wide).any():
