@@ -86,6 +86,7 @@ class CudnnBackend:
         self._chosen_again: set[str] = set()
         self._workspace: Array | None = None
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
+        self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
@@ -328,7 +329,7 @@ class CudnnBackend:
         if kernel is not None and self._launcher.runs(kernel):
             return self._launcher.bind(kernel, memory)
         with self._stream:
-            product = None if self._blas is None else lone_product(self._blas, step)
+            product = None if self._blas is None else lone_product(self._blas, step, self._right)
         if product is None:
             return None
         self._products.add(step)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import cupy
 
@@ -17,6 +18,7 @@ from fusec.gpu.tune import TOLERANCE
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.lower_cudnn import Lowered, lower
 from fusec.ops import MatMul
+from fusec.plans import Choice
 from fusec.program import Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.storage import unpack
@@ -72,8 +74,9 @@ class LoneProduct:
         return bool(error <= TOLERANCE * cupy.linalg.norm(want.astype(cupy.float64)))
 
 
-def lone_product(blas: Blas, step: Partition) -> LoneProduct | None:
-    """The step as a call of cuBLASLt, by the first algorithm offered that is right; None if there is none."""
+def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) -> LoneProduct | None:
+    """The step as a call of cuBLASLt, by the first algorithm offered that is right; None if there is none. known: by
+    graph, what was found of steps that compute the same."""
     if len(step.nodes) != 1 or not isinstance(step.nodes[0].op, MatMul):
         return None
     if step.nodes[0].result.type.dtype not in TYPES:
@@ -83,11 +86,15 @@ def lone_product(blas: Blas, step: Partition) -> LoneProduct | None:
         lowered = lower(step.body, tensor_cores=False, for_cudnn=False)
     except LoweringError:
         return None
-    for choice in blas.offers(lowered.graph):
-        try:
-            found = LoneProduct(step, lowered, blas.build(lowered.graph, choice))
-            if found.is_right():
-                return found
-        except ExecutionError:
-            continue
-    return None
+    graph = lowered.graph
+    if graph.key not in known:
+        right = (choice for choice in blas.offers(graph) if _is_right(blas, step, lowered, choice))
+        known[graph.key] = list(islice(right, 1))
+    return next((LoneProduct(step, lowered, blas.build(graph, choice)) for choice in known[graph.key]), None)
+
+
+def _is_right(blas: Blas, step: Partition, lowered: Lowered, choice: Choice) -> bool:
+    try:
+        return LoneProduct(step, lowered, blas.build(lowered.graph, choice)).is_right()
+    except ExecutionError:
+        return False

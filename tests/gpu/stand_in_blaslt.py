@@ -67,6 +67,9 @@ class Bindings:
     def create(self) -> int:
         return 4711
 
+    def destroy(self, handle: int) -> None:
+        assert handle == 4711
+
     # descriptors -----------------------------------------------------------------------------------
 
     def matmul_desc_create(self, compute: int, scale: int) -> int:

@@ -201,6 +201,12 @@ def test_another_library_competes_and_is_found_again() -> None:
     assert again.built == [(1, 41), (1, 41)]
 
 
+def test_a_tie_goes_to_cudnn() -> None:
+    for theirs, engine in ((9.9, 1), (9.0, BLAS)):
+        lab = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
+        assert best(tune({"a": graph(1)}, lab, "quick")["a"]) == engine
+
+
 def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
     class Lenient(Table):
         """Two plans that share a mistake agree."""
