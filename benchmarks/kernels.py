@@ -16,6 +16,8 @@ from fusec.gpu import device
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import (
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Concat,
     Conv,
@@ -23,7 +25,9 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     MaxPool,
+    MaxPoolBackward,
     Pad,
     Reduce,
     Relayout,
@@ -69,6 +73,30 @@ def residual(g: Graph, x: Value, y: Value) -> Value:
     return g.add(pw("relu"), g.add(pw("add"), x, y))
 
 
+def normalised(g: Graph, x: Value, z: Value, scale: Value, bias: Value) -> Sequence[Value]:
+    """The end of a residual block in training."""
+    y, mean, inverse = g.insert(BatchNormTrain(), [x, scale, bias]).results
+    return g.add(pw("relu"), g.add(pw("add"), y, z)), mean, inverse
+
+
+def normalised_backward(g: Graph, dy: Value, y: Value, *others: Value) -> Sequence[Value]:
+    """From a relu's result."""
+    return g.insert(BatchNormBackward(), [g.add(pw("relu_backward"), dy, y), *others]).results
+
+
+def batch_norm(*shape: int, behind: bool = True) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+    x, p = nhwc(*shape), rows(shape[1], dtype=F32)
+    if behind:
+        return [x, x, p, p], normalised
+    return [x, x, x, p, p, p], normalised_backward
+
+
+def backward_of_norm(g: Graph, dy: Value, x: Value, scale: Value, z: Value) -> Sequence[Value]:
+    """With the gradient that goes past it."""
+    dx, *sums = g.insert(LayerNormBackward(), [dy, x, scale]).results
+    return g.add(pw("add"), dx, z), *sums
+
+
 P32, P768 = rows(32), rows(768)
 CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "max pool 3x3/2, 256x64x112x112": (
@@ -86,9 +114,20 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
     "softmax, 384x197x197": ([rows(384, 197, 197)], lambda g, x: g.add(Softmax(), x)),
     "layer norm, 6304x768": ([rows(6304, 768), P768, P768], lambda g, *v: g.add(LayerNorm(), *v)),
+    "layer norm backward, 6304x768": ([rows(6304, 768)] * 2 + [P768, rows(6304, 768)], backward_of_norm),
+    "max pool 3x3/2 backward, 64x64x112x112": (
+        [nhwc(64, 64, 56, 56), nhwc(64, 64, 112, 112)],
+        lambda g, *v: g.add(pw("relu_backward"), g.add(MaxPoolBackward((3, 3), (2, 2), (1,) * 4, (1, 1)), *v), v[1]),
+    ),
     "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
+    "batch norm, add, relu, 64x256x56x56": batch_norm(64, 256, 56, 56),
+    "batch norm, add, relu, 64x64x56x56": batch_norm(64, 64, 56, 56),
+    "batch norm, add, relu, 64x2048x7x7": batch_norm(64, 2048, 7, 7),
+    "relu and batch norm backward, 64x256x56x56": batch_norm(64, 256, 56, 56, behind=False),
+    "relu and batch norm backward, 64x64x56x56": batch_norm(64, 64, 56, 56, behind=False),
+    "relu and batch norm backward, 64x2048x7x7": batch_norm(64, 2048, 7, 7, behind=False),
     "image to 4 channels last, 256x3x224x224": ([rows(256, 3, 224, 224, dtype=F32)], image),
     "to rows, 32x256x56x56": ([nhwc(32, 256, 56, 56)], lambda g, x: g.insert(Relayout(()), [x]).result),
     "heads, 32x197x12x64": ([rows(32, 197, 12, 64)], lambda g, x: g.add(Transpose((0, 2, 1, 3)), x)),
@@ -111,7 +150,8 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
 def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Kernel | None, int]:
     """The kernel of a case, and how many bytes it reads and writes at least."""
     graph = Graph("case")
-    graph.set_outputs([make(graph, *(graph.add_input(f"x{i}", type) for i, type in enumerate(types)))])
+    made = make(graph, *(graph.add_input(f"x{i}", type) for i, type in enumerate(types)))
+    graph.set_outputs([made] if isinstance(made, Value) else list(made))
     nodes = [node for node in graph.nodes if all(v.literal is None for v in node.results)]
     outputs = outputs_of(nodes)
     read = [v for v in inputs_of(nodes) if not any(isinstance(n.op, Gather) and n.operands[0] is v for n in nodes)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Value
-from fusec.ops import Cast, Pointwise
+from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, Pointwise
 from fusec.program import Kind, Partition, Program
+
+CHANNELS = (BatchNormTrain, BatchNormBackward)
 
 
 def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Value]:
@@ -44,7 +46,8 @@ def reads(program: Program, value: Value) -> Value:
 
 
 def _by_element(step: Partition, old: Value) -> bool:
-    if not all(isinstance(n.op, (Pointwise, Cast)) for n in step.nodes):
+    """Batch norms in training read what they have one number of for each channel just before they make new ones."""
+    readers = [n for n in step.nodes if old in n.operands and not isinstance(n.op, CHANNELS)]
+    if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
         return False
-    readers = [n for n in step.nodes if old in n.operands]
     return all(n.results[0].type.shape == old.type.shape for n in readers)

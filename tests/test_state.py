@@ -14,6 +14,7 @@ import fusec
 from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.errors import ExecutionError, FusecError
+from fusec.gpu.kernels.group import grouped
 from fusec.memory import plan_memory
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
@@ -208,3 +209,26 @@ def test_the_cpu_runs_op_by_op() -> None:
     assert exe.device == "cpu"
     assert {step.kind.value for step in exe.compiled.program.steps} == {"kernel"}
     assert "compiled for NumPy alone" in str(exe.explain())
+
+
+def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) -> None:
+    """A batch norm's own step, with the update in it, reads each channel's numbers before it writes them."""
+    b = Builder()
+    x, scale = b.input("x", (4, 3, 2, 2)), b.parameter("scale", np.ones(3, np.float32))
+    held = b.parameter("held", np.zeros(3, np.float32))
+    bias = b.constant(np.zeros(3, np.float32))
+    y, mean, _ = b.batch_norm_train(x, scale, bias)
+    b.update(held, held * 0.5 + mean)
+    b.update(scale, scale - mean * 0.1)
+    b.output(y=y)
+    graph, target, judge = b.graph(), load("h200"), LowersJudge()
+    options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
+    program = grouped(partition(run(PIPELINE, graph.clone(), options), judge, target))
+    exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
+    assert exe.in_place == 2 and len(program.steps) == 1
+    exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})
+    other = fusec.compile(b, target="cpu")
+    for _ in range(3):
+        array = rng.standard_normal((4, 3, 2, 2)).astype(np.float32) + 1.0
+        assert_close(exe.step(array), other.step(array), 1e-5)
+    assert_close(exe.value("scale"), other.value("scale"), 1e-5)

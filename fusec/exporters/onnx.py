@@ -554,5 +554,6 @@ EXPORT: Mapping[str, Export] = {
     "max_pool_backward": _formula(onnx_training.pool_gradient),
     "batch_norm_train": onnx_training.batch_norm_train,
     "batch_norm_backward": onnx_training.batch_norm_backward,
+    "layer_norm_backward": onnx_training.layer_norm_backward,
     "random_bits": onnx_training.random_bits,
 }

@@ -95,6 +95,29 @@ class _Statistics:
         return self.e.op("Reshape", v, self.e.ints([self.shape[1]]))
 
 
+def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """Means along rows, sums over them; halves with an fp32 scale are computed in fp32."""
+    shape, op = node.operands[1].type.shape, node.op
+    stats = _Statistics(e, node, shape, 1, 2)
+    dy, x, scale = (stats.wide(v) for v in operands)
+    first = op.attributes["axis"] % len(shape)
+    stats.axes = list(range(first, len(shape)))
+    centred = e.op("Sub", x, stats.mean(x)) if op.attributes["centred"] else x
+    variance = stats.mean(e.op("Mul", centred, centred))
+    shifted = e.op("Add", variance, e.number(op.attributes["epsilon"], node, 2))
+    normal = e.op("Div", centred, e.op("Sqrt", shifted))
+    inner = e.op("Mul", dy, scale)
+    along = e.op("Mul", normal, stats.mean(e.op("Mul", inner, normal)))
+    if op.attributes["centred"]:
+        along = e.op("Add", along, stats.mean(inner))
+    dx = e.op("Div", e.op("Sub", inner, along), e.op("Sqrt", shifted))
+    sums = [e.op("Mul", dy, normal), dy][: 2 if op.attributes["centred"] else 1]
+    if first:
+        rows = e.ints(list(range(first)))
+        sums = [e.op("ReduceSum", v, rows, keepdims=0) for v in sums]
+    return [stats.narrow(dx), *sums]
+
+
 def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """ONNX's random operators take no state."""
     raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")

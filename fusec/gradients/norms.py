@@ -11,7 +11,9 @@ from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
-from fusec.ops import BatchNormBackward
+from fusec.ir import DType
+from fusec.ops import BatchNormBackward, LayerNormBackward
+from fusec.rounding import HALVES
 
 
 def _per_channel(v: Tensor, rank: int) -> Tensor:
@@ -32,6 +34,9 @@ def _back(dnormal: Tensor, normal: Tensor, inverse: Tensor, axes: tuple[int, ...
 
 
 def _layer_norm(step: Step) -> Gradients:
+    if _whole(step):
+        dx, dscale, dbias = step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon), step.dy, *step.x[:2])
+        return dx, dscale, *([dbias] if len(step.x) == 3 else [])
     x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
     axes = tuple(range(step.op.axis % x.rank, x.rank))
     normal, inverse = _standardized(x, axes, step.op.epsilon)
@@ -39,7 +44,16 @@ def _layer_norm(step: Step) -> Gradients:
     return dx, dy * normal, *([dy] if len(step.x) == 3 else [])
 
 
+def _whole(step: Step) -> bool:
+    """Whether there is an op for the gradients: of a parameter for each normalised element."""
+    x, scale = step.x[:2]
+    same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
+    return x.size > 0 and scale.shape == x.shape[step.op.axis % x.rank :] and same
+
+
 def _rms_norm(step: Step) -> Gradients:
+    if _whole(step):
+        return step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon, False), step.dy, *step.x)
     x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
     axes = tuple(range(step.op.axis % x.rank, x.rank))
     inverse = ((x * x).mean(axes, keepdims=True) + step.op.epsilon).rsqrt()
@@ -109,6 +123,20 @@ def _spelled_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Te
     return inner * _per_channel(scale * inverse, x.rank), dscale, dbias
 
 
+def _spelled_layer(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
+    """What layer_norm_backward computes."""
+    dy, x, scale = map(wide, operands)
+    first = step.op.axis % x.rank
+    axes, rows = tuple(range(first, x.rank)), tuple(range(first))
+    if step.op.centred:
+        normal, inverse = _standardized(x, axes, step.op.epsilon)
+        return _back(dy * scale, normal, inverse, axes), (dy * normal).sum(rows), dy.sum(rows)
+    inverse = ((x * x).mean(axes, keepdims=True) + step.op.epsilon).rsqrt()
+    normal, dnormal = x * inverse, dy * scale
+    dx = (dnormal - normal * (dnormal * normal).mean(axes, keepdims=True)) * inverse
+    return dx, (dy * normal).sum(rows)
+
+
 def _lrn(step: Step) -> Gradients:
     """Neighbouring channels by a product with a band of ones."""
     op, x, dy = step.op, wide(step.x[0]), wide(step.dy)
@@ -131,6 +159,7 @@ RULES: dict[str, Rule] = {
     "batch_norm": _batch_norm,
     "batch_norm_train": _batch_norm_train,
     "batch_norm_backward": by_formula(_spelled_backward, lambda: _rules()),
+    "layer_norm_backward": by_formula(_spelled_layer, lambda: _rules()),
     "lrn": _lrn,
 }
 

@@ -69,7 +69,7 @@ UNARY: Mapping[str, Unary] = {
 # ops whose gradient is an op of cuDNN
 BACKWARD = {
     name: f"{name}_backward"
-    for name in ("relu", "leaky_relu", "sigmoid", "tanh", "elu", "gelu", "gelu_tanh", "softplus", "swish")
+    for name in ("leaky_relu", "sigmoid", "tanh", "elu", "gelu", "gelu_tanh", "softplus", "swish")
 }
 
 
@@ -162,6 +162,8 @@ def _swish_twice(step: Step) -> Gradients:
 RULES: dict[str, Rule] = {
     **{name: _unary(rule) for name, rule in UNARY.items()},
     **{name: _backward_op(backward) for name, backward in BACKWARD.items()},
+    # from the result, which is as positive as the operand, and which what follows has to keep anyway
+    "relu": lambda s: s.dy.pointwise("relu_backward", s.y[0]),
     "add": lambda s: (s.dy, s.dy),
     "add_square": lambda s: (s.dy, s.dy * s.x[1] * 2.0),
     "sub": lambda s: (s.dy, -s.dy),

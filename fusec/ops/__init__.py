@@ -15,7 +15,7 @@ from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
-from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, MaxPoolBackward
+from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, LayerNormBackward, MaxPoolBackward
 
 ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
@@ -52,6 +52,7 @@ ALL: tuple[type[Op], ...] = (
     MaxPoolBackward,
     BatchNormTrain,
     BatchNormBackward,
+    LayerNormBackward,
     RandomBits,
 )
 
@@ -77,6 +78,7 @@ __all__ = [
     "GroupNorm",
     "InstanceNorm",
     "LayerNorm",
+    "LayerNormBackward",
     "LocalResponseNorm",
     "MatMul",
     "MaxPool",

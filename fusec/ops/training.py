@@ -18,7 +18,7 @@ from fusec.ops.convolution import (
     windows_along,
 )
 from fusec.ops.pooling import Pool
-from fusec.ops.spec import is_half, require, require_arity, require_float, widened
+from fusec.ops.spec import is_half, normalize_axis, require, require_arity, require_float, widened
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MaxPoolBackward(Pool):
         def compute(dy: Array, x: Array) -> Array:
             n = x.ndim - 2
             windows = self.windows(xp, x, -math.inf)
-            first = windows.reshape(*x.shape[:2], -1, *dy.shape[2:]).argmax(axis=2)
+            first = windows.reshape(*x.shape[:2], math.prod(self.window), *dy.shape[2:]).argmax(axis=2)
             ends = [
                 max(p, (c - 1) * s + d * (k - 1) + 1 - i - p0)
                 for c, s, d, k, i, p0, p in zip(
@@ -189,3 +189,47 @@ class BatchNormBackward(Op):
             dx = inner * _channels(x, scale * inverse)
             kept = operands[2].dtype
             return (dx.astype(operands[1].dtype), dscale.astype(kept), dbias.astype(kept))
+
+
+@dataclass(frozen=True)
+class LayerNormBackward(Op):
+    """Gradients of x, scale and bias of layer_norm of the same attributes, from dy, x and scale, a full one; not
+    `centred`: those of x and scale of rms_norm.
+
+    Beside f16 and bf16 scale, and with it its gradient, may be f32.
+    """
+
+    axis: int = -1
+    epsilon: float = 1e-5
+    centred: bool = True
+    name: ClassVar[str] = "layer_norm_backward"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 3)
+        require_float(self.name, *operands[:2])
+        dy, x, scale = operands
+        axis = normalize_axis(self.axis, x.rank)
+        require(x.size > 0, f"{self.name}: statistics of an empty batch {list(x.shape)}")
+        require(dy.same_value_type(x), f"dy is {dy}, x {x}")
+        shapes = f"parameter of shape {list(scale.shape)} for normalised dims {list(x.shape[axis:])}"
+        require(scale.shape == x.shape[axis:], f"{self.name}: {shapes}")
+        same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in (DType.F16, DType.BF16))
+        require(same, f"{self.name}: parameters of {scale.dtype.value} with x of {x.dtype.value}")
+        kept = TensorType(scale.shape, scale.dtype)
+        return (x, kept, kept) if self.centred else (x, kept)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            dy, x, scale = (_wide(xp, v) for v in operands)
+            first = self.axis % x.ndim
+            axes, rows = tuple(range(first, x.ndim)), tuple(range(first))
+            centred = x - x.mean(axis=axes, keepdims=True) if self.centred else x
+            inverse = 1.0 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.epsilon)
+            normal, inner = centred * inverse, dy * scale
+            along = normal * (inner * normal).mean(axis=axes, keepdims=True)
+            if self.centred:
+                along = along + inner.mean(axis=axes, keepdims=True)
+            dx, dscale = (inner - along) * inverse, (dy * normal).sum(axis=rows)
+            sums = (dscale, dy.sum(axis=rows)) if self.centred else (dscale,)
+            kept = operands[2].dtype
+            return (dx.astype(operands[1].dtype), *(v.astype(kept) for v in sums))

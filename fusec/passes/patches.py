@@ -17,7 +17,6 @@ from fusec.ops import Conv, MatMul, Reshape, Transpose, pw
 from fusec.passes.base import Options
 from fusec.passes.linear import single_use
 from fusec.passes.rewrite import NoMatch, Rewriter, local, rewrite
-from fusec.passes.view_chains import turned_below
 from fusec.passes.weights import derive
 
 _FEW_CHANNELS = 4  # tensor cores are fed by eights: less, and a convolution leaves most of them idle
@@ -40,7 +39,8 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
     taps = c * math.prod(window)
     if x.type.dtype.itemsize != 2 or x.type.size < _ENOUGH_ELEMENTS or taps < _ENOUGH_TAPS:
         raise NoMatch("it would not pay", x)
-    if not turned_below(node.result):  # what takes convolutions as they come is better fused with one
+    user = node.result.users[0] if single_use(node.result) else None
+    if user is None or not isinstance(user.op, (Reshape, Transpose)):  # other ops are better fused with a convolution
         raise NoMatch("what follows wants no rows", node.result)
     rows, columns = high // window[0], wide // window[1]
     cut = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result

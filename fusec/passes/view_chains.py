@@ -88,7 +88,7 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
     (x,), perm = rows.node.operands, rows.node.op.perm
     if x.literal is not None or perm[-1:] != (len(perm) - 1,) or x.type.order or rows.type.order:
         raise NoMatch("a constant, or not rows alone", rows)
-    if not turned_below(_behind_bias(node.result)):
+    if not _turned_below(_behind_bias(node.result)):
         raise NoMatch("what follows is not transposed", node.result)
     product = graph.insert(node.op, [x, w], before=node).result
     return graph.insert(Transpose(perm), [product], before=node, types=[node.result.type]).result
@@ -100,7 +100,7 @@ def _turned_rows_up(graph: Graph, node: Node) -> Value | None:
     perm, value = cast(Transpose, node.op).perm, node.operands[0]
     if perm[-1:] != (len(perm) - 1,) or value.node is None or not single_use(value):
         raise NoMatch("not rows alone, or used elsewhere too", value)
-    if turned_below(_behind_bias(node.result)):  # the other rule moved it here
+    if _turned_below(_behind_bias(node.result)):  # the other rule moved it here
         raise NoMatch("transposed again", node.result)
     bias: Node | None = None
     if value.node.op.name == "add" and (sums := _without_bias(value.node)) is not None:
@@ -146,7 +146,7 @@ def _without_bias(node: Node) -> Value | None:
     return None
 
 
-def turned_below(value: Value) -> bool:
+def _turned_below(value: Value) -> bool:
     """Whether a value is used once, in a chain of reshapes and transposes with a transpose in it."""
     while single_use(value):
         (user,) = value.users

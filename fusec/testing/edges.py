@@ -20,6 +20,7 @@ from fusec.ops import (
     Cumulate,
     GroupNorm,
     LayerNorm,
+    LayerNormBackward,
     LocalResponseNorm,
     MaxPoolBackward,
     Reduce,
@@ -55,7 +56,7 @@ POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
-        *("batch_norm_train", "batch_norm_backward"),
+        *("batch_norm_train", "batch_norm_backward", "layer_norm_backward"),
         "attention",
     )
 )
@@ -208,6 +209,8 @@ def sum_length(node: Node) -> int:
         return max(math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1), 1)
     if isinstance(op, (BatchNormTrain, BatchNormBackward)):
         return max(x.size // x.shape[1], 1)
+    if isinstance(op, LayerNormBackward):
+        return max(x.size, 1)
     if isinstance(op, MaxPoolBackward):
         return math.prod(op.window)
     if isinstance(op, GroupNorm):

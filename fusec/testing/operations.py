@@ -29,6 +29,7 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     LocalResponseNorm,
     MatMul,
     MaxPool,
@@ -591,6 +592,11 @@ def _batch_norm_backward(b: Builder) -> None:
     b.insert(BatchNormBackward(), b.like(x), x, *_channel_parameters(b, x, ["", "", "positive"]))
 
 
+def _layer_norm_backward(b: Builder) -> None:
+    x, axis, shape = _trailing(b)
+    b.insert(LayerNormBackward(axis, _epsilon(b), b.chance(60)), b.like(x), x, b.constant(shape, x.type.dtype))
+
+
 def _random_bits(b: Builder) -> None:
     state = b.input(TensorType((2,), DType.U64))
     b.values.pop()  # as an operand of anything else it would overflow
@@ -632,5 +638,6 @@ DRAWS: Mapping[str, Draw] = {
     "max_pool_backward": _max_pool_backward,
     "batch_norm_train": _batch_norm_train,
     "batch_norm_backward": _batch_norm_backward,
+    "layer_norm_backward": _layer_norm_backward,
     "random_bits": _random_bits,
 }

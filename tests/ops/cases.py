@@ -28,6 +28,7 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     LocalResponseNorm,
     MatMul,
     MaxPool,
@@ -611,6 +612,22 @@ def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse:
     return [v.astype(x.dtype) for v in (dx, dscale, dbias)]
 
 
+def layer_norm_gradient(dy: Array, x: Array, scale: Array, centred: bool, epsilon: float) -> list[Array]:
+    """Row by row in float64, by the derivative's own matrix."""
+    count = scale.size
+    rows, loss = (v.reshape(-1, count).astype(np.float64) for v in (x, dy))
+    dx, dscale = np.empty(rows.shape), np.zeros(count)
+    for i, row in enumerate(rows):
+        shift = np.eye(count) - (1.0 / count if centred else 0.0)
+        centre = shift @ row
+        deviation = np.sqrt((centre * centre).mean() + epsilon)
+        slope = (np.eye(count) - np.outer(centre, centre) / (count * deviation**2)) / deviation @ shift
+        dx[i] = slope.T @ (loss[i] * scale.reshape(-1))
+        dscale += loss[i] * centre / deviation
+    sums = [dscale, loss.sum(0)] if centred else [dscale]
+    return [dx.reshape(x.shape).astype(x.dtype), *(v.reshape(scale.shape).astype(x.dtype) for v in sums)]
+
+
 def philox(state: Array, shape: tuple[int, ...], stream: int) -> Array:
     """Philox4x32-10 word by word in Python's integers."""
     seed, step = map(int, state)
@@ -669,6 +686,20 @@ OTHERS |= {
     "batch_norm_backward": [
         Case(BatchNormBackward(), (shape, shape, (3,), (3,), (3,)), batch_norm_gradient, normal)
         for shape in ((4, 3, 2, 3), (5, 3))
+    ],
+    "layer_norm_backward": [
+        Case(
+            LayerNormBackward(axis, epsilon, centred),
+            (shape, shape, shape[axis:]),
+            lambda *a, centred=centred, epsilon=epsilon: layer_norm_gradient(*a, centred, epsilon),
+            normal,
+        )
+        for axis, epsilon, centred, shape in (
+            (-1, 1e-5, True, (4, 3, 6)),
+            (1, 0.25, True, (4, 3, 2)),
+            (-1, 1e-3, False, (5, 7)),
+            (0, 1e-5, True, (8,)),
+        )
     ],
     "random_bits": [
         Case(RandomBits(shape, stream), ((2,),), lambda state, op=(shape, stream): [philox(state, *op)], bits64, False)

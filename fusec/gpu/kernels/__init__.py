@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import depthwise, pointwise, pooling, rotary, rows, sampled
+from fusec.gpu.kernels import (
+    channels,
+    depthwise,
+    pointwise,
+    pool_backward,
+    pooling,
+    rotary,
+    row_backward,
+    rows,
+    sampled,
+)
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
 
@@ -15,7 +25,10 @@ Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     pointwise.pointwise,
     rows.rows,  # before pooling, since a pool over everything is a reduction
+    channels.channels,
+    row_backward.row_backward,
     pooling.pooling,
+    pool_backward.pool_backward,
     depthwise.depthwise,
     sampled.sampled,
     rotary.rotary,

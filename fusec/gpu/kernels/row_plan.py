@@ -61,6 +61,10 @@ class Plan:
         return ceil_div(max(self.groups, 1), self.lanes)
 
     @property
+    def block(self) -> int:
+        return self.threads * self.lanes
+
+    @property
     def width(self) -> int:
         """Numbers a thread reduces to."""
         return 1 if self.row else self.vector

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.chain import Chain, Space, decoded
+from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.formulas import Formula
 from fusec.gpu.kernels.row_plan import CACHED, Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.gpu.kernels.walk import begun, loop
 from fusec.ir import Node, Op, Value
 from fusec.ops import Reduce
 
@@ -38,15 +39,11 @@ class RowSource:
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
         self.cached = len(self.what.passes) > 1 and plan.turns * plan.vector <= CACHED
 
-    @property
-    def block(self) -> int:
-        return self.plan.threads * self.plan.lanes
-
     def launch(self) -> Launch:
         """All in one."""
         lines = [*self._begun(), *self._passes()]
         lines += self._reduced() if isinstance(self.op, Reduce) else self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.block)
+        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block)
 
     def partial(self) -> Launch:
         """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
@@ -57,7 +54,7 @@ class RowSource:
         lines.append("if (live && t == 0)")
         stores = " ".join(f"{pointer}[{self._place(number, 'chunk')}] = acc{number}[w];" for number in self._numbers)
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
-        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.block)
+        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
 
     def merged(self) -> Launch:
         """What chunks came to together; then what is written, again by chunks if it is elements."""
@@ -86,9 +83,9 @@ class RowSource:
             )
             lines += ["}", *self._together(number), *self._ended(number, passes[number].finish)]
         if isinstance(self.op, Reduce):
-            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.block)
+            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
         lines += self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.block)
+        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
 
     @property
     def _numbers(self) -> range:
@@ -100,27 +97,7 @@ class RowSource:
 
     def _begun(self) -> list[str]:
         """Which numbers a thread is about, and which elements of them."""
-        plan = self.plan
-        lines: list[str] = []
-        if plan.threads > 1 and not (plan.row and plan.threads <= 32):
-            lines.append(f"__shared__ {self.kind} shared[{self.block * plan.width}];")
-        else:
-            lines.append(f"{self.kind}* shared = 0;")
-        if plan.row:
-            lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
-        else:
-            lines.append(f"const u32 t = threadIdx.x / {plan.lanes}u, lane = threadIdx.x % {plan.lanes}u;")
-        if plan.chunks == 1:
-            lines.append(f"const u32 group = blockIdx.x * {plan.lanes}u + lane, begin = 0, end = {plan.count}u;")
-        else:
-            lines.append(f"const u32 group = blockIdx.x % {plan.blocks}u * {plan.lanes}u + lane;")
-            lines.append(f"const u32 chunk = blockIdx.x / {plan.blocks}u, begin = chunk * {plan.each}u;")
-            lines.append(
-                f"const u32 end = begin + {plan.each}u < {plan.count}u ? begin + {plan.each}u : {plan.count}u;"
-            )
-        lines.append(f"const bool live = group < {plan.groups}u;")
-        lines.append(f"const u32 at = live ? group : {max(plan.groups - 1, 0)}u;")
-        return lines + self._coordinates("at", reduced=False)
+        return begun(self.plan, self.kind)
 
     def _passes(self, size: str = "") -> list[str]:
         """What the passes come to, in acc0 and on. size: how many elements there are, where that is not all; only what
@@ -143,7 +120,7 @@ class RowSource:
     def _together(self, number: int) -> list[str]:
         plan, combine = self.plan, self.what.passes[number].combine
         by = 1 if plan.row else plan.lanes
-        kind = f"reduce_threads<{self.block}, {plan.threads}, {by}, {plan.width}>"
+        kind = f"reduce_threads<{self.plan.block}, {plan.threads}, {by}, {plan.width}>"
         return [f"{kind}(acc{number}, shared, {combine}());"]
 
     def _ended(self, number: int, finish: str) -> list[str]:
@@ -152,38 +129,9 @@ class RowSource:
         acc = f"acc{number}[w]"
         return [f"for (int w = 0; w < {self.plan.width}; ++w) {acc} = {finish.replace('#', acc)};"]
 
-    def _coordinates(self, index: str, reduced: bool) -> list[str]:
-        plan = self.plan
-        axes = [axis for axis in plan.axes if axis.reduced is reduced]
-        if not axes:
-            return []
-        inner = axes[-1] is plan.axes[-1] and plan.vector > 1
-        sizes = [(axis.name, axis.size) for axis in axes]
-        if not inner:
-            return decoded(index, sizes)
-        name, size = sizes[-1]
-        lines = decoded(index, [*sizes[:-1], (f"{name}_pack", size // plan.vector)])
-        return [*lines, f"const u32 {name} = {name}_pack * {plan.vector}u;"]
-
     def _loop(self, body: Sequence[str]) -> list[str]:
         """The body for each turn of a thread, with the coordinates there."""
-        plan = self.plan
-        if not plan.count:
-            return []
-        lines = [*self._coordinates("r", reduced=True), *body]
-        first, last = f"const u32 r = begin + t + turn * {plan.threads}u;", "if (r >= end) continue;"
-        if self.cached or plan.unrolled == 1:
-            head = ["#pragma unroll"] if self.cached else []
-            return [*head, *_block(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn)", [first, last, *lines])]
-        # no turn but the last asks whether there is an element, so what several read can be asked for at once
-        whole = [
-            f"const u32 full = (end - begin) / {plan.threads}u;",
-            f"#pragma unroll {plan.unrolled}",
-            *_block("for (u32 turn = 0; turn < full; ++turn)", [first, *lines]),
-        ]
-        if plan.each % plan.threads or plan.count % plan.each:
-            whole += _block(f"for (u32 r = begin + full * {plan.threads}u + t; r < end; r = end)", lines)
-        return _block("", whole)
+        return loop(self.plan, body, self.cached)
 
     def _turns(self, statement: str, first: bool) -> list[str]:
         """One pass over the elements; `e` is the one at hand."""
@@ -243,7 +191,3 @@ class RowSource:
         for value in self.late:
             chain.store(value)
         return chain
-
-
-def _block(head: str, lines: Sequence[str]) -> list[str]:
-    return [f"{head} {{", *(f"  {line}" for line in lines), "}"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
     Attention,
+    BatchNormTrain,
     Cast,
     Conv,
     ConvTranspose,
@@ -33,6 +34,7 @@ from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
 ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 
@@ -74,12 +76,12 @@ class Grower:
         self.owned = self._owned()
 
     def _owned(self) -> list[bool]:
-        """Whether a pointwise node can be an epilogue of some anchor: it then is no other's prologue,
-        since an epilogue costs nothing and keeps the precompiled engines."""
+        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a batch norm in
+        training: it then is no other's prologue, since an epilogue costs nothing and keeps the precompiled engines."""
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
             fed = (p for p in self.wiring.preds[i] if self.type[p].shape == self.type[i].shape)
-            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, EPILOGUES) for p in fed))
+            owned.append(self.pointwise[i] and any(owned[p] or isinstance(nodes[p].op, OWNERS) for p in fed))
         return owned
 
     def reset(self, condensation: Condensation, free: list[bool]) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import Case, assert_same
+from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
-from gpu.kernels.test_pooling_kernels import random_cases
+from gpu.kernels.test_pooling_kernels import random_backward_cases, random_cases
 from gpu.kernels.test_rotary_kernels import cases as rotary_cases
+from gpu.kernels.test_row_backward_kernels import norm_backward_cases, surrounded_norm_backward
 from gpu.kernels.test_row_kernels import normed, reductions, surrounded
 from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
 from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
@@ -31,9 +33,14 @@ def cases() -> list[Case]:
         *shape_cases(),
         *cast_cases(),
         *random_cases(),
+        *random_backward_cases(),
         *reductions(),
         *normed(),
         *surrounded(),
+        *channel_cases(),
+        *surrounded_channels(),
+        *norm_backward_cases(),
+        *surrounded_norm_backward(),
         *depthwise_cases(),
         *move_cases(),
         *among_pointwise_ops(),

@@ -63,6 +63,41 @@ def test_what_is_behind_a_pool_is_done_by_it() -> None:
     )
 
 
+def test_what_is_around_a_batch_norm_in_training_is_done_by_it() -> None:
+    """The relu, rather than being a prologue of the convolution behind it, and what is made of the statistics."""
+    check(
+        """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}, %s: f32[8], %b: f32[8], %h: f32[8], %w: f32[8,8,1,1]) {
+  %y, %m, %i = batch_norm_train(%x, %s, %b) : f32[2,8,6,6]{0,2,3,1}, f32[8], f32[8]
+  %t = mul(%h, %m)
+  %r = relu(%y)
+  %c = conv(%r, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1]}
+  return %c, %t, %i
+}""",
+        ["batch_norm_train+mul+relu", "conv"],
+    )
+    check(
+        """graph "g" (%d: f32[2,8,6,6]{0,2,3,1}, %x: f32[2,8,6,6]{0,2,3,1}, %s: f32[8], %m: f32[8], %i: f32[8]) {
+  %l = relu_backward(%d, %x)
+  %e, %p, %q = batch_norm_backward(%l, %x, %s, %m, %i) : f32[2,8,6,6]{0,2,3,1}, f32[8], f32[8]
+  %n = sub(%s, %p)
+  return %e, %n, %q, %l
+}""",
+        ["relu_backward+batch_norm_backward+sub"],
+    )
+
+
+def test_a_gradient_goes_past_a_layer_norm_in_its_kernel() -> None:
+    check(
+        """graph "g" (%d: f32[6,40], %x: f32[6,40], %s: f32[40], %z: f32[6,40]) {
+  %e, %p, %q = layer_norm_backward(%d, %x, %s) : f32[6,40], f32[40], f32[40]
+  %a = add(%e, %z)
+  %n = sub(%s, %p)
+  return %a, %n, %q
+}""",
+        ["layer_norm_backward+add+sub"],
+    )
+
+
 def test_what_cudnn_does_alone_is_left_to_it() -> None:
     text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %e = exp(%x)

@@ -10,8 +10,8 @@ from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
-from fusec.ir import DType
-from fusec.ops import AvgPool, MaxPool, pw
+from fusec.ir import DType, TensorType
+from fusec.ops import AvgPool, MaxPool, MaxPoolBackward, pw
 
 F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
 
@@ -46,6 +46,44 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
             continue
 
 
+def random_backward(rng: np.random.Generator, number: int) -> Case:
+    """The gradient of a max pool of random attributes, half of them masked as by a relu before the pool."""
+    while True:
+        n = int(rng.integers(1, 4))
+        window, strides, dilations = (tuple(map(int, rng.integers(1, high, n))) for high in (4, 4, 3))
+        pads = tuple(
+            int(rng.integers(0, math.ceil(k * d / 2) + 1)) for k, d in zip(window * 2, dilations * 2, strict=True)
+        )
+        shape = (int(rng.integers(0, 3)), int(rng.choice([1, 3, 8, 16, 20])), *map(int, rng.integers(1, 8, n)))
+        pool = MaxPool(window, strides, pads, dilations, bool(rng.integers(2)))
+        op = MaxPoolBackward(window, strides, pads, dilations, pool.ceil_mode)
+        dtype = rng.choice(np.array([F32, F16, BF16, DType.F64], dtype=object))
+        kind, masked = last if rng.integers(3) else rows, bool(rng.integers(2))
+        try:
+            pooled = pool.infer(kind(dtype, *shape))[0].shape
+        except VerifyError:
+            continue
+
+        def make(g: Any, dy: Any, x: Any, op: Any = op, masked: bool = masked) -> Any:
+            dx = g.add(op, dy, x)
+            return g.add(pw("relu_backward"), dx, x) if masked else dx
+
+        types = [kind(dtype, *pooled), kind(dtype, *shape)]
+        return build(f"{number} {op} {dtype.value} {shape} {kind.__name__}", types, make, few)
+
+
+def few(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Small whole numbers, many of them equal, with NaN and infinities among them."""
+    array = rng.integers(-2, 3, type.shape).astype(type.dtype.numpy)
+    odd = np.array([np.nan, -np.inf, np.inf]).astype(type.dtype.numpy)
+    return np.where(rng.random(type.shape) < 0.1, rng.choice(odd, type.shape), array).astype(type.dtype.numpy)
+
+
+def random_backward_cases() -> list[Case]:
+    fixed = np.random.default_rng(8)
+    return [random_backward(fixed, i) for i in range(40)]
+
+
 def random_cases() -> list[Case]:
     fixed = np.random.default_rng(7)  # the same sources each time: they are compiled once
     return [random_case(fixed, i) for i in range(60)]
@@ -54,6 +92,12 @@ def random_cases() -> list[Case]:
 @needs_compiler
 def test_random_pools(rng: np.random.Generator) -> None:
     check(random_cases(), rng)
+
+
+@needs_compiler
+def test_gradients_of_random_pools(rng: np.random.Generator) -> None:
+    """Of equal numbers the first of a window gets its gradient, and NaN is larger than any."""
+    check(random_backward_cases(), rng)
 
 
 @needs_compiler

@@ -1,0 +1,205 @@
+"""The CUDA C of a batch norm in training and its backward: sums by chunks, the sums put together, the elements again.
+
+Sums of squares are taken around each chunk's first element, so that a large mean costs no digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.chain import Chain, Space
+from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.parts import Part
+from fusec.gpu.kernels.row_plan import Plan
+from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.gpu.kernels.walk import Merge, begun, coordinates, loop
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import BatchNormTrain
+
+BACKWARDS = True  # what was written last is read first, as it may still be in the cache
+
+
+@dataclass(frozen=True)
+class ChannelSource:
+    """Launches for a step: `sums` and `write` share out the elements for the two passes."""
+
+    part: Part
+    sums: Plan
+    write: Plan
+
+    @property
+    def forward(self) -> bool:
+        return isinstance(self.part.anchor.op, BatchNormTrain)
+
+    @property
+    def kind(self) -> str:
+        return compute_type(self.part.x.type.dtype)
+
+    @property
+    def channels(self) -> int:
+        return self.part.x.type.shape[1]
+
+    @property
+    def count(self) -> int:
+        return self.part.x.type.size // self.channels
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Two numbers of each chunk and channel, then the factors of each channel."""
+        factors = 3 if self.forward else 4
+        return (2 * self.sums.chunks + factors) * self.channels * (8 if self.kind == "double" else 4)
+
+    def launches(self) -> tuple[Launch, ...]:
+        elements = () if not (self.part.late or self.part.behind) else (self._elements(),)
+        return (self._sums(), self._together(), *elements)
+
+    def _sums(self) -> Launch:
+        """Of each chunk: forward its mean and squares around that; backward the sums of dy and of dy times x."""
+        plan, kind, arguments, part = self.sums, self.kind, Arguments(), self.part
+        place = "0" if plan.row else "j"
+        lines = begun(plan, kind, backwards=BACKWARDS)
+        lines += [f"{kind} acc0[{plan.width}], acc1[{plan.width}], around[{plan.width}];"]
+        lines += [f"for (int w = 0; w < {plan.width}; ++w) acc0[w] = acc1[w] = {kind}(0);"]
+        if self.forward:
+            first = Chain(_space(part.x.type, plan), arguments, "f")
+            for node in part.before:
+                first.apply(node)
+            # of neighbours along a row only the first counts, which the last to be written is
+            first.inside.append(f"const {kind} e = {first.get(part.x)};")
+            guard = "if (j == 0) " if plan.row else ""
+            first.inside.append(f"{guard}around[{place}] = fabs(e) < {kind}(INFINITE) ? e : {kind}(0);")
+            lines += ["{", "  const u32 r = begin;", *coordinates(plan, "r", reduced=True), *first.lines(), "}"]
+        else:
+            mean = Chain(_space(part.x.type, plan, reduced=False), arguments, "m")
+            text = mean.get(part.parameters[1], _along_channels(part.parameters[1], part.x.type))
+            mean.inside.append(f"around[{place}] = {text};")
+            lines += mean.lines()
+        chain = Chain(_space(part.x.type, plan), arguments)
+        for node in part.before:
+            chain.apply(node)
+        for value in part.early:  # every lane that is not live repeats what the last one does
+            chain.store(value)
+        e = chain.get(part.x)
+        if self.forward:
+            chain.inside += [f"const {kind} d = {e} - around[{place}];"]
+            chain.inside += [f"acc0[{place}] += d;", f"acc1[{place}] += d * d;"]
+        else:
+            dy = chain.get(part.anchor.operands[0])
+            chain.inside += [f"acc0[{place}] += {dy};", f"acc1[{place}] += {dy} * ({e} - around[{place}]);"]
+        lines += loop(plan, chain.lines())
+        reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
+        lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
+        pointer = arguments.scratch(kind)
+        lines.append("if (live && t == 0)")
+        lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{")
+        if self.forward:
+            lines.append(f"    const {kind} size = {kind}((end - begin) * {plan.vector if plan.row else 1}u);")
+            lines.append(f"    const {kind} squares = acc1[w] - acc0[w] * acc0[w] / size;")
+            lines.append("    acc0[w] = around[w] + acc0[w] / size;")
+            lines.append(f"    acc1[w] = nmax(squares, {kind}(0));")
+        chunk = "chunk" if plan.chunks > 1 else "0u"
+        for number in range(2):
+            at = f"({number * plan.chunks}u + {chunk}) * {self.channels}u + at * {plan.width}u + w"
+            lines.append(f"    {pointer}[{at}] = acc{number}[w];")
+        lines.append("  }")
+        return arguments.launch(f"{self._name}_sums", lines, plan.blocks * plan.chunks, plan.block)
+
+    @property
+    def _name(self) -> str:
+        return self.part.anchor.op.name
+
+    def _together(self) -> Launch:
+        """The sums of all chunks, what is made of them, and the factors for the second pass."""
+        plan, kind, arguments, part = self.sums, self.kind, Arguments(), self.part
+        channels, chunks = self.channels, plan.chunks
+        pointer = arguments.scratch(kind)
+        merge = Merge(channels, chunks)
+        lines = merge.begun(kind, 2)
+        if self.forward:
+            lines.append(f"{kind} around = {pointer}[c];")
+            lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
+        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u) {{"]
+        parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
+        if self.forward:
+            by = plan.vector if plan.row else 1
+            rest = plan.count - (chunks - 1) * plan.each
+            lines.append(f"  const {kind} size = s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by});")
+            lines.append(f"  const {kind} d = {parts[0]} - around;")
+            lines.append(f"  acc0[0] += size * d; acc1[0] += size * d * d + {parts[1]};")
+        else:
+            lines.append(f"  acc0[0] += {parts[0]}; acc1[0] += {parts[1]};")
+        lines.append("}")
+        lines += merge.ended(2)
+        chain = Chain(Space((channels,), ("c",)), arguments)
+        factors = self._forward(chain) if self.forward else self._backward(chain)
+        for number, factor in enumerate(factors):
+            chain.inside.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
+        for node in part.small:
+            chain.apply(node)
+        for value in part.kept:
+            chain.store(value)
+        lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
+        return arguments.launch(f"{self._name}_together", lines, merge.blocks, merge.block)
+
+    def _forward(self, chain: Chain) -> tuple[str, ...]:
+        """Mean and inverse deviation, and the factors mean, scale by that, bias."""
+        op, kind = self.part.anchor.op, self.kind
+        assert isinstance(op, BatchNormTrain)
+        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        scale, bias = (chain.get(v) for v in self.part.parameters)
+        chain.inside.append(f"const {kind} mean = around + acc0[0] / {kind}({self.count});")
+        spread = f"(acc1[0] - acc0[0] * acc0[0] / {kind}({self.count})) / {kind}({self.count})"
+        chain.inside.append(f"const {kind} inverse = {kind}(1) / sqrt(nmax({spread}, {kind}(0)) + {epsilon});")
+        chain.define(self.part.anchor.results[1], "mean")
+        chain.define(self.part.anchor.results[2], "inverse")
+        return "mean", f"inverse * {scale}", bias
+
+    def _backward(self, chain: Chain) -> tuple[str, ...]:
+        """Gradients of scale and bias, and the factors that leave of dy what the statistics do not take."""
+        kind, count = self.kind, self.count
+        scale, mean, inverse = (chain.get(v) for v in self.part.parameters)
+        chain.define(self.part.anchor.results[1], f"acc1[0] * {inverse}")
+        chain.define(self.part.anchor.results[2], "acc0[0]")
+        along = f"acc1[0] * {inverse} * {inverse} / {kind}({count})"
+        return mean, f"acc0[0] / {kind}({count})", along, f"{scale} * {inverse}"
+
+    def _elements(self) -> Launch:
+        """The second pass: each element again, and what becomes of it."""
+        plan, kind, arguments, part = self.write, self.kind, Arguments(), self.part
+        place = "0" if plan.row else "j"
+        lines = begun(plan, kind)
+        pointer = arguments.scratch(f"const {kind}")
+        for number in range(3 if self.forward else 4):
+            at = f"{(2 * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
+            pack = f"Pack<{kind}, {plan.width}>"
+            lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
+        chain = Chain(_space(part.x.type, plan), arguments)
+        for node in part.again:
+            chain.apply(node)
+        mean, *by = (f"f{number}.v[{place}]" for number in range(3 if self.forward else 4))
+        centred = f"({chain.get(part.x)} - {mean})"
+        if self.forward:
+            text = f"{centred} * {by[0]} + {by[1]}"
+        else:
+            text = f"({chain.get(part.anchor.operands[0])} - {by[0]} - {centred} * {by[1]}) * {by[2]}"
+        chain.define(part.y, text)
+        for node in part.behind:
+            chain.apply(node)
+        for value in part.late:
+            chain.store(value)
+        lines += ["if (live) {", *loop(plan, chain.lines()), "}"]
+        return arguments.launch(f"{self._name}_elements", lines, plan.blocks * plan.chunks, plan.block)
+
+
+def _space(x: TensorType, plan: Plan, reduced: bool = True) -> Space:
+    """The elements of a walk; reduced: not only the channels."""
+    names: list[str | None] = [None] * x.rank
+    for axis in plan.axes:
+        if reduced or not axis.reduced:
+            names[axis.dim] = axis.name
+    vector = plan.vector if reduced or not plan.row else 1
+    return Space(x.shape, tuple(names), plan.along, vector)
+
+
+def _along_channels(value: Value, x: TensorType) -> TensorType:
+    return TensorType((x.shape[1], *(1,) * (x.rank - 2)), value.type.dtype)

@@ -1,0 +1,70 @@
+"""Batch norm by the batch's own statistics, and its backward: two passes over the elements, sums of a channel and what
+is made of them, with pointwise ops before and behind, and what becomes of the statistics, on the way.
+
+Sums are taken by chunks in an order that does not change from run to run; a small launch puts them together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusec.gpu.kernels.chain import step, takes, widest
+from fusec.gpu.kernels.channel_source import ChannelSource
+from fusec.gpu.kernels.parts import parted
+from fusec.gpu.kernels.row_plan import Axis, Plan
+from fusec.gpu.kernels.spec import BLOCK, Kernel, ceil_div, power_of_two
+from fusec.gpu.kernels.view import Laid
+from fusec.ir import Node, TensorType, Value
+from fusec.ops import BatchNormBackward, BatchNormTrain
+from fusec.program import inputs_of
+
+LANES = 32  # vectors of channels that a block goes through side by side, at most
+SUM_BLOCKS, WRITE_BLOCKS = 528, 1056  # of a pass over a large tensor
+UNROLLED = 4  # turns whose elements are asked for together
+SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, where there are several chunks
+
+
+def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a batch norm in training or its backward; None if the step is no such thing."""
+    anchors = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBackward))]
+    if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
+        return None
+    (anchor,) = anchors
+    part = parted(nodes, outputs, anchor, 1 if isinstance(anchor.op, BatchNormTrain) else 2)
+    if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
+        return None
+    read = [v.type for v in inputs_of([*part.before, anchor]) if v.type.size != 1 and v not in part.parameters]
+    early = [v.type for v in part.early]
+    again = [v.type for v in inputs_of(part.again) if v.type.size != 1 and v not in part.parameters]
+    written = [v.type for v in (*inputs_of(part.behind), *part.late) if v.type.size != 1 and v is not part.y]
+    sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
+    write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
+    source = ChannelSource(part, sums, write)
+    return Kernel("+".join(node.op.name for node in nodes), source.launches(), source.scratch_bytes)
+
+
+def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:
+    """Who goes through which elements of x for sums over all but the channels; types: of all that is moved."""
+    rank = x.rank
+    groups: list[list[int]] = []
+    for dim in (d for d in x.order or range(rank) if x.shape[d] != 1):
+        outer = groups[-1][-1] if groups else 1
+        if 1 not in (dim, outer) and all(step(t, rank, outer) == step(t, rank, dim) * x.shape[dim] for t in types):
+            groups[-1].append(dim)
+        else:
+            groups.append([dim])
+    axes = tuple(Axis(f"c{g[-1]}", g[-1], math.prod(x.shape[d] for d in g), g != [1]) for g in groups)
+    row, vector = not axes or axes[-1].reduced, 1
+    if axes:
+        dims = [axis.dim for axis in reversed(axes)]
+        vector = widest(axes[-1].size, types, [[step(t, rank, d) for d in dims] for t in types])
+    count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
+    numbers = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
+    lanes = 1 if row else min(LANES, power_of_two(numbers))
+    threads = min(BLOCK // lanes, power_of_two(count))
+    lanes = max(lanes, 32 // threads)
+    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED)
+    plan = replace(plan, chunks=max(1, min(ceil_div(blocks, plan.blocks), count // (threads * turns))))
+    return replace(plan, chunks=ceil_div(count, plan.each))

@@ -1,0 +1,225 @@
+"""The gradients of layer and RMS norm: dx row by row and, on the way, sums over rows for scale and bias; with pointwise
+ops before and behind, and what becomes of those sums.
+
+Some threads share a row and keep it in registers; each adds up its columns over the rows it meets, and a small launch
+puts these sums together, always in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.chain import Chain, Space, merged, step, takes, widest
+from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.parts import Part, parted
+from fusec.gpu.kernels.row_plan import Axis, Plan
+from fusec.gpu.kernels.spec import BLOCK, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
+from fusec.gpu.kernels.view import Laid
+from fusec.gpu.kernels.walk import Merge, coordinates
+from fusec.ir import DType, Node, Value
+from fusec.ops import LayerNormBackward
+from fusec.program import inputs_of
+
+KEPT = 24  # numbers of a row that a thread keeps, of each of four kinds
+MOST = 512  # threads for a row
+BLOCKS = 264  # two for each multiprocessor of the largest GPUs; more leave more sums to put together
+
+
+def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a layer_norm_backward with what stands around it; None if the step is no such thing."""
+    anchors = [node for node in nodes if isinstance(node.op, LayerNormBackward)]
+    if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
+        return None
+    (anchor,) = anchors
+    if anchor.op.attributes["axis"] % anchor.operands[1].type.rank == 0:
+        return None  # one row: the parameters are as large as x
+    part = parted(nodes, outputs, anchor, 2)
+    if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
+        return None
+    if any(v.node in part.before for node in part.behind for v in node.operands):
+        return None
+    plan = _planned(part)
+    if plan is None:
+        return None
+    source = _Source(part, plan)
+    return Kernel("+".join(node.op.name for node in nodes), (source.rows(), source.columns()), source.scratch_bytes)
+
+
+def _planned(part: Part) -> Plan | None:
+    """Who goes through what; None unless all lies in rows that threads can keep."""
+    x, axis = part.x.type, part.anchor.op.attributes["axis"] % part.x.type.rank
+    read = inputs_of([*part.before, *part.behind])
+    types: list[Laid] = [v.type for v in (*part.elements, *read, *part.early, *part.late) if v.type.size != 1]
+    if x.order:
+        return None
+    sizes = [d for d in range(x.rank) if x.shape[d] != 1]
+    leading = merged(x.shape, [d for d in sizes if d < axis], types) if any(d < axis for d in sizes) else []
+    trailing = merged(x.shape, [d for d in sizes if d >= axis], types) if any(d >= axis for d in sizes) else []
+    axes = tuple(
+        Axis(f"c{g[-1]}", g[-1], math.prod(x.shape[d] for d in g), reduced)
+        for groups, reduced in ((leading, False), (trailing, True))
+        for g in groups
+    )
+    vector = 1
+    if trailing:
+        dims = [a.dim for a in reversed(axes)]
+        kept = [part.parameters[0].type, *types]
+        vector = min(MAX_VECTOR, widest(axes[-1].size, kept, [[step(t, x.rank, d) for d in dims] for t in kept]))
+    size = math.prod(x.shape[axis:])
+    count = size // vector
+    threads = max(32, power_of_two(ceil_div(count, max(1, KEPT // vector))))
+    if threads > MOST:
+        return None
+    lanes = max(1, BLOCK // threads)
+    return Plan(axes, True, vector, threads, lanes, count, x.size // size)
+
+
+@dataclass(frozen=True)
+class _Source:
+    part: Part
+    plan: Plan
+
+    @property
+    def kind(self) -> str:
+        return compute_type(self.part.x.type.dtype)
+
+    @property
+    def size(self) -> int:
+        return self.part.parameters[0].type.size
+
+    @property
+    def blocks(self) -> int:
+        return min(BLOCKS, self.plan.blocks)
+
+    @property
+    def sums(self) -> int:
+        return len(self.part.anchor.results) - 1
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What each block's sums of columns come to."""
+        return self.sums * self.blocks * self.size * (8 if self.kind == "double" else 4)
+
+    def rows(self) -> Launch:
+        plan, part, kind, arguments = self.plan, self.part, self.kind, Arguments()
+        op = part.anchor.op
+        assert isinstance(op, LayerNormBackward)
+        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        turns, vector, count = plan.turns, plan.vector, f"{kind}({self.size})"
+        reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
+        lines = [f"__shared__ {kind} shared[{plan.block * max(2, vector)}];"]
+        lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
+        names = ("by_scale", "by_bias")[: self.sums]
+        lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
+        zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
+        lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
+        rounds = ceil_div(plan.groups, self.blocks * plan.lanes)
+        lines.append(f"for (u32 round = 0; round < {rounds}u; ++round) {{")
+        lines.append(f"const u32 group = (round * {self.blocks}u + blockIdx.x) * {plan.lanes}u + lane;")
+        lines.append(f"const bool live = group < {plan.groups}u;")
+        lines.append(f"const u32 at = live ? group : {plan.groups - 1}u;")
+        lines += coordinates(plan, "at", reduced=False)
+        lines.append(f"{kind} e[{turns}][{vector}], loss[{turns}][{vector}], sum[1] = {{{kind}(0)}};")
+        load = Chain(self._space, arguments)
+        for node in part.before:
+            load.apply(node)
+        for value in part.early:  # every lane that is not live repeats what the last one does
+            load.store(value)
+        load.inside.append(f"e[turn][j] = {load.get(part.x)};")
+        load.inside.append(f"loss[turn][j] = {load.get(part.elements[0])};")
+        if op.centred:
+            load.inside.append("sum[0] += e[turn][j];")
+            lines += [*self._loop(load.lines()), f"{reduce}, 1>(sum, shared, Add());"]
+            lines.append(f"const {kind} mean = sum[0] / {count};")
+            lines.append(f"sum[0] = {kind}(0);")
+            lines += self._loop(self._each("e[turn][j] -= mean; sum[0] += e[turn][j] * e[turn][j];"))
+        else:
+            load.inside.append("sum[0] += e[turn][j] * e[turn][j];")
+            lines += self._loop(load.lines())
+        lines.append(f"{reduce}, 1>(sum, shared, Add());")
+        lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sum[0] / {count} + {epsilon});")
+        lines.append(f"{kind} along[2] = {{{kind}(0), {kind}(0)}};")
+        scaled = Chain(self._space, arguments, "s")
+        text = scaled.get(part.parameters[0])
+        scaled.inside += ["e[turn][j] *= inverse;", f"const {kind} inner = loss[turn][j] * {text};"]
+        scaled.inside.append("along[0] += inner * e[turn][j]; along[1] += inner;")
+        adds = ["by_scale[turn][j] += loss[turn][j] * e[turn][j];", "by_bias[turn][j] += loss[turn][j];"]
+        scaled.inside.append(f"if (live) {{ {' '.join(adds[: self.sums])} }}")
+        lines += [*self._loop(scaled.lines()), f"{reduce}, 2>(along, shared, Add());"]
+        lines.append(f"along[0] /= {count}; along[1] /= {count};")
+        if part.late:
+            last = Chain(self._space, arguments, "w")
+            inner = f"loss[turn][j] * {last.get(part.parameters[0])}"
+            mean = " - along[1]" if op.centred else ""
+            last.define(part.y, f"({inner}{mean} - e[turn][j] * along[0]) * inverse")
+            for node in part.behind:
+                last.apply(node)
+            for value in part.late:
+                last.store(value)
+            lines += ["if (live) {", *self._loop(last.lines()), "}"]
+        lines.append("}")
+        pointer = arguments.scratch(kind)
+        for number, name in enumerate(names):
+            lines += ["#pragma unroll", f"for (int turn = 0; turn < {turns}; ++turn) {{"]
+            if plan.lanes > 1:
+                lines.append(f"  reduce_threads<{plan.block}, {plan.lanes}, {plan.threads}, {vector}>")
+                lines.append(f"    ({name}[turn], shared, Add());")
+            lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
+            place = f"({number * self.blocks}u + blockIdx.x) * {self.size}u + r * {vector}u + j"
+            lines.append(f"  if (lane == 0 && r < {plan.count}u)")
+            lines.append(f"    for (int j = 0; j < {vector}; ++j) {pointer}[{place}] = {name}[turn][j];")
+            lines.append("}")
+        return arguments.launch("norm_backward_rows", lines, self.blocks, plan.block)
+
+    def columns(self) -> Launch:
+        """The sums over all rows, and what is made of them."""
+        part, kind, arguments, merge = self.part, self.kind, Arguments(), Merge(self.size, self.blocks)
+        pointer = arguments.scratch(f"const {kind}")
+        lines = merge.begun(kind, self.sums)
+        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.blocks}u; s += {merge.threads}u) {{"]
+        for number in range(self.sums):
+            lines.append(f"  acc{number}[0] += {pointer}[({number * self.blocks}u + s) * {self.size}u + c];")
+        lines += ["}", *merge.ended(self.sums)]
+        shape = part.parameters[0].type.shape
+        names = _places(shape)
+        if len(names) > 1:
+            lines += [f"const u32 {name} = {text};" for name, text in names if name]
+        chain = Chain(Space(shape, tuple(name or None for name, _ in names)), arguments)
+        for number in range(self.sums):
+            chain.define(part.anchor.results[1 + number], f"acc{number}[0]")
+        for node in part.small:
+            chain.apply(node)
+        for value in part.kept:
+            chain.store(value)
+        lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
+        return arguments.launch("norm_backward_columns", lines, merge.blocks, merge.block)
+
+    @property
+    def _space(self) -> Space:
+        names: list[str | None] = [None] * self.part.x.type.rank
+        for axis in self.plan.axes:
+            names[axis.dim] = axis.name
+        return Space(self.part.x.type.shape, tuple(names), self.plan.along, self.plan.vector)
+
+    def _each(self, statement: str) -> list[str]:
+        return ["#pragma unroll", f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {statement} }}"]
+
+    def _loop(self, body: Sequence[str]) -> list[str]:
+        """The body for each vector of the row that the thread keeps."""
+        plan = self.plan
+        lines = ["#pragma unroll", f"for (int turn = 0; turn < {plan.turns}; ++turn) {{"]
+        lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
+        if plan.turns * plan.threads != plan.count:
+            lines.append(f"  if (r >= {plan.count}u) continue;")
+        return [*lines, *(f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)), "}"]
+
+
+def _places(shape: tuple[int, ...]) -> list[tuple[str, str]]:
+    """For each dim the name of its coordinate (none of one element) and what it is, of column c."""
+    if len(shape) == 1:
+        return [("c" if shape[0] != 1 else "", "")]
+    return [
+        (f"q{d}" if size != 1 else "", f"c / {math.prod(shape[d + 1 :])}u % {size}u") for d, size in enumerate(shape)
+    ]

@@ -1,0 +1,142 @@
+"""Kernels of batch norm in training and its backward against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
+
+from fusec.gpu.kernels import channels as family
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, pw
+
+F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
+SHAPES = ((3, 16, 9, 5), (2, 6, 3, 4), (5, 40, 12), (33, 24), (4, 1, 3, 3), (1, 3, 1, 1), (2, 264, 2, 3))
+
+
+def forward(g: Any, *v: Value) -> Sequence[Value]:
+    return g.insert(BatchNormTrain(1e-3), list(v)).results
+
+
+def backward(g: Any, *v: Value) -> Sequence[Value]:
+    return g.insert(BatchNormBackward(), list(v)).results
+
+
+def positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Normal numbers around a mean that is not zero; parameters, which are vectors, as an inverse deviation is."""
+    array = rng.standard_normal(type.shape)
+    return (array + 0.5 if type.rank > 2 else 0.5 + np.abs(array)).astype(type.dtype.numpy)
+
+
+def channel_cases() -> list[Case]:
+    """Both ops alone, over memory orders, shapes and types."""
+    cases: list[Case] = []
+    for dtype, parameter in ((F32, F32), (F16, F32), (F16, F16), (BF16, F32), (F64, F64)):
+        for kind in (last, rows):
+            for shape in SHAPES if parameter is not F16 else SHAPES[:2]:
+                if kind is last and len(shape) < 3:
+                    continue
+                x, p = kind(dtype, *shape), rows(parameter, shape[1])
+                name = f"{kind.__name__} {dtype} {parameter} {shape}"
+                cases.append(build(f"train {name}", [x, p, p], forward, positive))
+                cases.append(build(f"backward {name}", [x, x, p, p, p], backward, positive))
+    return cases
+
+
+def surrounded_channels() -> list[Case]:
+    """With pointwise ops before and behind, and what an optimiser makes of the statistics."""
+
+    def block_end(g: Any, x: Value, s: Value, b: Value, z: Value, held: Value) -> Sequence[Value]:
+        y, mean, inverse = forward(g, x, s, b)
+        running = g.add(pw("add"), g.add(pw("mul"), held, g.constant(np.float32(0.9))), mean)
+        return g.add(pw("relu"), g.add(pw("add"), y, z)), running, mean, inverse
+
+    def from_relu(g: Any, dy: Value, y: Value, x: Value, s: Value, m: Value, i: Value, held: Value) -> Sequence[Value]:
+        masked = g.add(pw("relu_backward"), dy, y)
+        dx, dscale, dbias = backward(g, masked, x, s, m, i)
+        move = g.add(pw("add"), g.add(pw("mul"), held, g.constant(np.float32(0.9))), dscale)
+        return dx, move, g.add(pw("sub"), s, move), dbias
+
+    def into_both(g: Any, dy: Value, y: Value, x: Value, s: Value, m: Value, i: Value, held: Value) -> Sequence[Value]:
+        masked = g.add(pw("relu_backward"), g.add(pw("add"), dy, dy), y)
+        return masked, *backward(g, masked, x, s, m, i)
+
+    def from_mean(g: Any, dy: Value, y: Value, x: Value, s: Value, m: Value, i: Value) -> Sequence[Value]:
+        return backward(g, g.add(pw("relu_backward"), dy, y), x, s, m, i)
+
+    def casts(g: Any, x: Value, s: Value, b: Value) -> Sequence[Value]:
+        y, mean, _ = forward(g, g.add(Cast(F32), x), s, b)
+        return g.add(Cast(F16), y), mean
+
+    cases: list[Case] = []
+    for dtype in (F32, F16):
+        for kind in (last, rows):
+            x, p = kind(dtype, 3, 16, 5, 3), rows(F32, 16)
+            name = f"{kind.__name__} {dtype}"
+            cases.append(build(f"block end {name}", [x, p, p, x, p], block_end, positive))
+            cases.append(build(f"from relu {name}", [x, x, x, p, p, p, p], from_relu, positive))
+            cases.append(build(f"into both {name}", [x, x, x, p, p, p, p], into_both, positive))
+            one = rows(dtype, 3, 16, 1, 1)
+            cases.append(build(f"from mean {name}", [one, x, x, p, p, p], from_mean, positive))
+    cases.append(build("casts", [last(F16, 3, 16, 5, 3), rows(F32, 16), rows(F32, 16)], casts, positive))
+    return cases
+
+
+@needs_compiler
+def test_batch_norm(rng: np.random.Generator) -> None:
+    check(channel_cases(), rng)
+
+
+@needs_compiler
+def test_pointwise_ops_around_batch_norm(rng: np.random.Generator) -> None:
+    check(surrounded_channels(), rng)
+
+
+@needs_compiler
+def test_many_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "SUM_TURNS", 1)
+    monkeypatch.setattr(family, "WRITE_TURNS", 1)
+    cases = [case for case in (*channel_cases(), *surrounded_channels()) if "F16" in case.name]
+    assert len(cases) > 20
+    cases.append(build("long", [last(F16, 4, 8, 40, 33), rows(F32, 8), rows(F32, 8)], forward, positive))
+    check(cases, rng)
+
+
+@needs_compiler
+def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
+    """Nor does one element that is far from all others, wherever it lies."""
+    x, p = last(F32, 8, 8, 16, 16), rows(F32, 8)
+    case = build("large mean", [x, p, p], forward, positive)
+    assert case.kernel is not None
+    arrays = case.arrays(rng)
+    array = arrays[case.graph.inputs[0]]
+    array += 1000.0
+    array[0, 3, 0, 0] = 3e4
+    wide = {v: a.astype(np.float64) for v, a in arrays.items()}
+    got = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
+    for a, b in zip(got, case.reference(wide), strict=True):
+        assert np.linalg.norm(a - b) / np.linalg.norm(b) < 2e-5
+
+
+@needs_compiler
+def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> None:
+    x, p = last(F16, 4, 8, 6, 5), rows(F32, 8)
+    cases = [build("train", [x, p, p], forward, positive), build("backward", [x, x, p, p, p], backward, positive)]
+    for case in cases:
+        kernel, arrays = case.kernel, case.arrays(rng)
+        assert kernel is not None
+        first = arrays[case.graph.inputs[0]]
+        first[0, 1, 0, 0] = np.nan
+        first[2, 3, 4, 4] = np.inf
+        first[0, 5, 0, 0] = -np.inf
+        got, want = Emulator([kernel]).run(kernel, arrays, case.outputs), case.reference(arrays)
+        for a, b in zip(got, want, strict=True):
+            a, b = (v[:, [1, 3, 5]] if v.ndim > 1 else v[[1, 3, 5]] for v in (a, b))
+            assert not np.isfinite(a.astype(np.float64)).all() or np.isfinite(b.astype(np.float64)).all()
+            np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        rest = [0, 2, 4, 6, 7]
+        assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)

@@ -1,0 +1,109 @@
+"""Kernels of the gradients of layer and RMS norm against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import Case, build, check, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
+
+from fusec.gpu.kernels import row_backward as family
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Cast, LayerNormBackward, pw
+
+SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 1), -1), ((3, 1500), 1), ((4, 33), 1))
+F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
+
+
+def shifted(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Normal numbers around a mean that is not zero: sums of some are no small differences."""
+    return (rng.standard_normal(type.shape) + 0.5).astype(type.dtype.numpy)
+
+
+def norm_backward_cases() -> list[Case]:
+    cases: list[Case] = []
+    for dtype, parameter in ((F32, F32), (F16, F32), (F16, F16), (BF16, BF16), (F64, F64)):
+        for shape, axis in (
+            ((9, 96), -1),
+            ((2, 7, 40), -1),
+            ((3, 5, 6), 1),
+            ((5, 1), -1),
+            ((3, 1500), 1),
+            ((4, 33), 1),
+        ):
+            for centred in (True, False):
+                op = LayerNormBackward(axis, 1e-3, centred)
+                x, p = rows(dtype, *shape), rows(parameter, *shape[axis:])
+                name = f"{dtype} {parameter} {shape} {centred}"
+                make = lambda g, *v, op=op: g.insert(op, list(v)).results  # noqa: E731  # a line of its own says less
+                cases.append(build(name, [x, x, p], make, shifted))
+    return cases
+
+
+def surrounded_norm_backward() -> list[Case]:
+    """With pointwise ops before and behind, and what an optimiser makes of the sums."""
+
+    def residual(g: Any, dy: Value, x: Value, s: Value, z: Value, held: Value) -> Sequence[Value]:
+        dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results
+        moved = g.add(pw("add"), g.add(pw("mul"), held, g.constant(np.float32(0.9))), g.add(Cast(F32), dscale))
+        return g.add(pw("add"), dx, z), moved, g.add(Cast(F32), dbias)
+
+    def masked(g: Any, dy: Value, x: Value, s: Value, b: Value) -> Sequence[Value]:
+        loss = g.add(pw("relu_backward"), g.add(pw("add"), dy, b), x)
+        return loss, *g.insert(LayerNormBackward(), [loss, x, s]).results
+
+    def two_dims(g: Any, dy: Value, x: Value, s: Value, held: Value) -> Sequence[Value]:
+        dx, dscale, _ = g.insert(LayerNormBackward(1), [dy, x, s]).results
+        return dx, g.add(pw("sub"), held, dscale)
+
+    cases: list[Case] = []
+    for dtype in (F32, F16):
+        x, p = rows(dtype, 6, 5, 40), rows(dtype, 40)
+        cases.append(build(f"residual {dtype}", [x, x, p, x, rows(F32, 40)], residual, shifted))
+        cases.append(build(f"masked {dtype}", [x, x, p, p], masked, shifted))
+        cases.append(build(f"per row {dtype}", [x, x, p, rows(dtype, 6, 1, 1)], masked, shifted))
+        two = rows(dtype, 4, 6, 8)
+        cases.append(build(f"two dims {dtype}", [two, two, *[rows(dtype, 6, 8)] * 2], two_dims, shifted))
+    return cases
+
+
+@needs_compiler
+def test_gradients_of_norms(rng: np.random.Generator) -> None:
+    check(norm_backward_cases(), rng)
+
+
+@needs_compiler
+def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
+    check(surrounded_norm_backward(), rng)
+
+
+@needs_compiler
+def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "BLOCKS", 2)
+    x, p = rows(F16, 77, 48), rows(F16, 48)
+    case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    assert case.kernel is not None
+    assert case.kernel.launches[0].grid == 2
+    check([case], rng)
+
+
+@needs_compiler
+def test_what_is_no_number_stays_in_its_row(rng: np.random.Generator) -> None:
+    x, p = rows(F32, 6, 40), rows(F32, 40)
+    case = build("nan", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    arrays, kernel = case.arrays(rng), case.kernel
+    assert kernel is not None
+    arrays[case.graph.inputs[1]][2, 5] = np.nan
+    arrays[case.graph.inputs[0]][4, 0] = np.inf
+    dx, dscale, _ = Emulator([kernel]).run(kernel, arrays, case.outputs)
+    want, *_ = case.reference(arrays)
+    np.testing.assert_array_equal(np.isnan(dx), np.isnan(want))
+    assert np.isnan(dx[2]).all() and np.isfinite(dx[[0, 1, 3, 5]]).all() and np.isnan(dscale).all()
+
+
+def test_a_row_that_is_too_long_has_none() -> None:
+    x, p = rows(F32, 2, 1 << 16), rows(F32, 1 << 16)
+    assert build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results).kernel is None
