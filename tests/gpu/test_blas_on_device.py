@@ -1,15 +1,21 @@
-"""cuBLASLt itself: every algorithm it offers for products of every layout, type and epilogue against the simulator."""
+"""cuBLASLt itself, on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 from gpu.product_graphs import buffers, grid, product
+from helpers import assert_close
 
+import fusec
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
-from fusec.ir import DType
+from fusec.ir import DType, Graph
+from fusec.reference import evaluate
 from fusec.simulate import simulate
+from fusec.text import parse
 
 pytestmark = pytest.mark.gpu
 LIMIT = {DType.F16: 2e-3, DType.BF16: 2e-2, DType.F32: 1e-5}
@@ -70,3 +76,53 @@ def test_a_long_sum_split_in_parts_is_kept_in_fp32() -> None:
         graph = product((1, 64, 64, 8192), epilogue, turned="b")
         found = errors(blas, graph, 3)
         assert found and max(found) <= 5e-4, found  # partial sums in 16 bits would be off by 1e-3 and more
+
+
+FP32 = """graph "g" (%x: f32[4,64,48], %k: f32[4,80,48]) {
+  %t = transpose(%k) {perm=[0,2,1]} : f32[4,48,80]
+  %s = matmul(%x, %t)
+  %r = relu(%s)
+  %u = matmul(%r, %k)
+  return %u
+}"""
+GELU = """graph "g" (%x: f16[512,768]) {
+  %w = constant weight("w") : f16[768,3072]
+  %b = constant weight("b") : f16[3072]
+  %m = matmul(%x, %w)
+  %a = add(%m, %b)
+  %r = gelu(%a)
+  return %r
+}"""
+
+
+def feeds(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in graph.inputs}
+
+
+def test_products_in_true_fp32_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened()
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    graph = parse(FP32)
+    net = fusec.compile(graph, precision="fp32")
+    for seed in range(3):
+        given = feeds(graph, seed)
+        (want,) = evaluate(graph, given, precision=DType.F64).values()
+        (got,) = net.run(None, given)
+        assert_close(got, want, 2e-6)
+    assert list(net.libraries().values()).count("cublaslt") == 2
+
+
+def test_gelu_behind_a_product_is_right_in_whatever_form_is_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((768, 3072)) / 27, "b": rng.standard_normal(3072)}
+    graph = parse(GELU, {name: array.astype(np.float16) for name, array in weights.items()})
+    net = fusec.compile(graph, precision="fp16", tune="full")
+    given = feeds(graph, 1)
+    (want,) = evaluate(graph, given, precision=DType.F64).values()
+    for _ in range(2):
+        (got,) = net.run(None, given)
+        assert_close(got, want, 1e-3)
