@@ -13,8 +13,6 @@ import gc
 import io
 import json
 import os
-import random
-import statistics
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 import cupy  # noqa: E402  # the repository must be on the path first
 import torch  # noqa: E402
 import torch._inductor.config  # noqa: E402
+from contest import captured, timed  # noqa: E402
 from machine import gpu, made  # noqa: E402
 from zoo import make  # noqa: E402
 
@@ -43,24 +42,11 @@ CASES = [
     *("vit_b_16:32", "bert_base:1", "bert_base:32", "gpt2:8", "llama_block:1", "whisper_base:8", "diffusion_block:2"),
 ]
 PEERS = ("eager", "compile")
-ROUNDS, ROUND_S = 15, 0.03
 TOLERANCE = 2e-2  # of a whole model in fp16
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def captured(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = run()
-    return graph.replay, out
 
 
 def peer(
@@ -87,34 +73,6 @@ def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
 
 def halved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
-
-
-def timed(contenders: dict[str, Callable[[], None]]) -> dict[str, dict[str, float]]:
-    """Medians and deciles of the time of a run, in ms: events around many, contenders in random order."""
-
-    def span(run: Callable[[], None], count: int) -> float:
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(count):
-            run()
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / count
-
-    counts = {name: max(3, int(1000 * ROUND_S / span(run, 3))) for name, run in contenders.items()}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    rng, names = random.Random(0), list(contenders)
-    for _ in range(ROUNDS):
-        rng.shuffle(names)
-        for name in names:
-            times[name].append(span(contenders[name], counts[name]))
-    found: dict[str, dict[str, float]] = {}
-    for name, series in times.items():
-        ordered = sorted(series)
-        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
-        found[name] = {"median_ms": statistics.median(ordered), "low_ms": low, "high_ms": high}
-    return found
 
 
 def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> dict[str, Any]:

@@ -57,6 +57,13 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     # one to three inputs in the order of the frontend's method; attributes as that method takes them
     "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),
     "sdpa": (("q", "k", "v", "bias"), ("o",), ("attn_scale", "use_causal_mask")),  # bias may be left out
+    # stats: logarithms of the sums of exponentials, of each row of scores
+    "sdpa_train": (("q", "k", "v", "bias"), ("o", "stats"), ("attn_scale", "use_causal_mask")),
+    "sdpa_backward": (
+        ("dO", "q", "k", "v", "o", "stats", "bias"),
+        ("dq", "dk", "dv"),
+        ("attn_scale", "use_causal_mask"),
+    ),
     "reduction": (("x",), ("y",), ()),  # mode: add, mul, min, max, amax
     "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value
     "rmsnorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # bias may be left out: 3 inputs

@@ -190,7 +190,7 @@ def build(
     def cut(graph: Graph) -> Program:
         if family is not None:
             family.weights.share(graph)
-        return partition(graph, judge, goal, lambda count, total: report("partition", count, total))
+        return partition(graph, judge, goal, lambda count, total: report("partition", count, total), dict(state or {}))
 
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     return Compiled(source, program, goal, options, judge)

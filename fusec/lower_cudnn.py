@@ -31,6 +31,8 @@ from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, V
 from fusec.lower_attention import DTYPES, heads_frame, require_aligned, require_keys
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     Conv,
     ConvTranspose,
     ConvWgrad,
@@ -178,7 +180,7 @@ class _Builder:
             self._claim(operand, frame)
 
     def _anchor_frames(self, anchor: Node) -> tuple[Frame, list[tuple[Value, Frame]]]:
-        shape = anchor.result.type.shape
+        shape = anchor.results[0].type.shape
         if isinstance(anchor.op, (Conv, ConvTranspose, ConvWgrad)):
             return spatial_frame(shape), [(v, spatial_frame(v.type.shape)) for v in anchor.operands]
         if isinstance(anchor.op, MatMul):
@@ -190,7 +192,7 @@ class _Builder:
                 (b, matrix_frame((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
             ]
             return matrix_frame(shape, fold), frames
-        if isinstance(anchor.op, Attention):
+        if isinstance(anchor.op, ATTENTIONS):
             return heads_frame(shape), []
         if isinstance(anchor.op, InstanceNorm):
             return spatial_frame(shape), []
@@ -294,7 +296,7 @@ class _Builder:
         """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
         or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
         device memory, and a number's host address there was an illegal access."""
-        anchored = [n for n in self.frames if isinstance(n.op, (Attention, Conv, ConvTranspose, ConvWgrad, MatMul))]
+        anchored = [n for n in self.frames if isinstance(n.op, (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul))]
         if any(value in n.operands for n in anchored):
             return True
         return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
@@ -357,12 +359,13 @@ class _Builder:
         self,
         op: str,
         inputs: tuple[int, ...],
-        output: int,
+        output: int | tuple[int, ...],
         mode: str = "",
         compute: DType = DType.F32,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
-        self.calls.append(CudnnCall(op, inputs, (output,), mode, tuple((attributes or {}).items()), compute))
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.calls.append(CudnnCall(op, inputs, outputs, mode, tuple((attributes or {}).items()), compute))
 
 
 def _rows_frame(shape: tuple[int, ...], axis: int) -> Frame:
@@ -424,23 +427,29 @@ def _matmul(b: _Builder, node: Node) -> None:
 
 def _attention(b: _Builder, node: Node) -> None:
     op = node.op
-    assert isinstance(op, Attention)
-    if node.result.type.dtype not in DTYPES:
-        raise LoweringError(f"attention in {node.result.type.dtype.value}: only 16 bits are lowered")
-    require_keys(node)
+    assert isinstance(op, ATTENTIONS)
+    calls = {"attention": ("sdpa", 3), "attention_train": ("sdpa_train", 3), "attention_backward": ("sdpa_backward", 5)}
+    call, heads = calls[op.name]
+    if node.results[0].type.dtype not in DTYPES:
+        raise LoweringError(f"{op.name} in {node.results[0].type.dtype.value}: only 16 bits are lowered")
+    if isinstance(op, Attention):
+        require_keys(node)
     uids: list[int] = []
     for place, value in enumerate(node.operands):
-        if place < 3:
+        if place < heads:
             require_aligned(quote(value.name), trace(value))
         uid = b.operand(value, heads_frame(value.type.shape))
         uids.append(b.twin(uid) if uid in uids else uid)
-    if node.result not in b.stored:
-        raise LoweringError("attention: its result may not feed another op of the graph")
-    name, strides = b.stored[node.result]
-    if node.result.type.shape[-1] != 1 and strides[-1] != 1:
-        raise LoweringError(f"{quote(name)}: the last dim of an attention's result must lie side by side in memory")
+    results: list[int] = []
+    for value in node.results:
+        if value not in b.stored:
+            raise LoweringError(f"{op.name}: its result may not feed another op of the graph")
+        name, strides = b.stored[value]
+        if value.type.shape[-1] != 1 and strides[-1] != 1:
+            raise LoweringError(f"{quote(name)}: the last dim of an attention's result must lie side by side in memory")
+        results.append(b.result(value, heads_frame(value.type.shape)))
     attributes: dict[str, Attribute] = {"attn_scale": op.scale, "use_causal_mask": op.causal}
-    b.call("sdpa", tuple(uids), b.result(node.result, b.frames[node]), attributes=attributes)
+    b.call(call, tuple(uids), tuple(results), attributes=attributes)
 
 
 def _row_norm(b: _Builder, node: Node) -> None:
@@ -699,7 +708,8 @@ def _cast(b: _Builder, node: Node) -> None:
     steps.last("identity", *steps.operands)
 
 
-ANCHORS = (Attention, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
+ATTENTIONS = (Attention, AttentionTrain, AttentionBackward)
+ANCHORS = (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
 
 _SAME_MODE = (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
@@ -729,7 +739,7 @@ LOWER: Mapping[str, Callable[[_Builder, Node], None]] = {
     "conv_transpose": _convolution,
     "conv_wgrad": _filter_gradient,
     "matmul": _matmul,
-    "attention": _attention,
+    **dict.fromkeys(("attention", "attention_train", "attention_backward"), _attention),
     "layer_norm": _row_norm,
     "rms_norm": _row_norm,
     "instance_norm": _instance_norm,
@@ -764,4 +774,5 @@ WITHOUT: Mapping[str, str] = {
         "an operation with several results is not lowered",
     ),
     "random_bits": "cuDNN's random numbers are no function of a state that the graph carries",
+    "all_finite": "a cuDNN graph reduces one tensor",
 }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.alike import alike
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value, print_node, quote
 from fusec.verdict import Legal, Refused
@@ -62,8 +63,12 @@ class Partition:
     @property
     def signature(self) -> str:
         """The ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
-        Views in front of a computation are strides of its operands and left out."""
+        Views in front of a computation are strides of its operands and left out. The same ops over several tensors
+        stand there once, with their number."""
         computing = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
+        same = alike(self.nodes) if self.kind is Kind.KERNEL and len(self.nodes) > 1 else None
+        if same is not None:
+            return f"{len(same)} x " + "+".join(map(display_name, same[0].nodes))
         return "+".join(display_name(n) for n in computing or self.nodes)
 
     @property

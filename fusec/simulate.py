@@ -17,7 +17,7 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
-from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad
 from fusec.ops.convolution import correlate, scatter
 from fusec.ops.pointwise import CLASSES
 from fusec.ops.training import correlate_batch
@@ -57,16 +57,18 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
         values[tensor.uid] = _compute_type(view(tensor, buffer))
     with np.errstate(all="ignore"):
         for call in graph.calls:
-            result = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])
-            tensor = graph.tensor(call.outputs[0])
-            if result.shape != tensor.dims:
-                raise ExecutionError(f"{call.op} {call.mode}: gives {list(result.shape)}, declared {list(tensor.dims)}")
-            if tensor.virtual:
-                # a later call of the same kernel reads the register, rounded only if declared so
-                values[tensor.uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
-            else:
-                view(tensor, _buffer(buffers, tensor))[...] = result
-                values[tensor.uid] = result
+            made = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])
+            for uid, result in zip(call.outputs, made if isinstance(made, tuple) else (made,), strict=True):
+                tensor = graph.tensor(uid)
+                if result.shape != tensor.dims:
+                    shapes = f"{list(result.shape)}, declared {list(tensor.dims)}"
+                    raise ExecutionError(f"{call.op} {call.mode}: gives {shapes}")
+                if tensor.virtual:
+                    # a later call of the same kernel reads the register, rounded only if declared so
+                    values[uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
+                else:
+                    view(tensor, _buffer(buffers, tensor))[...] = result
+                    values[uid] = result
 
 
 def _buffer(buffers: Mapping[int, Buffer], tensor: CudnnTensor) -> Buffer:
@@ -118,6 +120,18 @@ def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
 def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
     return _rounded(op.reference(np, *(array.astype(np.float64) for array in inputs))[0])
+
+
+def _sdpa_train(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    return _several(AttentionTrain(call.attribute("attn_scale"), call.attribute("use_causal_mask")), inputs)
+
+
+def _sdpa_backward(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    return _several(AttentionBackward(call.attribute("attn_scale"), call.attribute("use_causal_mask")), inputs)
+
+
+def _several(op: AttentionTrain | AttentionBackward, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    return tuple(map(_rounded, op.reference(np, *(array.astype(np.float64) for array in inputs))))
 
 
 def _rounded(sums: Buffer) -> Buffer:
@@ -184,12 +198,14 @@ def _instancenorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> B
     return _standardize(x, tuple(range(2, x.ndim)), epsilon) * scale + bias
 
 
-_CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer]] = {
+_CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer | tuple[Buffer, ...]]] = {
     "conv_fprop": _conv_fprop,
     "conv_dgrad": _conv_dgrad,
     "conv_wgrad": _conv_wgrad,
     "matmul": _matmul,
     "sdpa": _sdpa,
+    "sdpa_train": _sdpa_train,
+    "sdpa_backward": _sdpa_backward,
     "pointwise": _pointwise,
     "reduction": _reduction,
     "layernorm": _layernorm,

@@ -13,6 +13,7 @@ import numpy as np
 from fusec.builder import Builder, Tensor
 from fusec.gradients import backward
 from fusec.ir import DType
+from fusec.ops import AllFinite, Cast
 
 Rate = float | Tensor  # a tensor, say an input, lets it change from step to step
 
@@ -98,14 +99,22 @@ def scaled_backward(
     scale, good = b.parameter("loss.scale", np.float32(start)), b.parameter("loss.good", np.zeros((), np.float32))
     found = backward(loss.astype(DType.F32) * scale, parameters)
     gradients = [g.astype(DType.F32) / scale for g in found]
-    finite = b.constant(np.ones((), np.bool_))
-    for g in gradients:
-        finite = finite & (g * 0.0).sum().eq(0.0)  # infinity and NaN times zero is NaN, which equals nothing
+    finite = b.apply(AllFinite(), *map(_narrowest, found))
     steps = b.where(finite, good + 1.0, 0.0)
     full = steps >= float(growth)
     b.update(good, b.where(full, 0.0, steps))
     b.update(scale, b.where(finite, b.where(full, scale * 2.0, scale), (scale * 0.5).maximum(1.0)))
     return gradients, finite
+
+
+def _narrowest(gradient: Tensor) -> Tensor:
+    """What a gradient was cast from, if it was narrower: as finite, and the cast need not be stored."""
+    node = gradient.value.node
+    if node is None or not isinstance(node.op, Cast):
+        return gradient
+    source = node.operands[0]
+    fits = source.type.dtype.is_float and source.type.dtype.itemsize <= gradient.dtype.itemsize
+    return Tensor(gradient.builder, source) if fits else gradient
 
 
 def _of(gradient: Tensor, parameter: Tensor) -> Tensor:

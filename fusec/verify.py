@@ -19,7 +19,7 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
-from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
 from fusec.program import Partition, body_of
 from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
@@ -200,7 +200,9 @@ def _sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape) // max(1, node.operands[1].type.shape[1])
     if isinstance(node.op, MatMul):
         return node.operands[0].type.shape[-1]
-    if isinstance(node.op, Attention):
+    if isinstance(node.op, AttentionBackward):
+        return node.operands[1].type.shape[-1] + 2 * node.operands[2].type.shape[2]
+    if isinstance(node.op, (Attention, AttentionTrain)):
         return node.operands[0].type.shape[-1] + node.operands[1].type.shape[2]
     if node.results[0].type.size < max((v.type.size for v in node.operands), default=0):
         return max(v.type.size for v in node.operands) // max(1, node.results[0].type.size)

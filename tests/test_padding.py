@@ -72,6 +72,7 @@ def test_rows_that_are_let_pass_depend_on_no_others(rng: np.random.Generator) ->
         *("batch_norm_backward", "batch_norm_train", "layer_norm_backward", "conv_wgrad", "max_pool_backward"),
         *("random_bits", "scatter"),
     }
+    unruled |= {"all_finite", "attention_train", "attention_backward"}
     assert set(CASES) - names - unruled == {"expand", "pad", "reshape", "resize", "slice"}
     assert not names & unruled
 

@@ -130,7 +130,7 @@ def same_as_emitted(lowered: Lowered, plans: bool = True) -> None:
 def test_the_script_builds_the_graph_that_emit_makes(title: str, tensor_cores: bool) -> None:
     lowered = lower(load(BODIES[title]))
     # the frontend rewrites its attention node when it plans; emit's graph is only validated here
-    plans = all(call.op != "sdpa" for call in lowered.graph.calls)
+    plans = not any(call.op.startswith("sdpa") for call in lowered.graph.calls)
     same_as_emitted(replace(lowered, graph=replace(lowered.graph, tensor_cores=tensor_cores)), plans)
 
 

@@ -14,6 +14,7 @@ from fusec.builder.tensor import MATMUL, Operand, Tensor
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import (
+    Attention,
     AvgPool,
     BatchNorm,
     BatchNormTrain,
@@ -301,6 +302,19 @@ class Builder:
 
     def instance_norm(self, x: Tensor, scale: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
         return self.apply(InstanceNorm(epsilon), x, scale, bias)
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor | None = None,
+        scale: float | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """softmax(scale * q @ k^T + bias) @ v of q[B, H, S, D], k and v[B, G, T, D]; scale is D**-0.5 by default."""
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        return self.apply(Attention(factor, causal), q, k, v, *([] if bias is None else [bias]))
 
     def concat(self, tensors: Iterable[Tensor], axis: int = 0) -> Tensor:
         return self.apply(Concat(axis), *tensors)

@@ -556,4 +556,7 @@ EXPORT: Mapping[str, Export] = {
     "batch_norm_backward": onnx_training.batch_norm_backward,
     "layer_norm_backward": onnx_training.layer_norm_backward,
     "random_bits": onnx_training.random_bits,
+    "all_finite": onnx_training.all_finite,
+    "attention_train": onnx_training.attention_train,
+    "attention_backward": onnx_training.attention_backward,
 }

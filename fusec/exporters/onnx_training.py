@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.ir import DType, Node
+from fusec.ir import DType, Node, Value
 
 Exporter = Any  # fusec.exporters.onnx's, which imports this module
 
@@ -57,8 +59,12 @@ def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     stats = _Statistics(e, node, node.operands[1].type.shape, 1, 2)
     dy, x, *parameters = (stats.wide(v) for v in operands)
-    scale, mean, inverse = (stats.channels(v) for v in parameters)
+    scale, mean, inverse, *bias = (stats.channels(v) for v in parameters)
     normal = e.op("Mul", e.op("Sub", x, mean), inverse)
+    for shift in bias:
+        y = stats.narrow(e.op("Add", e.op("Mul", normal, scale), shift))
+        passed = e.op("Greater", y, e.number(0.0, node, 1))
+        dy = e.op("Where", passed, dy, e.number(0.0, node, 2))
     product = e.op("Mul", dy, normal)
     inner = e.op("Sub", e.op("Sub", dy, stats.mean(dy)), e.op("Mul", normal, stats.mean(product)))
     dx = e.op("Mul", inner, e.op("Mul", scale, inverse))
@@ -121,3 +127,88 @@ def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
 def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """ONNX's random operators take no state."""
     raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")
+
+
+def attention_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    heads = _Heads(e, node, node.operands[:3])
+    q, k, v, *bias = (heads.wide(x) for x in operands)
+    scores = heads.scores(q, k, bias)
+    sums = e.op("ReduceLogSumExp", scores, e.ints([3]), keepdims=1)
+    weights = e.op("Exp", e.op("Sub", scores, sums))
+    return [heads.narrow(e.op("MatMul", weights, heads.repeated(v))), sums]
+
+
+def attention_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    heads = _Heads(e, node, node.operands[1:4])
+    dy, q, k, v, y, sums, *bias = (heads.wide(x) for x in operands)
+    weights = e.op("Exp", e.op("Sub", heads.scores(q, k, bias), sums))
+    along = e.op("ReduceSum", e.op("Mul", dy, y), e.ints([3]), keepdims=1)
+    slopes = e.op("Sub", e.op("MatMul", dy, heads.turned(heads.repeated(v))), along)
+    slopes = e.op("Mul", e.op("Mul", weights, slopes), heads.number(node.op.attributes["scale"]))
+    dk, dv = e.op("MatMul", heads.turned(slopes), q), e.op("MatMul", heads.turned(weights), dy)
+    found = e.op("MatMul", slopes, heads.repeated(k)), heads.summed(dk), heads.summed(dv)
+    return [heads.narrow(x) for x in found]
+
+
+class _Heads:
+    """Attention in f32 (or f64), with as many heads of keys and values as of queries."""
+
+    def __init__(self, e: Exporter, node: Node, operands: Sequence[Value]):
+        self.e, self.node = e, node
+        self.q, self.k, _ = (v.type for v in operands)
+        self.halves = self.q.dtype in (DType.F16, DType.BF16)
+
+    def wide(self, x: str) -> str:
+        return self.e.op("Cast", x, to=TensorProto.FLOAT) if self.halves else x
+
+    def narrow(self, x: str) -> str:
+        half = TensorProto.FLOAT16 if self.q.dtype is DType.F16 else TensorProto.BFLOAT16
+        return self.e.op("Cast", x, to=half) if self.halves else x
+
+    def number(self, value: float) -> str:
+        return self.e.initializer(np.array(value, np.float32 if self.halves else self.q.dtype.numpy), self.e.fresh("c"))
+
+    def turned(self, x: str) -> str:
+        return self.e.op("Transpose", x, perm=[0, 1, 3, 2])
+
+    def repeated(self, x: str) -> str:
+        """Each head once for each that shares it."""
+        times = self.q.shape[1] // self.k.shape[1]
+        return x if times == 1 else self.e.op("Gather", x, self.e.ints(np.arange(self.q.shape[1]) // times), axis=1)
+
+    def summed(self, x: str) -> str:
+        times = self.q.shape[1] // self.k.shape[1]
+        if times == 1:
+            return x
+        split = self.e.op("Reshape", x, self.e.ints([0, self.k.shape[1], times, self.k.shape[2], -1]))
+        return self.e.op("ReduceSum", split, self.e.ints([2]), keepdims=0)
+
+    def scores(self, q: str, k: str, bias: Sequence[str]) -> str:
+        a = self.node.op.attributes
+        product = self.e.op("MatMul", q, self.turned(self.repeated(k)))
+        scores = self.e.op("Mul", product, self.number(a["scale"]))
+        if a["causal"]:
+            later = np.arange(self.k.shape[2])[None, :] > np.arange(self.q.shape[2])[:, None]
+            dtype = np.float32 if self.halves else self.q.dtype.numpy
+            bias = [*bias, self.e.initializer(np.where(later, -np.inf, 0.0).astype(dtype), self.e.fresh("c"))]
+        for mask in bias:
+            scores = self.e.op("Add", scores, mask)
+        return scores
+
+
+def all_finite(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """A number less itself is zero, or it is no finite one."""
+    found: list[str] = []
+    for x in operands:
+        rest = e.op("Sub", x, x)
+        ones = e.op("Cast", e.op("Equal", rest, rest), to=TensorProto.INT32)
+        least = e.op("Min", e.op("ReduceMin", e.op("Reshape", ones, e.ints([-1])), keepdims=0), _one(e))
+        found.append(e.op("Cast", least, to=TensorProto.BOOL))
+    while len(found) > 1:
+        found = [e.op("And", found[0], found[1]), *found[2:]]
+    return [e.op("Reshape", found[0], e.ints([]))]
+
+
+def _one(e: Exporter) -> str:
+    """What the least of no elements is, too."""
+    return e.initializer(np.array(1, np.int32), e.fresh("const"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import cudnn
 
-from fusec.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph
 from fusec.errors import LoweringError
 from fusec.ir import DType
 from fusec.target import Target
@@ -74,13 +74,14 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None,
                 uid=tensor.uid,
             )
     for call in graph.calls:
-        result = _call(g, call, [tensors[uid] for uid in call.inputs])
-        tensor = graph.tensor(call.outputs[0])
-        result.set_uid(tensor.uid).set_dim(list(tensor.dims)).set_stride(list(tensor.strides))
-        result.set_data_type(DTYPES[tensor.dtype])
-        if not tensor.virtual:
-            result.set_output(True)
-        tensors[tensor.uid] = result
+        made_now = _call(g, call, [tensors[uid] for uid in call.inputs])
+        for uid, result in zip(call.outputs, made_now if len(call.outputs) > 1 else [made_now], strict=True):
+            tensor = graph.tensor(uid)
+            result.set_uid(uid).set_dim(list(tensor.dims)).set_stride(list(tensor.strides))
+            result.set_data_type(DTYPES[tensor.dtype])
+            if not tensor.virtual:
+                result.set_output(True)
+            tensors[uid] = result
     return g
 
 
@@ -104,6 +105,13 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             q, k, v, *bias = inputs
             given = {**attributes, **({"bias": bias[0]} if bias else {})}
             return g.sdpa(q=q, k=k, v=v, generate_stats=False, compute_data_type=compute, **given)[0]
+        case "sdpa_train":
+            q, k, v, *bias = inputs
+            given = {**attributes, **({"bias": bias[0]} if bias else {})}
+            return g.sdpa(q=q, k=k, v=v, generate_stats=True, compute_data_type=compute, **given)
+        case "sdpa_backward":
+            named = dict(zip(PORTS[call.op][0], inputs, strict=False))
+            return g.sdpa_backward(**named, compute_data_type=compute, **attributes)
         case "pointwise":
             if "beta" in attributes:  # swish alone has one
                 attributes["swish_beta"] = attributes.pop("beta")

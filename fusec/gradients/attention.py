@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula, wide
+from fusec.gradients.core import HALVES, Gradients, Rule, Rules, Step, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
+from fusec.ops import AttentionBackward, AttentionTrain
 
 
 def _attention(step: Step, *operands: Tensor) -> Tensor:
@@ -43,7 +45,68 @@ def _rotary(step: Step) -> Gradients:
     return dy * cos + back, dy * x, dy * turned
 
 
-RULES: dict[str, Rule] = {"attention": by_formula(_attention, lambda: _rules()), "rotary": _rotary}
+def _train(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention_train computes."""
+    q, k, v, *bias = map(wide, operands)
+    scores = _scores(step, q, k, bias)
+    sums = scores.reduce("log_sum_exp", -1, keepdims=True)
+    result = _heads(_groups((scores - sums).exp(), k) @ v[:, :, None])
+    return result.astype(step.y[0].dtype), sums
+
+
+def _backward(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
+    """What attention_backward computes."""
+    dy, q, k, v, y, sums, *bias = map(wide, operands)
+    weights = (_scores(step, q, k, bias) - sums).exp()
+    slopes = _heads(_groups(dy, k) @ v[:, :, None].swapaxes(-1, -2))
+    slopes = weights * (slopes - (dy * y).sum(-1, keepdims=True)) * step.op.scale
+    dq = _heads(_groups(slopes, k) @ k[:, :, None])
+    dk = (_groups(slopes, k).swapaxes(-1, -2) @ _groups(q, k)).sum(2)
+    dv = (_groups(weights, k).swapaxes(-1, -2) @ _groups(dy, k)).sum(2)
+    return tuple(g.astype(t.dtype) for g, t in zip((dq, dk, dv), step.y, strict=True))
+
+
+def _scores(step: Step, q: Tensor, k: Tensor, bias: Sequence[Tensor]) -> Tensor:
+    scores = _heads(_groups(q, k) @ k[:, :, None].swapaxes(-1, -2)) * step.op.scale
+    rows, columns = scores.shape[-2:]
+    if step.op.causal:
+        later = np.where(np.arange(columns)[None, :] > np.arange(rows)[:, None], -np.inf, 0.0)
+        bias = [*bias, step.b.constant(later, scores.dtype)]
+    for mask in bias:
+        scores = scores + mask
+    return scores
+
+
+def _groups(x: Tensor, k: Tensor) -> Tensor:
+    """[B, H, …] as [B, G, H/G, …]: heads beside those that share their keys."""
+    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
+
+
+def _heads(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+
+
+_SPELLED = by_formula(_attention, lambda: _rules())
+
+
+def _rule(step: Step) -> Gradients:
+    """In 16 bits by an op of its own, for which cuDNN has kernels; a later pass lets the forward half keep what that
+    reads. Elsewhere, and where the bias has a gradient, spelled out."""
+    op, q = step.op, step.x[0]
+    plain = q.dtype in HALVES and not (op.hides or op.guarded) and not any(step.active[3:])
+    if not plain:
+        return _SPELLED(step)
+    y, sums = step.b.results(AttentionTrain(op.scale, op.causal), *step.x)
+    found = step.b.results(AttentionBackward(op.scale, op.causal), step.dy, *step.x[:3], y, sums, *step.x[3:])
+    return (*found, *([None] * len(step.x[3:])))
+
+
+RULES: dict[str, Rule] = {
+    "attention": _rule,
+    "attention_train": by_formula(_train, lambda: _rules()),
+    "attention_backward": by_formula(_backward, lambda: _rules()),
+    "rotary": _rotary,
+}
 
 
 def _rules() -> Rules:

@@ -190,4 +190,7 @@ RULES: dict[str, Rule] = {
     "relayout": lambda s: s.dy,
 }
 
-STOPS: dict[str, str] = {"random_bits": "its results are no floating-point numbers"}
+STOPS: dict[str, str] = {
+    "random_bits": "its results are no floating-point numbers",
+    "all_finite": "its result is no floating-point number",
+}

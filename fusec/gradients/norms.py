@@ -115,8 +115,11 @@ def _batch_norm_train(step: Step) -> Gradients:
 
 def _spelled_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What batch_norm_backward computes."""
-    dy, x, scale, mean, inverse = map(wide, operands)
+    dy, x, scale, mean, inverse, *bias = map(wide, operands)
     axes, count = (0, *range(2, x.rank)), x.size // x.shape[1]
+    for shift in bias:
+        y = (x - _per_channel(mean, x.rank)) * _per_channel(inverse * scale, x.rank) + _per_channel(shift, x.rank)
+        dy = dy.pointwise("relu_backward", y)
     normal = (x - _per_channel(mean, x.rank)) * _per_channel(inverse, x.rank)
     dbias, dscale = dy.sum(axes), (dy * normal).sum(axes)
     inner = dy - _per_channel(dbias * (1.0 / count), x.rank) - normal * _per_channel(dscale * (1.0 / count), x.rank)

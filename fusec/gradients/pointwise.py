@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from fusec.builder import Tensor
 from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula
+from fusec.ops import Cast
 
 TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
 ROOT_TWO_PI = math.sqrt(2.0 * math.pi)
@@ -159,6 +160,15 @@ def _swish_twice(step: Step) -> Gradients:
     return _again(step), step.dy * dy * s * (1.0 - s) * (2.0 + z * (1.0 - 2.0 * s)) * beta
 
 
+def _through_cast(step: Step) -> Gradients:
+    """The gradient as it was before it was narrowed for the result, if that was the operand's dtype."""
+    node, wanted = step.dy.value.node, step.x[0].dtype
+    if node is None or not isinstance(node.op, Cast) or wanted.itemsize <= step.dy.dtype.itemsize:
+        return step.dy
+    source = node.operands[0]
+    return Tensor(step.b, source) if source.type.dtype is wanted else step.dy
+
+
 RULES: dict[str, Rule] = {
     **{name: _unary(rule) for name, rule in UNARY.items()},
     **{name: _backward_op(backward) for name, backward in BACKWARD.items()},
@@ -185,7 +195,7 @@ RULES: dict[str, Rule] = {
     "gelu_tanh_backward": by_formula(_gelu_tanh_slope, lambda: _rules()),
     "softplus_backward": _softplus_twice,
     "swish_backward": _swish_twice,
-    "cast": lambda s: s.dy,  # in the operand's dtype again by itself
+    "cast": _through_cast,
 }
 
 _FLAT = "its derivative is zero wherever it has one"

@@ -7,15 +7,21 @@ import math
 from fusec.builder import Tensor
 from fusec.gradients.core import Gradients, Rule, Step, sum_to, wide
 from fusec.gradients.indexing import running
+from fusec.ir import Node
+from fusec.ops import Transpose
 
 
 def _matmul(step: Step) -> Gradients:
     (a, b), dy = step.x, step.dy
     da = sum_to(dy @ b.swapaxes(-1, -2), a.shape) if step.active[0] else None
-    if math.prod(b.shape[:-2]) == 1 and a.rank > 2:  # one product over all rows, not a sum of products
+    if not step.active[1]:
+        return da, None
+    # of x @ w.T, what w gets is wanted, which then is no transposed copy
+    turned = isinstance(step.node.operands[1].node, Node) and isinstance(step.node.operands[1].node.op, Transpose)
+    if math.prod(b.shape[:-2]) == 1 and a.rank >= 2:  # one product over all rows, not a sum of products
         rows, loss = (v.reshape(math.prod(v.shape[:-1]), v.shape[-1]) for v in (a, dy))
-        return da, (rows.T @ loss).reshape(b.shape)
-    return da, sum_to(a.swapaxes(-1, -2) @ dy, b.shape)
+        return da, ((loss.T @ rows).T if turned else rows.T @ loss).reshape(b.shape)
+    return da, sum_to((dy.swapaxes(-1, -2) @ a).swapaxes(-1, -2) if turned else a.swapaxes(-1, -2) @ dy, b.shape)
 
 
 def _reduce(step: Step) -> Gradients:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from fusec.ir import Op
 from fusec.ops.attention import Attention, Rotary
+from fusec.ops.attention_training import AttentionBackward, AttentionTrain
 from fusec.ops.convolution import Conv, ConvTranspose
+from fusec.ops.finite import AllFinite
 from fusec.ops.indexing import Cumulate, Scatter, TopK
 from fusec.ops.matmul import MatMul
 from fusec.ops.normalization import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm
@@ -54,6 +56,9 @@ ALL: tuple[type[Op], ...] = (
     BatchNormBackward,
     LayerNormBackward,
     RandomBits,
+    AllFinite,
+    AttentionTrain,
+    AttentionBackward,
 )
 
 BY_NAME: Mapping[str, type[Op]] = {op.name: op for op in ALL}
@@ -62,7 +67,10 @@ __all__ = [
     "ALL",
     "BY_NAME",
     "CLASSES",
+    "AllFinite",
     "Attention",
+    "AttentionBackward",
+    "AttentionTrain",
     "AvgPool",
     "BatchNorm",
     "BatchNormBackward",

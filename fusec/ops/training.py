@@ -167,23 +167,30 @@ class BatchNormTrain(Op):
 
 @dataclass(frozen=True)
 class BatchNormBackward(Op):
-    """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and the two statistics it gave."""
+    """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and the two statistics it gave; with
+    `relu` those of the relu of its result, from the bias besides.
+    """
 
+    relu: bool = False
     name: ClassVar[str] = "batch_norm_backward"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
-        require_arity(self.name, operands, 5)
-        dy, x, scale, mean, inverse = operands
-        _check_statistics(self.name, x, (scale, mean, inverse))
+        require_arity(self.name, operands, 6 if self.relu else 5)
+        dy, x, scale, *others = operands
+        _check_statistics(self.name, x, (scale, *others))
         require(dy.same_value_type(x), f"dy is {dy}, x {x}")
         kept = TensorType(scale.shape, scale.dtype)
         return (x, kept, kept)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            dy, x, scale, mean, inverse = (_wide(xp, v) for v in operands)
+            dy, x, scale, mean, inverse, *bias = (_wide(xp, v) for v in operands)
             axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-            normal = (x - _channels(x, mean)) * _channels(x, inverse)
+            centred = x - _channels(x, mean)
+            for shift in bias:  # rounded as the result was, which may be what makes it zero
+                y = centred * _channels(x, inverse * scale) + _channels(x, shift)
+                dy = xp.where(y.astype(operands[1].dtype) > 0, dy, xp.zeros_like(dy))
+            normal = centred * _channels(x, inverse)
             dbias, dscale = dy.sum(axis=axes), (dy * normal).sum(axis=axes)
             inner = dy - _channels(x, dbias / count) - normal * _channels(x, dscale / count)
             dx = inner * _channels(x, scale * inverse)

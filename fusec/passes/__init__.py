@@ -11,9 +11,11 @@ from fusec.passes.fold_constants import FoldConstants
 from fusec.passes.fold_pads import FoldPads
 from fusec.passes.fold_scales import FoldScales
 from fusec.passes.layout import Layout
+from fusec.passes.mask_by_norm import MaskByNorm
 from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_sums import OrderSums
+from fusec.passes.own_views import OwnViews
 from fusec.passes.patches import Patches
 from fusec.passes.precision import Precision
 from fusec.passes.read_packed import ReadPacked
@@ -63,8 +65,11 @@ FINISH: tuple[Pass, ...] = (
     # Late too: where attention is written out, slices of the turned projection cost nothing.
     ReadPacked(),
     *CLEAN_UP,
+    # Before it is seen which values are read late: the relu's result is then not among them for this.
+    MaskByNorm(),
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
+    OwnViews(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
 )

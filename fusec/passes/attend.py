@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fusec.ir import DType, Graph, Node, Value
+from fusec.ir import DType, Graph, Node, Value, positions
+from fusec.ops import Attention, AttentionTrain
 from fusec.passes.base import Options
 from fusec.passes.rewrite import Local, Rewriter, rewrite
 from fusec.passes.rules.attention import RULES, attention
@@ -29,3 +30,35 @@ class Attend:
             return attention.apply(graph, node) if halved else None
 
         rewrite(graph, [Local(attention.name, attention.equation, attention.roots, apply)], options.disable)
+        _keep_sums(graph)
+
+
+def _keep_sums(graph: Graph) -> None:
+    """Where a gradient has attention computed once more for its sums, the forward half computes it with them."""
+    for node in list(graph.nodes):
+        op, operands = node.op, node.operands
+        if not isinstance(op, AttentionTrain):
+            continue
+        same = [
+            user
+            for user in operands[0].users
+            if user.operands == operands
+            and (isinstance(user.op, Attention) or (user.op == op and user is not node))
+            and (user.op.attributes["scale"], user.op.attributes["causal"]) == (op.scale, op.causal)
+            and not (user.op.attributes.get("hides") or user.op.attributes.get("guarded"))
+        ]
+        if not same:
+            continue
+        place = positions(graph)
+        first = min(same, key=place.__getitem__)
+        if place[first] > place[node]:
+            first = node
+        joined = node
+        if first is not node:
+            joined = graph.insert(op, operands, before=first, origin=first.origin)
+        for other in dict.fromkeys((*same, node)):
+            if other is joined:
+                continue
+            for old, new in zip(other.results, joined.results, strict=False):
+                graph.replace(old, new)
+            graph.erase(other)

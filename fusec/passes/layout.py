@@ -18,6 +18,8 @@ from typing import ClassVar
 from fusec.ir import Constant, Graph, Node, Return, TensorType, Value, channels_last
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     AvgPool,
     BatchNorm,
     Cast,
@@ -70,6 +72,7 @@ _KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize,
 _CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
 _READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
+_ATTENTIONS = (Attention, AttentionTrain, AttentionBackward)
 _FREE = (Reshape, Transpose)  # nothing moves if the orders of operand and result fit
 _CANDIDATES = 4  # orders weighed per region; the pass stays linear
 
@@ -81,7 +84,8 @@ class Layout:
     name: ClassVar[str] = "layout"
 
     def run(self, graph: Graph, options: Options) -> None:
-        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.rank >= 4}
+        shapes = _filter_shapes(graph)
+        kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.shape in shapes}
         for value in kept.values():  # filters, and what an optimiser keeps beside them
             graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
         regions = _Regions(graph)
@@ -107,6 +111,20 @@ class Layout:
             wanted = replaced.get(name, ())
             if settled(value.type, value.type.order) != wanted:
                 graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
+
+
+def _filter_shapes(graph: Graph) -> set[tuple[int, ...]]:
+    """Of what convolutions read as filters, and of what that is cast or padded from; what an optimiser keeps beside a
+    parameter has its shape."""
+    shapes: set[tuple[int, ...]] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, (Conv, ConvTranspose)) and node.result.type.rank >= 4:
+            value = node.operands[1]
+            shapes.add(value.type.shape)
+            while value.node is not None and isinstance(value.node.op, (Cast, Pad)):
+                value = value.node.operands[0]
+                shapes.add(value.type.shape)
+    return shapes
 
 
 def settled(type: TensorType, order: Order) -> Order:
@@ -163,8 +181,8 @@ class _Regions:
                 self.orders[node.result] = channels_last(node.result.type.rank)
             elif isinstance(node.op, _ROW_MAJOR):
                 self.orders[node.result] = ()
-            elif isinstance(node.op, Attention):
-                self.orders[node.result] = _as_turned(node)
+            elif isinstance(node.op, _ATTENTIONS):
+                self.orders.update({value: _as_turned(value) for value in node.results})
         for node in graph.nodes:
             tied = _tied(node)
             if not tied or node.results[0] not in self.parent or _lets_go(node):
@@ -238,7 +256,7 @@ class _Regions:
             for user, index in value.uses:
                 if isinstance(user.op, Return):
                     copied += type.nbytes * bool(type.order)
-                elif isinstance(user.op, Attention) and index < 3:
+                elif isinstance(user.op, _ATTENTIONS) and index < (5 if isinstance(user.op, AttentionBackward) else 3):
                     copied += type.nbytes * (type.order[-1:] not in ((), (type.rank - 1,)))
                 elif isinstance(user.op, _READS_ROWS):
                     copied += type.nbytes * (not _as_rows(user, index, type))
@@ -301,11 +319,14 @@ def _adds_channels(pad: Pad) -> bool:
     return len(pad.pads) > 2 and any(pad.pads[1 :: len(pad.pads) // 2])
 
 
-def _as_turned(node: Node) -> Order:
-    """The order in which the transpose that follows an attention, heads beside features, is a view."""
-    users = node.result.users
+def _as_turned(value: Value) -> Order:
+    """The order in which the transpose that follows an attention, heads beside features, is a view; its gradient reads
+    the result in any order."""
+    users = [user for user in value.users if not isinstance(user.op, AttentionBackward)]
+    if len(users) == 1 and isinstance(users[0].op, Concat):
+        users = users[0].result.users
     if len(users) == 1 and isinstance(users[0].op, Transpose) and users[0].op.perm[-1] == len(users[0].op.perm) - 1:
-        return settled(node.result.type, users[0].op.perm)
+        return settled(value.type, users[0].op.perm)
     return ()
 
 

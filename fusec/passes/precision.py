@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Value
-from fusec.ops import Cast
+from fusec.ops import AttentionBackward, AttentionTrain, Cast
 from fusec.passes.base import Options
 
 _WIDE = (DType.F64, DType.F32)
+SUMS = 5  # their place among the operands of attention_backward
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Precision:
             for value in node.results:
                 if value.type.dtype in _WIDE:
                     graph.set_type(value, value.type.with_dtype(storage))
+            if isinstance(node.op, AttentionTrain):
+                _keep_wide(graph, node.results[1], storage)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:
@@ -55,6 +58,24 @@ class Precision:
             if value not in wide or wide[value].type.dtype is not dtype:
                 wide[value] = graph.add(Cast(dtype), value, name=value.name, before=last)
             graph.set_input(last, index, wide[value])
+
+
+def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
+    """The sums of attention are f32 beside 16 bits; what is no attention reads them narrowed."""
+    assert sums.node is not None
+    readers = [(n, i) for n, i in sums.uses if not (isinstance(n.op, AttentionBackward) and i == SUMS)]
+    graph.set_type(sums, sums.type.with_dtype(DType.F32))
+    if readers:
+        narrow = graph.insert(Cast(storage), [sums], before=_behind(graph, sums.node)).result
+        for node, index in readers:
+            graph.set_input(node, index, narrow)
+
+
+def _behind(graph: Graph, node: Node) -> Node:
+    """The node after one in the graph's order."""
+    nodes = list(graph.nodes)
+    place = nodes.index(node) + 1
+    return nodes[place] if place < len(nodes) else graph.return_node
 
 
 def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:

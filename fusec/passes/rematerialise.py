@@ -59,6 +59,8 @@ def _late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value, Uses
     found: dict[Value, Uses] = {}
     for node in graph.nodes:
         for value in node.results if not isinstance(node.op, Constant) else ():
+            if isinstance(node.op, Cast) and node.operands[0] in graph.inputs:
+                continue  # a parameter in fewer bits: all of them are cast by one kernel, once
             uses = [(user, i) for user, i in value.uses if user is not graph.return_node]
             uses = [(user, i) for user, i in uses if place[user] - place[node] >= far]
             if uses:

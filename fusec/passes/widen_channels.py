@@ -13,11 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from fusec.ir import Array, Graph, Node, TensorType, Value
-from fusec.ops import Conv, Pad
+from fusec.ops import Conv, ConvWgrad, Pad, Slice
 from fusec.passes.base import Options
 from fusec.passes.rewrite import NoMatch, Rewriter, local, rewrite
 from fusec.passes.weights import derive
 
+WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
 _ENOUGH_ELEMENTS = 1 << 16  # of an image; the kernel that adds the channel costs a launch
 
 
@@ -25,13 +26,14 @@ _ENOUGH_ELEMENTS = 1 << 16  # of an image; the kernel that adds the channel cost
 def _fourth_channel(graph: Graph, node: Node) -> Value | None:
     x, w = node.operands
     op, literal = node.op, w.literal
-    if not isinstance(op, Conv) or x.type.rank != 4 or x.type.shape[1] != 3 or op.groups != 1:
+    if not isinstance(op, Conv) or not _is_image(x, op.groups):
         raise NoMatch("no image of three channels", x)
-    if literal is None:
-        raise NoMatch("the filters are not constant", w)
-    if x.type.dtype.itemsize != 2 or x.type.size < _ENOUGH_ELEMENTS or math.prod(w.type.shape[2:]) == 1:
+    if not _pays(x, w.type.shape[2:]):
         raise NoMatch("it would not pay", x)
-    wide = graph.insert(Pad((0, 0, 0, 0, 0, 1, 0, 0)), [x], before=node).result
+    wide = graph.insert(WIDER, [x], before=node).result
+    if literal is None:  # state, say: a small tensor is padded with each call
+        filters = graph.insert(WIDER, [w], before=node).result
+        return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
 
     def padded(array: Array) -> Array:
         return np.pad(array, ((0, 0), (0, 1), (0, 0), (0, 0)))
@@ -41,7 +43,28 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
     return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
 
 
-RULES: tuple[Rewriter, ...] = (_fourth_channel,)
+@local("conv_wgrad", equation="conv_wgrad(x, dy) = conv_wgrad(pad(x), dy)[:, :3], channels padded from 3 to 4")
+def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
+    x, dy = node.operands
+    op, shape = node.op, node.result.type.shape
+    if not isinstance(op, ConvWgrad) or not _is_image(x, op.groups):
+        raise NoMatch("no image of three channels", x)
+    if not _pays(x, op.window):
+        raise NoMatch("it would not pay", x)
+    wide = graph.insert(WIDER, [x], before=node).result
+    filters = graph.insert(op, [wide, dy], before=node).result
+    return graph.insert(Slice((0,) * 4, shape, (1,) * 4), [filters], before=node, types=[node.result.type]).result
+
+
+def _is_image(x: Value, groups: int) -> bool:
+    return x.type.rank == 4 and x.type.shape[1] == 3 and groups == 1
+
+
+def _pays(x: Value, window: tuple[int, ...]) -> bool:
+    return x.type.dtype.itemsize == 2 and x.type.size >= _ENOUGH_ELEMENTS and math.prod(window) > 1
+
+
+RULES: tuple[Rewriter, ...] = (_fourth_channel, _fourth_gradient)
 
 
 @dataclass(frozen=True)

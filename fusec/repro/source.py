@@ -130,18 +130,29 @@ def _given(tensor: CudnnTensor, label: str) -> str:
 
 
 def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> list[str]:
-    """A call, and what its result is told."""
-    tensor = graph.tensor(call.outputs[0])
+    """A call, and what its results are told."""
+    results = list(call.outputs)
+    if len(results) > 1:
+        lines = [f"{', '.join(f't{uid}' for uid in results)} = {_call(call)}"]
+        return lines + [f"t{uid}{told}{note}" for uid in results for told, note in [_told(graph, uid, outputs)]]
+    uid = results[0]
+    told, note = _told(graph, uid, outputs)
+    call_line = f"t{uid} = {_call(call)}"
+    if len(call_line + told + note) <= _LINE:
+        return [call_line + told + note]
+    return [call_line, f"t{uid}{told}{note}"]
+
+
+def _told(graph: CudnnGraph, uid: int, outputs: Mapping[int, str]) -> tuple[str, str]:
+    """What a result is told, and a comment with the name it has."""
+    tensor = graph.tensor(uid)
     told = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
     told += f".set_data_type({_names(tensor)[0]})"
     if not tensor.virtual:
         told += ".set_output(True)"
     label = outputs.get(tensor.uid, "")
     note = f"  # {_comment(label)}" if label else ""
-    call_line = f"t{tensor.uid} = {_call(call)}"
-    if len(call_line + told + note) <= _LINE:
-        return [call_line + told + note]
-    return [call_line, f"t{tensor.uid}{told}{note}"]
+    return told, note
 
 
 def _call(call: CudnnCall) -> str:
@@ -157,6 +168,11 @@ def _call(call: CudnnCall) -> str:
         case "sdpa":
             named = dict(zip(PORTS[call.op][0], operands, strict=False)) | attributes | {"generate_stats": "False"}
             return _text(call.op, [], named | compute) + "[0]"
+        case "sdpa_train":
+            named = dict(zip(PORTS[call.op][0], operands, strict=False)) | attributes | {"generate_stats": "True"}
+            return _text("sdpa", [], named | compute)
+        case "sdpa_backward":
+            return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=False)) | attributes | compute)
         case "pointwise":
             named = {"swish_beta" if k == "beta" else k: v for k, v in attributes.items()}
             return _text(call.mode, operands, named | compute)

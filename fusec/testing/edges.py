@@ -39,7 +39,7 @@ _MOVES = frozenset(
         *("is_nan", "is_inf", "logical_not", "logical_and", "logical_or", "logical_xor"),
         *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"),
         *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right", "top_k"),
-        "random_bits",
+        *("random_bits", "all_finite"),
     )
 )
 # One IEEE operation: exact wherever its result can be represented.
@@ -57,7 +57,7 @@ POLES = frozenset(
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
         *("batch_norm_train", "batch_norm_backward", "layer_norm_backward"),
-        "attention",
+        *("attention", "attention_train", "attention_backward"),
     )
 )
 # Gradients of functions whose slope fades away.
@@ -193,8 +193,10 @@ def sum_length(node: Node) -> int:
         return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
     if op.name == "matmul":
         return max(x.shape[-1], 1)
-    if op.name == "attention":
+    if op.name in ("attention", "attention_train"):
         return max(x.shape[-1] + node.operands[1].type.shape[2], 1)
+    if op.name == "attention_backward":
+        return max(x.shape[-1] + 2 * node.operands[2].type.shape[2], 1)
     if isinstance(op, AvgPool):
         return math.prod(op.window)
     if isinstance(op, Reduce):

@@ -245,10 +245,9 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
-        if node.op.name == "attention" and not self.rounding.meaning:
-            inner = max(
-                inner, node.result.type.dtype.epsilon / 2
-            )  # kernels round the weights before the second product
+        if node.op.name.startswith("attention") and not self.rounding.meaning:
+            # kernels round the weights before the second product
+            inner = max(inner, node.results[0].type.dtype.epsilon / 2)
         tf32 = self.rounding.tensor_cores and not self.rounding.meaning and node.op.name in PRODUCTS and not exact
         for k in range(self.count):
             arrays = [s.disturbed[k] for s in operands]

@@ -13,7 +13,10 @@ import numpy as np
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import (
     CLASSES,
+    AllFinite,
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -309,6 +312,21 @@ def _attention(b: Builder) -> None:
     b.add(op, q, k, v, *bias)
 
 
+def _attention_train(b: Builder) -> None:
+    q, k, v = attend(b)
+    shape = b.part((*q.type.shape[:3], k.type.shape[2]))
+    bias = [b.fresh(TensorType(shape, q.type.dtype))] if b.chance(30) else []
+    b.insert(AttentionTrain(b.pick([1.0, 0.5, 0.125]), b.chance(40)), q, k, v, *bias)
+
+
+def _attention_backward(b: Builder) -> None:
+    """Of what the forward op gave: other sums would make weights of any size."""
+    q, k, v = attend(b)
+    scale, causal = b.pick([1.0, 0.5, 0.125]), b.chance(40)
+    y, sums = b.insert(AttentionTrain(scale, causal), q, k, v).results
+    b.insert(AttentionBackward(scale, causal), b.like(y), q, k, v, y, sums)
+
+
 def _rotary(b: Builder) -> None:
     x = b.some(lambda t: t.dtype is b.dtype and t.rank > 0 and t.shape[-1] % 2 == 0)
     b.add(Rotary(), x, *(b.fresh(TensorType(b.part(x.type.shape), x.type.dtype)) for _ in range(2)))
@@ -589,7 +607,9 @@ def _batch_norm_train(b: Builder) -> None:
 
 def _batch_norm_backward(b: Builder) -> None:
     x = b.image()
-    b.insert(BatchNormBackward(), b.like(x), x, *_channel_parameters(b, x, ["", "", "positive"]))
+    relu = b.chance(30)
+    styles = ["", "", "positive", *([""] if relu else [])]
+    b.insert(BatchNormBackward(relu), b.like(x), x, *_channel_parameters(b, x, styles))
 
 
 def _layer_norm_backward(b: Builder) -> None:
@@ -603,6 +623,14 @@ def _random_bits(b: Builder) -> None:
     b.add(RandomBits(b.shape(0, 3), b.pick([0, 1, 7])), state)
 
 
+def _all_finite(b: Builder) -> None:
+    """Of inputs: what is computed may overflow in one precision and not in another."""
+    inputs = [v for v in b.graph.inputs if v.type.dtype.is_float and not v.type.dtype.is_narrow]
+    if not inputs:
+        inputs = [b.input(TensorType(b.shape(0, 3), b.dtype))]
+    b.add(AllFinite(), *(b.pick(inputs) for _ in range(b.pick([1, 2, 3]))))
+
+
 DRAWS: Mapping[str, Draw] = {
     **{name: _pointwise(name) for name in CLASSES},
     "cast": _cast,
@@ -610,6 +638,8 @@ DRAWS: Mapping[str, Draw] = {
     "conv_transpose": _conv_transpose,
     "matmul": _matmul,
     "attention": _attention,
+    "attention_train": _attention_train,
+    "attention_backward": _attention_backward,
     "rotary": _rotary,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
@@ -640,4 +670,5 @@ DRAWS: Mapping[str, Draw] = {
     "batch_norm_backward": _batch_norm_backward,
     "layer_norm_backward": _layer_norm_backward,
     "random_bits": _random_bits,
+    "all_finite": _all_finite,
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gpu.cudnn_graphs import WINDOW, conv, image, matmul, matrix, norm
 
-from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph
+from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
 from fusec.gpu.deviceless import bring_up
 from fusec.ir import DType
@@ -23,6 +23,8 @@ TAGS = {
     "conv_wgrad": ("CONV_WGRAD", ("X", "DY")),
     "matmul": ("MATMUL", ("A", "B")),
     "sdpa": ("SDPA", ("Q", "K", "V", "Bias")),
+    "sdpa_train": ("SDPA", ("Q", "K", "V", "Bias")),
+    "sdpa_backward": ("SDPA_BWD", ("dO", "Q", "K", "V", "O", "Stats", "Bias")),
     "pointwise": ("POINTWISE", ("IN_0", "IN_1", "IN_2")),
     "reduction": ("REDUCTION", ("X",)),
     "layernorm": ("LAYER_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
@@ -59,8 +61,8 @@ def check(graph: CudnnGraph) -> dict[str, Any]:
             ports = ("X", "SCALE", "EPSILON")
         assert node["tag"] == tag
         assert node["inputs"] == dict(zip(ports, call.inputs, strict=False))
-        assert tuple(node["outputs"].values()) == call.outputs
-        if call.op != "sdpa":  # whose parts have a type of their own each
+        assert tuple(sorted(node["outputs"].values())) == call.outputs
+        if not call.op.startswith("sdpa"):  # whose parts have a type of their own each
             assert node["compute_data_type"] == NAMES[call.compute]
         if call.op == "pointwise":
             assert node["mode"] == MODES.get(call.mode, call.mode.upper())
@@ -119,6 +121,32 @@ def test_attention(biased: bool, causal: bool) -> None:
     assert node["attn_scale_value"] == "3E800000"  # the frontend writes floats as their bits
     assert (node["right_bound"], node["diagonal_alignment"]) == (0 if causal else None, "TOP_LEFT")
     assert not node["generate_stats"]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_for_training(biased: bool, causal: bool) -> None:
+    given = (("attn_scale", 0.25), ("use_causal_mask", causal))
+    bias = [(1, 4, 8, 9)] if biased else []
+    heads, keys, sums = (2, 4, 8, 16), (2, 2, 9, 16), (2, 4, 8, 1)
+
+    def tensors(*shapes: tuple[int, ...]) -> tuple[CudnnTensor, ...]:
+        kinds = (DType.F32 if dims == sums else DType.F16 for dims in shapes)
+        return tuple(matrix(i, dims, kind) for i, (dims, kind) in enumerate(zip(shapes, kinds, strict=True), 1))
+
+    shapes = (heads, keys, keys, *bias, heads, sums)
+    count = 3 + biased
+    forward = CudnnCall("sdpa_train", tuple(range(1, count + 1)), (count + 1, count + 2), attributes=given)
+    node = check(CudnnGraph(tensors(*shapes), (forward,)))["nodes"][0]
+    assert node["generate_stats"] and node["outputs"] == {"O": count + 1, "Stats": count + 2}
+
+    shapes = (heads, heads, keys, keys, heads, sums, *bias, heads, keys, keys)
+    count = 6 + biased
+    results = (count + 1, count + 2, count + 3)
+    backward = CudnnCall("sdpa_backward", tuple(range(1, count + 1)), results, attributes=given)
+    node = check(CudnnGraph(tensors(*shapes), (backward,)))["nodes"][0]
+    assert node["outputs"] == dict(zip(("dQ", "dK", "dV"), results, strict=True))
+    assert node["right_bound"] == (0 if causal else None)
 
 
 def mode_graph(mode: str, count: int) -> CudnnGraph:

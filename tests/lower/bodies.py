@@ -198,6 +198,25 @@ graph "b" (%x: bf16[1,2,1,8], %k: bf16[1,2,3,8]) {
   %y = attention(%x, %k, %k, %m) {guarded=true, seen=true} : bf16[1,2,1,8]
   return %y
 }""",
+    "attention with its sums, of shared heads and a bias": """
+graph "b" (%q: f16[2,4,6,16], %k: f16[2,2,9,16], %v: f16[2,2,9,8], %m: f16[1,1,6,9]) {
+  %y, %s = attention_train(%q, %k, %v, %m) {scale=0.25} : f16[2,4,6,8]{0,2,1,3}, f32[2,4,6,1]
+  return %y, %s
+}""",
+    "the gradient of attention over parts of one projection": """
+graph "b" (%x: f16[2,5,96], %dy: f16[2,4,5,8], %y: f16[2,4,5,8]{0,2,1,3}) {
+  %s = constant weight("sums") : f32[2,4,5,1]
+  %q, %k, %v = split(%x) {axis=2, sizes=[32,32,32]}
+  %qh = reshape(%q) {shape=[2,5,4,8]}
+  %qt = transpose(%qh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %kh = reshape(%k) {shape=[2,5,4,8]}
+  %kt = transpose(%kh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %vh = reshape(%v) {shape=[2,5,4,8]}
+  %vt = transpose(%vh) {perm=[0,2,1,3]} : f16[2,4,5,8]{0,2,1,3}
+  %dq, %dk, %dv = attention_backward(%dy, %qt, %kt, %vt, %y, %s) {scale=0.35, causal=true} :
+    f16[2,4,5,8]{0,2,1,3}, f16[2,4,5,8]{0,2,1,3}, f16[2,4,5,8]
+  return %dq, %dk, %dv
+}""",
     "cast on the way out": """
 graph "b" (%x: f16[3,50]) {
   %y = exp(%x)

@@ -12,7 +12,10 @@ from ops.onnx_oracle import Array, Oracle, onnx_op, run
 
 from fusec.ir import DType, Op
 from fusec.ops import (
+    AllFinite,
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -75,6 +78,13 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     return rng.uniform(0.1, 5.0, shape).astype(np.float32)
+
+
+def with_infinities(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Often infinite or NaN somewhere."""
+    array = normal(rng, shape)
+    odd = np.where(rng.random(shape) < 0.5, np.float32(np.nan), np.float32(-np.inf))
+    return np.where(rng.random(shape) < 0.05, odd, array)
 
 
 def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -324,6 +334,44 @@ def attended(scale: float, causal: bool = False) -> Oracle:
         return result
 
     return formula(compute)
+
+
+def attended_with_sums(scale: float, causal: bool) -> Oracle:
+    """Attention, and the logarithm of each row's sum, query by query."""
+
+    def compute(q: Array, k: Array, v: Array, *bias: Array) -> list[Array]:
+        shared = q.shape[1] // k.shape[1]
+        sums = np.zeros((*q.shape[:3], 1))
+        added = np.zeros((*q.shape[:3], k.shape[2])) + (bias[0] if bias else 0.0)
+        for b, h, s in np.ndindex(*q.shape[:3]):
+            seen = s + 1 if causal else k.shape[2]
+            sums[b, h, s] = np.log(np.exp(k[b, h // shared, :seen] @ q[b, h, s] * scale + added[b, h, s, :seen]).sum())
+        return [*attended(scale, causal)(q, k, v, *bias), sums]
+
+    return compute
+
+
+def attention_gradient(scale: float, causal: bool) -> Oracle:
+    """Query by query, of whatever the result and the sums are said to be."""
+
+    def compute(dy: Array, q: Array, k: Array, v: Array, y: Array, sums: Array) -> list[Array]:
+        shared = q.shape[1] // k.shape[1]
+        dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+        for b, h, s in np.ndindex(*q.shape[:3]):
+            g, along = h // shared, dy[b, h, s] @ y[b, h, s]
+            for t in range(s + 1 if causal else k.shape[2]):
+                weight = np.exp(q[b, h, s] @ k[b, g, t] * scale - sums[b, h, s, 0])
+                slope = weight * (dy[b, h, s] @ v[b, g, t] - along) * scale
+                dq[b, h, s] += slope * k[b, g, t]
+                dk[b, g, t] += slope * q[b, h, s]
+                dv[b, g, t] += weight * dy[b, h, s]
+        return [dq, dk, dv]
+
+    return compute
+
+
+def large(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    return rng.uniform(1.0, 3.0, shape).astype(np.float32)
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
@@ -602,11 +650,13 @@ def batch_statistics(x: Array, scale: Array, bias: Array, epsilon: float) -> lis
     return [y, mean, 1 / np.sqrt(variance + np.float32(epsilon))]
 
 
-def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array) -> list[Array]:
-    """Channel by channel in float64."""
+def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array, *bias: Array) -> list[Array]:
+    """Channel by channel in float64; with a bias through the relu of the norm."""
     dx, dscale, dbias = np.empty(x.shape), np.empty(scale.shape), np.empty(scale.shape)
     for c in range(x.shape[1]):
         loss, normal = dy[:, c].astype(np.float64), (x[:, c].astype(np.float64) - mean[c]) * inverse[c]
+        if bias:
+            loss = loss * (normal * scale[c] + bias[0][c] > 0)
         dscale[c], dbias[c] = (loss * normal).sum(), loss.sum()
         dx[:, c] = scale[c] * inverse[c] * (loss - loss.mean() - normal * (loss * normal).mean())
     return [v.astype(x.dtype) for v in (dx, dscale, dbias)]
@@ -684,8 +734,9 @@ OTHERS |= {
         for eps, spatial in ((1e-5, (5, 2)), (0.25, ()))
     ],
     "batch_norm_backward": [
-        Case(BatchNormBackward(), (shape, shape, (3,), (3,), (3,)), batch_norm_gradient, normal)
+        Case(BatchNormBackward(relu), (shape, shape, *[(3,)] * (4 if relu else 3)), batch_norm_gradient, normal)
         for shape in ((4, 3, 2, 3), (5, 3))
+        for relu in (False, True)
     ],
     "layer_norm_backward": [
         Case(
@@ -704,6 +755,28 @@ OTHERS |= {
     "random_bits": [
         Case(RandomBits(shape, stream), ((2,),), lambda state, op=(shape, stream): [philox(state, *op)], bits64, False)
         for shape, stream in (((3, 7), 0), ((), 5), ((4, 1, 2), 4294967295))
+    ],
+    "attention_train": [
+        Case(AttentionTrain(0.5, causal), shapes, attended_with_sums(0.5, causal), normal)
+        for causal in (False, True)
+        for shapes in (
+            ((2, 3, 4, 8), (2, 3, 5, 8), (2, 3, 5, 6)),
+            ((1, 4, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4), (4, 1, 5)),
+        )
+    ],
+    "attention_backward": [
+        Case(
+            AttentionBackward(0.25, causal),
+            ((1, h, 4, 8), (1, h, 4, 8), (1, g, 5, 8), (1, g, 5, 8), (1, h, 4, 8), (1, h, 4, 1)),
+            attention_gradient(0.25, causal),
+            (normal, unit, unit, normal, normal, large),
+        )
+        for causal, h, g in ((False, 2, 2), (True, 4, 2))
+    ],
+    "all_finite": [
+        Case(AllFinite(), shapes, lambda *a: [np.array(all(np.isfinite(x).all() for x in a))], draw, False)
+        for shapes in (((3, 4),), ((5,), (1,), (2, 3, 2)), ((0, 2), (7,)))
+        for draw in (normal, with_infinities)
     ],
 }
 

@@ -11,7 +11,10 @@ from fusec.errors import VerifyError
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import (
     ALL,
+    AllFinite,
     Attention,
+    AttentionBackward,
+    AttentionTrain,
     AvgPool,
     BatchNorm,
     BatchNormBackward,
@@ -286,11 +289,22 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (BatchNormTrain(), "f32[2,3] f32[2] f32[3]", "batch_norm_train: parameter of shape [2] for 3 channels"),
     (BatchNormTrain(), "f32[2,3] f16[3] f16[3]", "batch_norm_train: parameters of f16 with x of f32"),
     (BatchNormBackward(), "f32[2,3]", "batch_norm_backward takes 5 operands, not 1"),
+    (BatchNormBackward(True), "f32[2,3]", "batch_norm_backward takes 6 operands, not 1"),
     (
         BatchNormBackward(),
         "f32[2,2] f32[2,3] f32[3] f32[3] f32[3]",
         "dy is f32[2,2], x f32[2,3]",
     ),
+    (AttentionTrain(), "f32[1,2,3,4] f32[1,2,3,4]", "attention_train takes 3 to 4 operands, not 2"),
+    (AttentionTrain(), "f32[1,1,3,4] f32[1,1,3,5] f32[1,1,3,4]", "attention: q has 4 features, k has 5"),
+    (AttentionBackward(), "f32[1,1,3,4]", "attention_backward takes 6 to 7 operands, not 1"),
+    (
+        AttentionBackward(),
+        "f32[1,1,3,8] f32[1,1,3,4] f32[1,1,5,4] f32[1,1,5,8] f32[1,1,3,8] f32[1,1,3]",
+        "attention_backward: sums is f32[1,1,3], not f32[1,1,3,1]",
+    ),
+    (AllFinite(), "", "all_finite takes at least one operand"),
+    (AllFinite(), "f32[2] i32[2]", "all_finite takes floating-point operands, not i32"),
     (LayerNormBackward(), "f32[2,3]", "layer_norm_backward takes 3 operands, not 1"),
     (LayerNormBackward(2), "f32[2,3] f32[2,3] f32[3]", "axis 2 is out of range for rank 2"),
     (LayerNormBackward(), "i32[2,3] i32[2,3] i32[3]", "layer_norm_backward takes floating-point operands, not i32"),

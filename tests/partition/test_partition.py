@@ -22,6 +22,7 @@ from fusec.passes.partition import canonical_key, partition
 from fusec.program import Kind, Program
 from fusec.reference import evaluate
 from fusec.target import load
+from fusec.text import parse
 from fusec.verdict import Legal, Refused
 
 TARGET = load("h200")
@@ -181,6 +182,7 @@ from partition.graphs import resnet50
 from partition.oracles import OneConvolution
 from fusec.passes.partition import partition
 from fusec.target import load
+from fusec.text import parse
 print(partition(resnet50(), OneConvolution(), load("t4")))
 """
 
@@ -231,3 +233,17 @@ def test_an_empty_graph_has_no_steps() -> None:
     oracle = AcceptAll()
     assert partition(graph, oracle, TARGET).steps == ()
     assert oracle.waves == 0
+
+
+def test_what_is_computed_again_far_behind_is_no_epilogue() -> None:
+    """Rematerialisation computes it where it is read, rather than keep it."""
+    graph = parse("""graph "g" (%x: f32[1,8,16], %w: f32[1,16,16], %c: f32[16], %d: f32[1,8,16]) {
+  %m = matmul(%x, %w)
+  %a = add(%m, %c)
+  %g = gelu(%a)
+  %again = add(%m, %c)
+  %late = gelu_backward(%d, %again)
+  return %g, %late
+}""")
+    program = partition(graph, AcceptAll(), load("h200"))
+    assert [s.signature for s in program.steps] == ["matmul+add+gelu", "add+gelu_backward"]

@@ -18,6 +18,7 @@ from fusec.passes.base import Options, run
 from fusec.passes.cse import MergeEqual
 from fusec.passes.precision import Precision
 from fusec.reference import evaluate
+from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,3,6,6], %i: i32[4,1,1], %m: bool[2,4,6,6]) {
   %w = constant weight("w") : f32[4,3,3,3]
@@ -162,3 +163,17 @@ def test_ten_thousand_nodes_in_three_seconds() -> None:
     storage(graph, "fp16")
     assert time.process_time() - start < 3
     assert sum(isinstance(n.op, Cast) and n.op.to is DType.F32 for n in graph.nodes) == 250, "one per output"
+
+
+def test_the_sums_of_attention_stay_f32_and_others_read_them_narrowed() -> None:
+    graph = parse("""graph "g" (%q: f32[1,2,4,8], %k: f32[1,2,4,8], %d: f32[1,2,4,8]) {
+  %y, %s = attention_train(%q, %k, %k)
+  %dq, %dk, %dv = attention_backward(%d, %q, %k, %k, %y, %s)
+  %e = exp(%s)
+  return %dq, %e
+}""")
+    narrowed = run((Precision(),), graph, Options("fp16"))
+    (train,) = (n for n in narrowed.nodes if n.op.name == "attention_train")
+    sums = train.results[1]
+    assert [v.type.dtype.value for v in train.results] == ["f16", "f32"]
+    assert {n.op.name for n, _ in sums.uses} == {"attention_backward", "cast"}

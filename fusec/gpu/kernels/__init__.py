@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from fusec.gpu.kernels import (
     channels,
     depthwise,
+    finite,
+    lists,
     pointwise,
     pool_backward,
     pooling,
@@ -23,6 +25,7 @@ from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
+    lists.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
     rows.rows,  # before pooling, since a pool over everything is a reduction
     channels.channels,
@@ -32,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     depthwise.depthwise,
     sampled.sampled,
     rotary.rotary,
+    finite.finite,
 )
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.gpu.kernels.chain import Chain, Space
+from fusec.gpu.kernels.chain import Chain, Space, stored
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.parts import Part
 from fusec.gpu.kernels.row_plan import Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
 from fusec.gpu.kernels.walk import Merge, begun, coordinates, loop
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import BatchNormTrain
+from fusec.ops import BatchNormBackward, BatchNormTrain
 
 BACKWARDS = True  # what was written last is read first, as it may still be in the cache
 
@@ -46,8 +46,22 @@ class ChannelSource:
     @property
     def scratch_bytes(self) -> int:
         """Two numbers of each chunk and channel, then the factors of each channel."""
-        factors = 3 if self.forward else 4
-        return (2 * self.sums.chunks + factors) * self.channels * (8 if self.kind == "double" else 4)
+        return (2 * self.sums.chunks + self._factors) * self.channels * (8 if self.kind == "double" else 4)
+
+    @property
+    def masked(self) -> bool:
+        """Whether a relu's gradient is taken by what the norm gave, which is computed again."""
+        op = self.part.anchor.op
+        return isinstance(op, BatchNormBackward) and op.relu
+
+    @property
+    def _factors(self) -> int:
+        return 3 if self.forward else 6 if self.masked else 4
+
+    def _passed(self, dy: str, centred: str, factor: str, bias: str) -> str:
+        """dy where the norm's result, as it is stored, is positive."""
+        text = stored(f"{centred} * {factor} + {bias}", self.part.y.type.dtype)
+        return f"({text} > {self.kind}(0) ? {dy} : {self.kind}(0))"
 
     def launches(self) -> tuple[Launch, ...]:
         elements = () if not (self.part.late or self.part.behind) else (self._elements(),)
@@ -71,8 +85,11 @@ class ChannelSource:
             lines += ["{", "  const u32 r = begin;", *coordinates(plan, "r", reduced=True), *first.lines(), "}"]
         else:
             mean = Chain(_space(part.x.type, plan, reduced=False), arguments, "m")
-            text = mean.get(part.parameters[1], _along_channels(part.parameters[1], part.x.type))
-            mean.inside.append(f"around[{place}] = {text};")
+            scale, around, inverse, *bias = (mean.get(v, _along_channels(v, part.x.type)) for v in part.parameters)
+            mean.inside.append(f"around[{place}] = {around};")
+            if self.masked:
+                lines.append(f"{kind} factor[{plan.width}], shift[{plan.width}];")
+                mean.inside += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {bias[0]};"]
             lines += mean.lines()
         chain = Chain(_space(part.x.type, plan), arguments)
         for node in part.before:
@@ -85,7 +102,10 @@ class ChannelSource:
             chain.inside += [f"acc0[{place}] += d;", f"acc1[{place}] += d * d;"]
         else:
             dy = chain.get(part.anchor.operands[0])
-            chain.inside += [f"acc0[{place}] += {dy};", f"acc1[{place}] += {dy} * ({e} - around[{place}]);"]
+            chain.inside.append(f"const {kind} d = {e} - around[{place}];")
+            if self.masked:
+                dy = self._passed(dy, "d", f"factor[{place}]", f"shift[{place}]")
+            chain.inside += [f"const {kind} loss = {dy};", f"acc0[{place}] += loss;", f"acc1[{place}] += loss * d;"]
         lines += loop(plan, chain.lines())
         reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
         lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
@@ -157,11 +177,12 @@ class ChannelSource:
     def _backward(self, chain: Chain) -> tuple[str, ...]:
         """Gradients of scale and bias, and the factors that leave of dy what the statistics do not take."""
         kind, count = self.kind, self.count
-        scale, mean, inverse = (chain.get(v) for v in self.part.parameters)
+        scale, mean, inverse, *bias = (chain.get(v) for v in self.part.parameters)
         chain.define(self.part.anchor.results[1], f"acc1[0] * {inverse}")
         chain.define(self.part.anchor.results[2], "acc0[0]")
         along = f"acc1[0] * {inverse} * {inverse} / {kind}({count})"
-        return mean, f"acc0[0] / {kind}({count})", along, f"{scale} * {inverse}"
+        mask = (f"{inverse} * {scale}", *bias) if self.masked else ()
+        return mean, f"acc0[0] / {kind}({count})", along, f"{scale} * {inverse}", *mask
 
     def _elements(self) -> Launch:
         """The second pass: each element again, and what becomes of it."""
@@ -169,19 +190,21 @@ class ChannelSource:
         place = "0" if plan.row else "j"
         lines = begun(plan, kind)
         pointer = arguments.scratch(f"const {kind}")
-        for number in range(3 if self.forward else 4):
+        for number in range(self._factors):
             at = f"{(2 * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
             pack = f"Pack<{kind}, {plan.width}>"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
         chain = Chain(_space(part.x.type, plan), arguments)
         for node in part.again:
             chain.apply(node)
-        mean, *by = (f"f{number}.v[{place}]" for number in range(3 if self.forward else 4))
-        centred = f"({chain.get(part.x)} - {mean})"
+        mean, *by = (f"f{number}.v[{place}]" for number in range(self._factors))
+        chain.inside.append(f"const {kind} centred = {chain.get(part.x)} - {mean};")
         if self.forward:
-            text = f"{centred} * {by[0]} + {by[1]}"
+            text = f"centred * {by[0]} + {by[1]}"
         else:
-            text = f"({chain.get(part.anchor.operands[0])} - {by[0]} - {centred} * {by[1]}) * {by[2]}"
+            dy = chain.get(part.anchor.operands[0])
+            dy = self._passed(dy, "centred", by[3], by[4]) if self.masked else dy
+            text = f"({dy} - {by[0]} - centred * {by[1]}) * {by[2]}"
         chain.define(part.y, text)
         for node in part.behind:
             chain.apply(node)

@@ -4,7 +4,7 @@ or over what it has one number of for each channel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +14,8 @@ from fusec.ir import Node, Value
 @dataclass(frozen=True)
 class Part:
     """The nodes of a step: the anchor, whose first result and first operands (`elements`) have an element each and
-    whose others are small; those before and behind it, and `small` ones over its small results. Early outputs are made
-    by those before, `kept` ones are small."""
+    whose others are small; those before and behind it, `small` ones over its small results, and `sums` of what is
+    behind it that are as small. Early outputs are made by those before, `kept` ones are small."""
 
     anchor: Node
     elements: tuple[Value, ...]
@@ -25,6 +25,7 @@ class Part:
     early: tuple[Value, ...]
     late: tuple[Value, ...]
     kept: tuple[Value, ...]
+    sums: tuple[Node, ...] = ()
 
     @property
     def x(self) -> Value:
@@ -52,9 +53,15 @@ class Part:
         return tuple(found)
 
 
-def parted(nodes: Sequence[Node], outputs: Sequence[Value], anchor: Node, elements: int) -> Part | None:
+def parted(
+    nodes: Sequence[Node],
+    outputs: Sequence[Value],
+    anchor: Node,
+    elements: int,
+    is_sum: Callable[[Node], bool] = lambda node: False,
+) -> Part | None:
     """What each node does in the step; None if one of them has no place in it. elements: so many operands of the anchor
-    are no parameters."""
+    are no parameters. is_sum: whether a node adds up elements as the anchor does for its small results."""
     moved, parameters = anchor.operands[:elements], anchor.operands[elements:]
     x = moved[-1]
     made = {v for node in nodes for v in node.results}
@@ -66,11 +73,17 @@ def parted(nodes: Sequence[Node], outputs: Sequence[Value], anchor: Node, elemen
     statistics = set(anchor.results[1:])
     small: list[Node] = []
     behind: list[Node] = []
+    sums: list[Node] = []
     for node in nodes:
         if node is anchor or node in before:
             continue
         (result,) = node.results
-        if result.type.shape == anchor.results[1].type.shape:
+        if is_sum(node):
+            if node.operands[0] is not anchor.results[0] and node.operands[0].node not in behind:
+                return None
+            sums.append(node)
+            statistics.add(result)
+        elif result.type.shape == anchor.results[1].type.shape:
             small.append(node)
             statistics.add(result)
         elif result.type.shape == x.type.shape and not statistics.intersection(node.operands):
@@ -86,7 +99,9 @@ def parted(nodes: Sequence[Node], outputs: Sequence[Value], anchor: Node, elemen
         return None
     kept = [v for v in outputs if v in statistics]
 
-    return Part(anchor, moved, tuple(before), tuple(behind), tuple(small), tuple(early), tuple(late), tuple(kept))
+    return Part(
+        anchor, moved, tuple(before), tuple(behind), tuple(small), tuple(early), tuple(late), tuple(kept), tuple(sums)
+    )
 
 
 def _ancestors(nodes: Sequence[Node], values: Sequence[Value]) -> list[Node]:

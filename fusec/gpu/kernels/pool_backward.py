@@ -1,5 +1,5 @@
 """The gradient of max pooling, with pointwise ops behind it: a thread computes as many neighbours as the strides are
-long, each window over them is gone through once, and nothing is added up by two threads.
+long, from all windows over them, so that nothing is added up by two threads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type
 from fusec.ir import Node, Value
 from fusec.ops import MaxPoolBackward
 from fusec.program import inputs_of
@@ -62,14 +62,32 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     vector = widest(x.type.shape[1], types, steps) if packs else 1
     while vector > 1 and vector * tile > KEPT:
         vector //= 2
-    sizes = [("c0", x.type.shape[0]), *((f"i{d}", dim.tiles) for d, dim in enumerate(dims))]
     pack = ("pack", x.type.shape[1] // vector)
-    total = math.prod(size for _, size in (*sizes, pack))
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}u) return;"]
-    lines += decoded("i", [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]])
-    lines.append(f"const u32 c1 = pack * {vector}u;")
+
+    def begun(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
+        """A thread for each place in space and vector of channels."""
+        sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
+        sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
+        total = math.prod(size for _, size in sizes)
+        lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}u) return;"]
+        return [*lines, *decoded("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
+
+    # where windows overlap, the place of each one's maximum is found once, rather than by all who look for it
+    taps = math.prod(op.window)
+    index = "u8" if taps < 1 << 8 else "u16"
+    apart = math.prod(d.windows for d in dims) > 1 and taps < 1 << 16
+    launches: list[Launch] = []
+    if apart:
+        arguments = Arguments()
+        lines, grid = begun([f"o{d}" for d in range(n)], [d.count for d in dims])
+        lines += [*_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
+        lines.append(f"for (int j = 0; j < {vector}; ++j) kept.v[j] = ({index})where[j];")
+        place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
+        lines.append(f"store_pack<{index}, {vector}>({arguments.scratch(index)} + ({place}), kept);")
+        launches.append(arguments.launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
-    lines += _summed(pool, dims, vector, arguments)
+    lines, grid = begun([f"i{d}" for d in range(n)], [d.tiles for d in dims])
+    lines += _summed(pool, dims, vector, arguments, index if apart else "")
     unroll = ["#pragma unroll"] if _is_small(dims) else []
     for d, dim in enumerate(dims):
         lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
@@ -82,8 +100,8 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
         chain.apply(node)
     for value in outputs:
         chain.store(value)
-    lines += [*chain.lines(), *["}"] * n]
-    return Kernel(name, (arguments.launch(op.name, lines, ceil_div(total, BLOCK)),))
+    launches.append(arguments.launch(op.name, [*lines, *chain.lines(), *["}"] * n], grid))
+    return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
 
 
 def _is_small(dims: Sequence[_Dim]) -> bool:
@@ -98,11 +116,32 @@ def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
     return text
 
 
-def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
-    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps,
-    where NaN is the largest of all, and what is outside the smallest."""
-    dy, x = pool.operands
+def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
+    """Statements that leave in `where` which tap of the window at o0, o1… is the first of the largest: NaN is the
+    largest of all, and what is outside the smallest."""
     kind, number = C_TYPES[x.type.dtype], compute_type(x.type.dtype)
+    unroll = ["#pragma unroll"] if _is_small(dims) else []
+    lines = [f"{number} best[{vector}]; int where[{vector}];"]
+    lines.append(f"for (int j = 0; j < {vector}; ++j) {{ best[j] = {number}(-INFINITE); where[j] = 0; }}")
+    for d, dim in enumerate(dims):
+        lines += [*unroll, f"for (int k{d} = 0; k{d} < {dim.window}; ++k{d}) {{"]
+        lines.append(f"  const int p{d} = (int)o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad};")
+        lines.append(f"  if ((u32)p{d} >= {dim.size}u) continue;")
+    at = Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(len(dims))))).offset(x.type)
+    pack = f"Pack<{kind}, {vector}>"
+    lines.append(f"  const {pack} taken = load_pack<{kind}, {vector}>({arguments.read(x)} + ({at}));")
+    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j) {{"]
+    lines.append(f"    const {number} e = wide(taken.v[j]);")
+    lines.append("    if (!(e <= best[j]) && best[j] == best[j]) {")
+    lines.append(f"      best[j] = e; where[j] = {_place('k', dims, 'window')};")
+    return [*lines, "    }", "  }", *["}"] * len(dims)]
+
+
+def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
+    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps.
+    kept: the type of that tap's number in scratch memory; empty: it is looked for."""
+    dy, x = pool.operands
+    kind, number, n = C_TYPES[x.type.dtype], compute_type(x.type.dtype), len(dims)
     unroll = ["#pragma unroll"] if _is_small(dims) else []
     tile = math.prod(d.stride for d in dims)
     lines = [f"{number} sums[{tile}][{vector}];"]
@@ -110,22 +149,15 @@ def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments)
     for d, dim in enumerate(dims):
         lines += [*unroll, f"for (int w{d} = 0; w{d} < {dim.windows}; ++w{d}) {{"]
         lines += [f"  const int o{d} = (int)i{d} - w{d};", f"  if ((u32)o{d} >= {dim.count}u) continue;"]
-    lines.append(f"{number} best[{vector}]; int where[{vector}];")
-    lines.append(f"for (int j = 0; j < {vector}; ++j) {{ best[j] = {number}(-INFINITE); where[j] = 0; }}")
-    inside: list[str] = []
-    for d, dim in enumerate(dims):
-        lines += [*unroll, f"for (int k{d} = 0; k{d} < {dim.window}; ++k{d}) {{"]
-        lines.append(f"  const int p{d} = o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad};")
-        lines.append(f"  if ((u32)p{d} >= {dim.size}u) continue;")
-        inside.append(f"p{d}")
+    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
+    if kept:
+        pointer = arguments.scratch(f"const {kept}")
+        lines.append(f"const Pack<{kept}, {vector}> places = load_pack<{kept}, {vector}>({pointer} + ({at}));")
+        where = "places.v[j]"
+    else:
+        lines += _largest(x, dims, vector, arguments)
+        where = "where[j]"
     pack = f"Pack<{kind}, {vector}>"
-    at = Space(x.type.shape, ("c0", "c1", *inside)).offset(x.type)
-    lines.append(f"  const {pack} taken = load_pack<{kind}, {vector}>({arguments.read(x)} + ({at}));")
-    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j) {{"]
-    lines.append(f"    const {number} e = wide(taken.v[j]);")
-    lines.append("    if (e > best[j] || (e != e && best[j] == best[j])) {")
-    lines += [f"      best[j] = e; where[j] = {_place('k', dims, 'window')};", "    }", "  }", *["}"] * len(dims)]
-    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
     lines.append(f"const {pack} loss = load_pack<{kind}, {vector}>({arguments.read(dy)} + ({at}));")
     for d, dim in enumerate(dims):
         lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
@@ -133,5 +165,5 @@ def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments)
         lines.append(f"  if (g{d} % {dim.dilation} || t{d} >= {dim.window}) continue;")
     tap, place = _place("t", dims, "window"), _place("u", dims, "stride")
     lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j)"]
-    lines.append(f"    if (where[j] == {tap}) sums[{place}][j] += wide(loss.v[j]);")
-    return [*lines, *["}"] * (2 * len(dims))]
+    lines.append(f"    if ({where} == {tap}) sums[{place}][j] += wide(loss.v[j]);")
+    return [*lines, *["}"] * (2 * n)]

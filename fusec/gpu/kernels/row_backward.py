@@ -1,5 +1,5 @@
 """The gradients of layer and RMS norm: dx row by row and, on the way, sums over rows for scale and bias; with pointwise
-ops before and behind, and what becomes of those sums.
+ops before and behind, sums over rows of what is behind (a bias's gradient), and what becomes of all these sums.
 
 Some threads share a row and keep it in registers; each adds up its columns over the rows it meets, and a small launch
 puts these sums together, always in the same order.
@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.chain import Chain, Space, merged, step, takes, widest
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.parts import Part, parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
-from fusec.gpu.kernels.spec import BLOCK, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
+from fusec.gpu.kernels.spec import BLOCK, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.view import Laid
 from fusec.gpu.kernels.walk import Merge, coordinates
 from fusec.ir import DType, Node, Value
-from fusec.ops import LayerNormBackward
+from fusec.ops import LayerNormBackward, Reduce
 from fusec.program import inputs_of
 
-KEPT = 24  # numbers of a row that a thread keeps, of each of four kinds
+# Numbers of a row that a thread keeps, of each of four kinds, and blocks at most: more of these leave more sums to put
+# together. Where nothing is measured, the first.
+SHARED_OUT = ((16, 264), (8, 528), (8, 264), (24, 132))
 MOST = 512  # threads for a row
-BLOCKS = 264  # two for each multiprocessor of the largest GPUs; more leave more sums to put together
 
 
 def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -35,19 +36,30 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     (anchor,) = anchors
     if anchor.op.attributes["axis"] % anchor.operands[1].type.rank == 0:
         return None  # one row: the parameters are as large as x
-    part = parted(nodes, outputs, anchor, 2)
-    if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
+    part = parted(nodes, outputs, anchor, 2, lambda node: _adds_rows(node, anchor))
+    if part is None or part.x.type.size >= 1 << 31:
+        return None
+    if not all(takes(node) for node in nodes if node is not anchor and node not in part.sums):
         return None
     if any(v.node in part.before for node in part.behind for v in node.operands):
         return None
-    plan = _planned(part)
-    if plan is None:
-        return None
-    source = _Source(part, plan)
-    return Kernel("+".join(node.op.name for node in nodes), (source.rows(), source.columns()), source.scratch_bytes)
+    name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
+    for kept, blocks in SHARED_OUT:
+        plan = _planned(part, kept)
+        if plan is not None:
+            source = _Source(part, plan, blocks)
+            made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
+    kernels = {kernel.key: kernel for kernel in made}
+    return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
 
 
-def _planned(part: Part) -> Plan | None:
+def _adds_rows(node: Node, anchor: Node) -> bool:
+    """Whether a node is a sum over rows, as the gradient of a bias is, whose result has the shape of the scale's."""
+    axis, scale = anchor.op.attributes["axis"] % anchor.operands[1].type.rank, anchor.operands[2].type
+    return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
+
+
+def _planned(part: Part, kept: int) -> Plan | None:
     """Who goes through what; None unless all lies in rows that threads can keep."""
     x, axis = part.x.type, part.anchor.op.attributes["axis"] % part.x.type.rank
     read = inputs_of([*part.before, *part.behind])
@@ -65,11 +77,11 @@ def _planned(part: Part) -> Plan | None:
     vector = 1
     if trailing:
         dims = [a.dim for a in reversed(axes)]
-        kept = [part.parameters[0].type, *types]
-        vector = min(MAX_VECTOR, widest(axes[-1].size, kept, [[step(t, x.rank, d) for d in dims] for t in kept]))
+        moved = [part.parameters[0].type, *types]
+        vector = widest(axes[-1].size, moved, [[step(t, x.rank, d) for d in dims] for t in moved])
     size = math.prod(x.shape[axis:])
     count = size // vector
-    threads = max(32, power_of_two(ceil_div(count, max(1, KEPT // vector))))
+    threads = max(32, power_of_two(ceil_div(count, max(1, kept // vector))))
     if threads > MOST:
         return None
     lanes = max(1, BLOCK // threads)
@@ -80,6 +92,7 @@ def _planned(part: Part) -> Plan | None:
 class _Source:
     part: Part
     plan: Plan
+    most: int
 
     @property
     def kind(self) -> str:
@@ -91,11 +104,11 @@ class _Source:
 
     @property
     def blocks(self) -> int:
-        return min(BLOCKS, self.plan.blocks)
+        return min(self.most, self.plan.blocks)
 
     @property
     def sums(self) -> int:
-        return len(self.part.anchor.results) - 1
+        return len(self.part.anchor.results) - 1 + len(self.part.sums)
 
     @property
     def scratch_bytes(self) -> int:
@@ -109,9 +122,10 @@ class _Source:
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
         turns, vector, count = plan.turns, plan.vector, f"{kind}({self.size})"
         reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
-        lines = [f"__shared__ {kind} shared[{plan.block * max(2, vector)}];"]
+        lines = [f"__shared__ {kind} shared[{plan.block * max(3, vector)}];"]
         lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
-        names = ("by_scale", "by_bias")[: self.sums]
+        own = ("by_scale", "by_bias")[: len(part.anchor.results) - 1]
+        names = (*own, *(f"by_sum{number}" for number in range(len(part.sums))))
         lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
         zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
         lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
@@ -133,33 +147,31 @@ class _Source:
             load.inside.append("sum[0] += e[turn][j];")
             lines += [*self._loop(load.lines()), f"{reduce}, 1>(sum, shared, Add());"]
             lines.append(f"const {kind} mean = sum[0] / {count};")
-            lines.append(f"sum[0] = {kind}(0);")
-            lines += self._loop(self._each("e[turn][j] -= mean; sum[0] += e[turn][j] * e[turn][j];"))
-        else:
-            load.inside.append("sum[0] += e[turn][j] * e[turn][j];")
-            lines += self._loop(load.lines())
-        lines.append(f"{reduce}, 1>(sum, shared, Add());")
-        lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sum[0] / {count} + {epsilon});")
-        lines.append(f"{kind} along[2] = {{{kind}(0), {kind}(0)}};")
-        scaled = Chain(self._space, arguments, "s")
-        text = scaled.get(part.parameters[0])
-        scaled.inside += ["e[turn][j] *= inverse;", f"const {kind} inner = loss[turn][j] * {text};"]
-        scaled.inside.append("along[0] += inner * e[turn][j]; along[1] += inner;")
-        adds = ["by_scale[turn][j] += loss[turn][j] * e[turn][j];", "by_bias[turn][j] += loss[turn][j];"]
-        scaled.inside.append(f"if (live) {{ {' '.join(adds[: self.sums])} }}")
-        lines += [*self._loop(scaled.lines()), f"{reduce}, 2>(along, shared, Add());"]
-        lines.append(f"along[0] /= {count}; along[1] /= {count};")
-        if part.late:
-            last = Chain(self._space, arguments, "w")
+            load = Chain(self._space, arguments, "s")
+            load.inside.append("e[turn][j] -= mean;")
+        inner = f"loss[turn][j] * {load.get(part.parameters[0])}"
+        load.inside += [f"const {kind} inner = {inner};", "sums[0] += e[turn][j] * e[turn][j];"]
+        load.inside += ["sums[1] += inner * e[turn][j];", *(["sums[2] += inner;"] if op.centred else [])]
+        wide = 3 if op.centred else 2
+        lines.append(f"{kind} sums[{wide}] = {{{', '.join([f'{kind}(0)'] * wide)}}};")
+        lines += [*self._loop(load.lines()), f"{reduce}, {wide}>(sums, shared, Add());"]
+        lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sums[0] / {count} + {epsilon});")
+        lines.append(f"const {kind} along = sums[1] * inverse / {count};")
+        last = Chain(self._space, arguments, "w")
+        last.inside.append(f"const {kind} normal = e[turn][j] * inverse;")
+        adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
+        last.inside += adds[: len(own)]
+        if part.late or part.sums:
+            mean = f" - sums[2] / {count}" if op.centred else ""
             inner = f"loss[turn][j] * {last.get(part.parameters[0])}"
-            mean = " - along[1]" if op.centred else ""
-            last.define(part.y, f"({inner}{mean} - e[turn][j] * along[0]) * inverse")
+            last.define(part.y, f"({inner}{mean} - normal * along) * inverse")
             for node in part.behind:
                 last.apply(node)
+            for number, node in enumerate(part.sums):
+                last.inside.append(f"by_sum{number}[turn][j] += {last.get(node.operands[0])};")
             for value in part.late:
                 last.store(value)
-            lines += ["if (live) {", *self._loop(last.lines()), "}"]
-        lines.append("}")
+        lines += ["if (live) {", *self._loop(last.lines()), "}", "}"]
         pointer = arguments.scratch(kind)
         for number, name in enumerate(names):
             lines += ["#pragma unroll", f"for (int turn = 0; turn < {turns}; ++turn) {{"]
@@ -187,8 +199,8 @@ class _Source:
         if len(names) > 1:
             lines += [f"const u32 {name} = {text};" for name, text in names if name]
         chain = Chain(Space(shape, tuple(name or None for name, _ in names)), arguments)
-        for number in range(self.sums):
-            chain.define(part.anchor.results[1 + number], f"acc{number}[0]")
+        for number, value in enumerate((*part.anchor.results[1:], *(node.result for node in part.sums))):
+            chain.define(value, f"acc{number}[0]")
         for node in part.small:
             chain.apply(node)
         for value in part.kept:
@@ -202,9 +214,6 @@ class _Source:
         for axis in self.plan.axes:
             names[axis.dim] = axis.name
         return Space(self.part.x.type.shape, tuple(names), self.plan.along, self.plan.vector)
-
-    def _each(self, statement: str) -> list[str]:
-        return ["#pragma unroll", f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {statement} }}"]
 
     def _loop(self, body: Sequence[str]) -> list[str]:
         """The body for each vector of the row that the thread keeps."""

@@ -7,8 +7,9 @@ oracle said, cost.py what it is worth, plan.py decides. Why each rule is as it i
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from fusec.alike import set_aside
 from fusec.ir import Constant, Graph, Node
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.convex import Wiring
@@ -25,14 +26,19 @@ UNPROPOSED = "not put to cuDNN: neither an anchor (convolution, product, norm, r
 
 
 def partition(
-    graph: Graph, oracle: Oracle, target: Target, progress: Callable[[int, int], None] | None = None
+    graph: Graph,
+    oracle: Oracle,
+    target: Target,
+    progress: Callable[[int, int], None] | None = None,
+    state: Mapping[str, str] | None = None,
 ) -> Program:
     """The graph as steps in an order that respects dependencies, each cuDNN step accepted by the oracle.
 
     Deterministic: the same graph, target and verdicts give the same program. `progress` is told how many
-    bodies are judged, of how many known so far. The graph is not changed.
+    bodies are judged, of how many known so far. state: inputs that stay on the device, with the outputs that replace
+    them. The graph is not changed.
     """
-    planner = Planner(graph, oracle, target, progress)
+    planner = Planner(graph, oracle, target, progress, set_aside(graph, state or {}))
     plan = planner.run()
     steps: list[Partition] = []
     refusals = planner.refusals(plan)
@@ -44,6 +50,10 @@ def partition(
         names, verdict = accepted
         body = respell(body_of(graph, nodes), names)
         steps.append(Partition(nodes, Kind.CUDNN, body, names, verdict))
+        taken.update(numbers)
+    for numbers in planner.aside:
+        nodes = planner.nodes(numbers)
+        steps.append(Partition(nodes, Kind.KERNEL, body_of(graph, nodes)))
         taken.update(numbers)
     for i, node in enumerate(planner.wiring.nodes):
         if i in taken:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from fusec.ir import DType, Node
-from fusec.ops import Attention, Conv, ConvTranspose, ConvWgrad, MatMul
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad, MatMul
 from fusec.program import inputs_of, outputs_of
 from fusec.target import Target
 from fusec.verdict import Legal
@@ -75,9 +75,12 @@ def flops(node: Node) -> int:
         return 2 * node.operands[0].type.size * math.prod(node.operands[1].type.shape[1:])
     if isinstance(node.op, ConvWgrad):
         return 2 * node.operands[1].type.size * math.prod(node.result.type.shape[1:])
-    if isinstance(node.op, Attention):
+    if isinstance(node.op, (Attention, AttentionTrain)):
         q, k, v = (value.type.shape for value in node.operands[:3])
         return 2 * math.prod(q[:3]) * k[2] * (q[3] + v[3])
+    if isinstance(node.op, AttentionBackward):
+        q, k, v = (value.type.shape for value in node.operands[1:4])
+        return 2 * math.prod(q[:3]) * k[2] * (3 * q[3] + 2 * v[3])
     if isinstance(node.op, MatMul):
         return 2 * size * node.operands[0].type.shape[-1]
     return 0

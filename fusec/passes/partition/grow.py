@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from fusec.ir import Node, Op, TensorType, Value
 from fusec.ops import (
     Attention,
+    AttentionBackward,
+    AttentionTrain,
+    BatchNormBackward,
     BatchNormTrain,
     Cast,
     Conv,
@@ -19,6 +22,7 @@ from fusec.ops import (
     ConvWgrad,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     MatMul,
     Pointwise,
     Reduce,
@@ -33,10 +37,12 @@ from fusec.passes.partition.convex import Condensation, Wiring
 from fusec.views import is_view
 
 EPILOGUES: tuple[type[Op], ...] = (Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm)
-ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, Attention, Reduce)
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain)
+ATTENTIONS: tuple[type[Op], ...] = (Attention, AttentionTrain, AttentionBackward)
+ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
+# What takes the pointwise ops behind it: these in their kernels (fusec.gpu.kernels).
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBackward, LayerNormBackward)
 
 # Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
 MAX_POINTWISE = 24
@@ -76,7 +82,7 @@ class Grower:
         self.owned = self._owned()
 
     def _owned(self) -> list[bool]:
-        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a batch norm in
+        """Whether a pointwise node can be an epilogue of some anchor, or join the kernel of a norm in
         training: it then is no other's prologue, since an epilogue costs nothing and keeps the precompiled engines."""
         nodes, owned = self.wiring.nodes, list[bool]()
         for i in range(len(nodes)):
@@ -95,7 +101,7 @@ class Grower:
         if isinstance(op, Reduce):
             self._feed(candidate, anchor)
             return candidate
-        if isinstance(op, Attention):
+        if isinstance(op, ATTENTIONS):
             self._parts(candidate, anchor)
             return candidate
         self._epilogue(candidate, anchor)
@@ -148,12 +154,18 @@ class Grower:
         seen = set(heap)
         while heap and len(inside) <= MAX_POINTWISE:
             i = heapq.heappop(heap)
-            if not self._joins(i, kind) or not self._take(candidate, inside, i):
+            if not self._joins(i, kind) or self._is_again(i, inside) or not self._take(candidate, inside, i):
                 continue
             for j in self.wiring.succs[i]:
                 if j not in seen:
                     seen.add(j)
                     heapq.heappush(heap, j)
+
+    def _is_again(self, i: int, inside: set[int]) -> bool:
+        """Whether what is inside does the same to the same values: then it is done again on purpose, far behind."""
+        node = self.wiring.nodes[i]
+        twins = (self.wiring.nodes[t] for p in self.wiring.preds[i] for t in self.wiring.succs[p] if t in inside)
+        return any(twin.op == node.op and twin.operands == node.operands for twin in twins)
 
     def _sides(self, candidate: Candidate) -> None:
         """Pointwise chains that feed the epilogue and nothing else."""

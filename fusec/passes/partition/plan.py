@@ -36,13 +36,20 @@ class Planner:
     """Plans rounds over one graph."""
 
     def __init__(
-        self, graph: Graph, oracle: Oracle, target: Target, progress: Callable[[int, int], None] | None = None
+        self,
+        graph: Graph,
+        oracle: Oracle,
+        target: Target,
+        progress: Callable[[int, int], None] | None = None,
+        aside: Sequence[Sequence[Node]] = (),
     ):
+        """aside: steps of which cuDNN is not asked."""
         self.graph = graph
         self.target = target
         self.answers = Answers(graph, oracle, progress)
         self.wiring = Wiring(graph)
         self.condensation = Condensation(self.wiring)
+        self.aside = [tuple(sorted(self.wiring.index[n] for n in nodes)) for nodes in aside]
         self.free = [True] * len(self.wiring.nodes)
         self.grower = Grower(self.wiring, self.condensation, self.free)
         self._kind = self._kinds()
@@ -73,6 +80,10 @@ class Planner:
         nodes = self.wiring.nodes
         self.condensation = Condensation(self.wiring)
         self.free = [True] * len(nodes)
+        for numbers in self.aside:
+            self.condensation.merge(numbers)
+            for i in numbers:
+                self.free[i] = False
         self.grower.reset(self.condensation, self.free)
         plan = Plan()
         # Backwards: of two convolutions that feed one add, the later takes it; the other's result is then

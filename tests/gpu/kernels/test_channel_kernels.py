@@ -26,10 +26,20 @@ def backward(g: Any, *v: Value) -> Sequence[Value]:
     return g.insert(BatchNormBackward(), list(v)).results
 
 
+def masked(g: Any, *v: Value) -> Sequence[Value]:
+    return g.insert(BatchNormBackward(True), list(v)).results
+
+
 def positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     """Normal numbers around a mean that is not zero; parameters, which are vectors, as an inverse deviation is."""
     array = rng.standard_normal(type.shape)
     return (array + 0.5 if type.rank > 2 else 0.5 + np.abs(array)).astype(type.dtype.numpy)
+
+
+def mostly_negative(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+    """Of the norm's results some are positive, and some are not."""
+    array = positive(rng, type)
+    return array - array.dtype.type(1.5) if type.rank > 1 else array
 
 
 def channel_cases() -> list[Case]:
@@ -44,6 +54,7 @@ def channel_cases() -> list[Case]:
                 name = f"{kind.__name__} {dtype} {parameter} {shape}"
                 cases.append(build(f"train {name}", [x, p, p], forward, positive))
                 cases.append(build(f"backward {name}", [x, x, p, p, p], backward, positive))
+                cases.append(build(f"masked {name}", [x, x, p, p, p, p], masked, mostly_negative))
     return cases
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, rows
+from gpu.kernels.cases import Case, assert_same, build, check, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import row_backward as family
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Cast, LayerNormBackward, pw
+from fusec.ops import Cast, LayerNormBackward, Reduce, pw
 
 SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 1), -1), ((3, 1500), 1), ((4, 33), 1))
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
@@ -59,10 +59,22 @@ def surrounded_norm_backward() -> list[Case]:
         dx, dscale, _ = g.insert(LayerNormBackward(1), [dy, x, s]).results
         return dx, g.add(pw("sub"), held, dscale)
 
+    def bias_in_front(g: Any, dy: Value, x: Value, s: Value, z: Value) -> Sequence[Value]:
+        """Of the linear layer whose result is normed, and the residual stream's gradient goes on."""
+        dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results
+        total = g.add(pw("add"), dx, z)
+        return total, g.add(Cast(F32), g.add(Reduce("sum", (0, 1), False), total)), dscale, dbias
+
+    def unused(g: Any, dy: Value, x: Value, s: Value) -> Sequence[Value]:
+        dx, dscale = g.insert(LayerNormBackward(-1, 1e-5, False), [dy, x, s]).results
+        return g.add(Reduce("sum", (0, 1), False), g.add(pw("neg"), dx)), dscale
+
     cases: list[Case] = []
     for dtype in (F32, F16):
         x, p = rows(dtype, 6, 5, 40), rows(dtype, 40)
         cases.append(build(f"residual {dtype}", [x, x, p, x, rows(F32, 40)], residual, shifted))
+        cases.append(build(f"bias {dtype}", [x, x, p, x], bias_in_front, shifted))
+        cases.append(build(f"sum alone {dtype}", [x, x, p], unused, shifted))
         cases.append(build(f"masked {dtype}", [x, x, p, p], masked, shifted))
         cases.append(build(f"per row {dtype}", [x, x, p, rows(dtype, 6, 1, 1)], masked, shifted))
         two = rows(dtype, 4, 6, 8)
@@ -81,8 +93,19 @@ def test_pointwise_ops_around_them(rng: np.random.Generator) -> None:
 
 
 @needs_compiler
+def test_each_way_to_share_a_row_out(rng: np.random.Generator) -> None:
+    x, p = rows(F16, 7, 3000), rows(F16, 3000)
+    case = build("ways", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    assert case.kernel is not None and len(case.kernel.others) >= 2
+    arrays = case.arrays(rng)
+    emulator = Emulator(case.kernel.others)
+    for kernel in case.kernel.others:
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
 def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "BLOCKS", 2)
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     assert case.kernel is not None

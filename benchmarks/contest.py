@@ -1,0 +1,56 @@
+"""Contenders timed in turns on one GPU by torch's events, and torch's work captured as a CUDA graph."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+ROUNDS, ROUND_S = 15, 0.03
+
+
+def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
+    """What replays the work, and its result, which each replay writes anew."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return graph.replay, out
+
+
+def timed(
+    contenders: dict[str, Callable[[], None]], rounds: int = ROUNDS, round_s: float = ROUND_S
+) -> dict[str, dict[str, float]]:
+    """Medians and deciles of the time of a run, in ms: events around many, contenders in random order."""
+
+    def span(run: Callable[[], None], count: int) -> float:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        for _ in range(count):
+            run()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / count
+
+    counts = {name: max(3, int(1000 * round_s / span(run, 3))) for name, run in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    rng, names = random.Random(0), list(contenders)
+    for _ in range(rounds):
+        rng.shuffle(names)
+        for name in names:
+            times[name].append(span(contenders[name], counts[name]))
+    found: dict[str, dict[str, float]] = {}
+    for name, series in times.items():
+        ordered = sorted(series)
+        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+        found[name] = {"median_ms": statistics.median(ordered), "low_ms": low, "high_ms": high}
+    return found

@@ -1,0 +1,100 @@
+"""Attention as training needs it: with what its gradient is computed from again, and that gradient.
+
+Neither stores scores: the backward half makes them anew, and weights from them and the logarithms of their sums.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.attention import Attention
+from fusec.ops.spec import is_half, require, require_arity
+
+
+@dataclass(frozen=True)
+class AttentionTrain(Op):
+    """attention, and for each query the logarithm of the sum of its scores' exponentials: [B, H, S, 1] in f32 (f64 of
+    f64)."""
+
+    scale: float = 1.0
+    causal: bool = False
+    name: ClassVar[str] = "attention_train"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 3, 4)
+        (result,) = Attention(self.scale, self.causal).infer(*operands)
+        return (result, _statistics(result))
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            q, k, v, *bias = (_wide(xp, x) for x in operands)
+            scores = _scores(xp, q, k, bias, self.scale, self.causal)
+            top = scores.max(axis=-1, keepdims=True)
+            sums = xp.log(xp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
+            result = _heads(xp.matmul(_groups(xp.exp(scores - sums), k), v[:, :, None]))
+            return result.astype(operands[0].dtype), sums
+
+
+@dataclass(frozen=True)
+class AttentionBackward(Op):
+    """Gradients of q, k and v of attention_train, from dy, these three, its two results, and its bias if it has one.
+
+    The sums may have the other operands' dtype, too.
+    """
+
+    scale: float = 1.0
+    causal: bool = False
+    name: ClassVar[str] = "attention_backward"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 6, 7)
+        dy, q, k, v, y, sums, *bias = operands
+        result, statistics = AttentionTrain(self.scale, self.causal).infer(q, k, v, *bias)
+        own = TensorType(statistics.shape, q.dtype)
+        for name, given, wanted in (("dy", dy, result), ("the result", y, result), ("sums", sums, statistics)):
+            same = given.same_value_type(wanted) or (given is sums and given.same_value_type(own))
+            require(same, f"{self.name}: {name} is {given}, not {wanted}")
+        return tuple(TensorType(t.shape, t.dtype) for t in (q, k, v))
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            dy, q, k, v, y, sums, *bias = (_wide(xp, x) for x in operands)
+            weights = xp.exp(_scores(xp, q, k, bias, self.scale, self.causal) - sums)
+            slopes = _heads(xp.matmul(_groups(dy, k), v[:, :, None].swapaxes(-1, -2)))
+            slopes = weights * (slopes - (dy * y).sum(axis=-1, keepdims=True)) * q.dtype.type(self.scale)
+            dq = _heads(xp.matmul(_groups(slopes, k), k[:, :, None]))
+            dk = xp.matmul(_groups(slopes, k).swapaxes(-1, -2), _groups(q, k)).sum(axis=2)
+            dv = xp.matmul(_groups(weights, k).swapaxes(-1, -2), _groups(dy, k)).sum(axis=2)
+            return tuple(g.astype(x.dtype) for g, x in zip((dq, dk, dv), operands[1:4], strict=True))
+
+
+def _statistics(result: TensorType) -> TensorType:
+    return TensorType((*result.shape[:3], 1), DType.F64 if result.dtype is DType.F64 else DType.F32)
+
+
+def _wide(xp: Any, x: Array) -> Array:
+    return x.astype(xp.float32) if is_half(x) else x
+
+
+def _groups(x: Array, k: Array) -> Array:
+    """[B, H, …] as [B, G, H/G, …]: heads beside those that share their keys."""
+    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
+
+
+def _heads(x: Array) -> Array:
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
+
+
+def _scores(xp: Any, q: Array, k: Array, bias: list[Array], scale: float, causal: bool) -> Array:
+    scores = _heads(xp.matmul(_groups(q, k), k[:, :, None].swapaxes(-1, -2))) * q.dtype.type(scale)
+    rows, columns = scores.shape[-2:]
+    if causal:
+        later = xp.arange(columns)[None, :] > xp.arange(rows)[:, None]
+        bias = [*bias, xp.where(later, -np.inf, 0.0).astype(q.dtype)]
+    for mask in bias:
+        scores = scores + mask
+    return scores
