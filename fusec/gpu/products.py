@@ -96,5 +96,5 @@ def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) ->
 def _is_right(blas: Blas, step: Partition, lowered: Lowered, choice: Choice) -> bool:
     try:
         return LoneProduct(step, lowered, blas.build(lowered.graph, choice)).is_right()
-    except ExecutionError:
+    except (ExecutionError, cupy.cuda.memory.OutOfMemoryError):  # no room to try it
         return False

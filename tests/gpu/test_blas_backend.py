@@ -223,7 +223,9 @@ def test_a_product_it_computes_wrongly_or_lacks_is_left_to_the_reference(
     net, got, want = run_declined(tmp_path, DECLINED)
     assert_close(got[0], want[0], 1e-5)  # the stand-in does not capture what CuPy runs
     assert "cublaslt" not in net.libraries().values()
-    fast.wrong = {66}
+    fast.wrong, fast.failing = set(), {66, 71, 52}
+    assert "cublaslt" not in run_declined(tmp_path / "failing", DECLINED)[0].libraries().values()
+    fast.wrong, fast.failing = {66}, set()
     net, got, want = run_declined(tmp_path / "other", DECLINED)
     assert 71 in fast.ran and "cublaslt" in net.libraries().values()
     assert_close(got[0], want[0], 1e-5)
