@@ -47,11 +47,6 @@ class Product:
     activation: str = ""
     tf32: bool = False  # whether operands in fp32 may be rounded
 
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The uids read."""
-        return tuple(uid for uid in (self.a.uid, self.b.uid, self.c and self.c.uid, self.bias) if uid is not None)
-
 
 def product_of(graph: CudnnGraph) -> Product | None:
     """The graph as one call of cuBLASLt; None if it is not one. Nothing is rounded that the graph does not round: sums

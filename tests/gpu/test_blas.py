@@ -11,7 +11,7 @@ from gpu.product_graphs import POINTWISE, buffers, convolution, grid, product
 from gpu.stand_in_blaslt import Bindings
 from helpers import assert_close
 
-from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import cublaslt
 from fusec.gpu.blas import product_of
@@ -182,10 +182,3 @@ def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cublaslt.importlib.metadata, "version", missing)
     assert cublaslt.version() == cublaslt.competitor() == ""
     assert Blas.open(1) is None
-
-
-def test_a_vector_is_a_tensor_as_well() -> None:
-    tensor = CudnnTensor(1, (1, 1, 1), (1, 1, 1), DType.F16)
-    graph = product((1, 1, 1, 1))
-    assert graph.tensors[0].dims == tensor.dims
-    assert product_of(graph) is not None
