@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -117,10 +118,24 @@ class Blas:
         weakref.finalize(self, self.lt.destroy, handle).atexit = False  # by then the driver may be gone
         return handle
 
+    @cached_property
+    def loads(self) -> bool:
+        """Whether the library is there; a warning if its bindings alone are."""
+        try:
+            lt = self.lt
+            try:
+                return bool(self.handle)
+            except lt.cuBLASLtError as error:
+                reason = error
+        except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the bindings, whatever they miss
+            reason = error
+        warnings.warn(f"cuBLASLt does not load, products are left to cuDNN: {reason}", stacklevel=2)
+        return False
+
     def offers(self, graph: CudnnGraph) -> list[Choice]:
         """The algorithms for a graph, in the library's order, as choices; none if it is no product."""
         product = product_of(graph)
-        if product is None:
+        if product is None or not self.loads:
             return []
         if graph.key not in self._found:
             self._found[graph.key] = self._algorithms(product)
@@ -140,6 +155,8 @@ class Blas:
         product, algorithm = product_of(graph), Algorithm.of(blob)
         if product is None:
             raise ExecutionError(f"cuBLASLt does not run\n{graph}")
+        if not self.loads:
+            raise ExecutionError("cuBLASLt does not load")
         plan = BlasPlan(self, product, algorithm)
         plan.check()
         return plan

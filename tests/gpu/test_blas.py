@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -182,3 +183,26 @@ def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cublaslt.importlib.metadata, "version", missing)
     assert cublaslt.version() == cublaslt.competitor() == ""
     assert Blas.open(1) is None
+
+
+@pytest.mark.parametrize("where", ["import", "create", "missing"])
+def test_a_library_that_does_not_load_is_said_once_and_left_out(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    graph = BIAS
+    blob = Blas(1).build(graph, Blas(1).offers(graph)[0]).blob
+
+    def fail(*arguments: object) -> None:
+        error = bindings.cuBLASLtError if where == "create" else RuntimeError
+        raise error("libcublasLt.so.13 is not found")
+
+    if where == "import":
+        monkeypatch.setitem(sys.modules, cublaslt.MODULE, None)
+    else:
+        monkeypatch.setattr(bindings, "create", fail)
+    blas = Blas(1)
+    with pytest.warns(UserWarning, match="cuBLASLt does not load, products are left to cuDNN"):
+        assert blas.offers(graph) == []
+    assert blas.offers(graph) == []
+    with pytest.raises(ExecutionError, match="does not load"):
+        blas.revive(graph, blob)
