@@ -51,7 +51,8 @@ class StepTime:
 @dataclass(frozen=True)
 class Bench:
     """call: from arrays of the caller to results, on the host's clock. whole: the steps alone, as a call runs them.
-    first_call_s: the first, which runs step by step and records."""
+    first_call_s: the first, which runs step by step and records. lanes: how many steps run side by side at most;
+    other_us: the whole recorded the other way, if both were timed."""
 
     device: str
     first_call_s: float
@@ -60,6 +61,8 @@ class Bench:
     steps: tuple[StepTime, ...]
     memory_bytes: int
     live_bytes: int
+    lanes: int = 1
+    other_us: float | None = None
 
     @property
     def sum_us(self) -> float:
@@ -113,6 +116,10 @@ class Bench:
             f"first call {self.first_call_s:.3f} s; "
             f"memory {self.memory_bytes / 1e6:.1f} MB, at least {self.live_bytes / 1e6:.1f} MB",
         ]
+        if self.other_us is not None:
+            ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")
+            this, other = reversed(ways) if self.lanes > 1 else ways
+            lines.append(f"steps run {this}; {other} they took {self.other_us:.1f} us")
         if self.excess is not None:
             lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
         return "\n".join(lines)
@@ -154,6 +161,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         tuple(steps),
         memory.nbytes,
         memory.live_bytes,
+        *executable.recorded,
     )
 
 

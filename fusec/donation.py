@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fusec.ir import Value
-from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, Pointwise
+from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, Concat, Pointwise
 from fusec.program import Kind, Partition, Program
 
 CHANNELS = (BatchNormTrain, BatchNormBackward)
@@ -18,7 +18,8 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
     element, as pointwise graphs do: others may be written in parts, while other parts are still to be read.
     """
     graph = program.graph
-    root = {v: reads(program, v) for step in program.steps if step.kind is Kind.VIEW for v in step.nodes[0].results}
+    views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
+    root = {v: reads(program, v) for node in views for v in node.results}
     outputs = [root.get(v, v) for v in graph.outputs]
     last: dict[Value, int] = {}
     for index, step in enumerate(program.steps):
@@ -39,8 +40,10 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
 
 
 def reads(program: Program, value: Value) -> Value:
-    """The value in whose memory it lies: itself, or what it is a view of."""
+    """The value in whose memory it lies: itself, or what it is a view of. What is joined in place is itself, too."""
     while value.node is not None and value.literal is None and program.step_of[value.node].kind is Kind.VIEW:
+        if isinstance(value.node.op, Concat):
+            break
         value = value.node.operands[0]
     return value
 

@@ -22,6 +22,7 @@ from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, quote
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
 from fusec.passes.partition import kernels_only, partition
+from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
 from fusec.plans import Entry
@@ -193,6 +194,7 @@ def build(
         return partition(graph, judge, goal, lambda count, total: report("partition", count, total), dict(state or {}))
 
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
+    program = concat_in_place(program, judge, options)
     return Compiled(source, program, goal, options, judge)
 
 

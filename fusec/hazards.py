@@ -207,11 +207,20 @@ def _reordered_in_front(graph: CudnnGraph, uid: int, made: dict[int, CudnnCall])
     if call is None:
         return False
     for source in (graph.tensor(i) for i in call.inputs if i not in made):
-        wide = [d for d, size in enumerate(source.dims) if size != 1]
-        last = TensorType(source.dims, source.dtype, channels_last(len(source.dims))).strides
-        if source.value is None and any(source.strides[d] != last[d] for d in wide):
+        if source.value is None and not _image_order(source):
             return True
     return any(_reordered_in_front(graph, i, made) for i in call.inputs)
+
+
+def _image_order(tensor: CudnnTensor) -> bool:
+    """Whether a tensor is stored channels last, packed or as some of a larger one's channels."""
+    order = channels_last(len(tensor.dims))
+    wide = [d for d in order if tensor.dims[d] != 1]
+    outer = [d for d in wide if d != 1]
+    pitch = tensor.strides[outer[-1]] if outer else tensor.dims[1]
+    whole = tuple(max(pitch, size) if d == 1 else size for d, size in enumerate(tensor.dims))
+    strides = TensorType(whole, tensor.dtype, order).strides
+    return all(tensor.strides[d] == strides[d] for d in wide)
 
 
 def _overlaps(tensor: CudnnTensor) -> bool:

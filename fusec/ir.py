@@ -136,14 +136,21 @@ class TensorType:
     """Shape, element type and memory order of a tensor.
 
     `order` lists the dims from outermost to innermost in memory; `()` stands for row-major.
-    NHWC storage of an NCHW-shaped tensor is `order=(0, 2, 3, 1)`. Storage is always packed.
+    NHWC storage of an NCHW-shaped tensor is `order=(0, 2, 3, 1)`. Storage is packed, unless the tensor lies `within` a
+    larger one: then that is the shape of the larger one, whose strides it has. Where it begins there, the ops say that
+    use it.
     """
 
     shape: tuple[int, ...]
     dtype: DType
     order: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.within and (
+            len(self.within) != len(self.shape) or any(w < d for w, d in zip(self.within, self.shape, strict=True))
+        ):
+            raise VerifyError(f"{list(self.shape)} is no part of {list(self.within)}")
         if any(d < 0 for d in self.shape):
             raise VerifyError(f"negative dimension in shape {list(self.shape)}")
         if self.order:
@@ -168,12 +175,20 @@ class TensorType:
     @property
     def strides(self) -> tuple[int, ...]:
         """Strides in elements, per logical dim."""
+        shape = self.within or self.shape
         strides = [0] * self.rank
         step = 1
         for dim in reversed(self.order or range(self.rank)):
             strides[dim] = step
-            step *= max(self.shape[dim], 1)
+            step *= max(shape[dim], 1)
         return tuple(strides)
+
+    @property
+    def span(self) -> int:
+        """Elements of memory from the first to the last, both included."""
+        if not self.within or not self.size:
+            return self.size
+        return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))
 
     def with_dtype(self, dtype: DType) -> TensorType:
         return TensorType(self.shape, dtype, self.order)
@@ -187,7 +202,8 @@ class TensorType:
 
     def __str__(self) -> str:
         order = "{" + ",".join(map(str, self.order)) + "}" if self.order else ""
-        return f"{self.dtype.value}[{','.join(map(str, self.shape))}]{order}"
+        within = " of [" + ",".join(map(str, self.within)) + "]" if self.within else ""
+        return f"{self.dtype.value}[{','.join(map(str, self.shape))}]{order}{within}"
 
 
 def channels_last(rank: int) -> tuple[int, ...]:

@@ -6,13 +6,15 @@ Liveness counts steps; placement is greedy with best fit, the largest value firs
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fusec.ir import Value
+from fusec.errors import VerifyError
+from fusec.ir import Value, quote
+from fusec.ops import Concat
 from fusec.program import Kind, Program
-from fusec.views import view_offset
+from fusec.views import joins_in_place, view_offset
 
 ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
 VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
@@ -31,10 +33,11 @@ class Life:
 
 @dataclass(frozen=True, eq=False)
 class MemoryPlan:
-    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of.
+    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of, and what a concat
+    joins in place inside its result.
 
     Constants, what lies elsewhere, and views of them, have no place here. `live_bytes` is the most that is alive
-    during any one step, below which no plan can get. `lives` are the values placed, views left out.
+    during any one step, below which no plan can get. `lives` are the values placed, what lies inside others left out.
     """
 
     offsets: Mapping[Value, int]
@@ -43,14 +46,17 @@ class MemoryPlan:
     lives: tuple[Life, ...]
 
 
-def plan_memory(program: Program, elsewhere: Collection[Value] = ()) -> MemoryPlan:
-    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`."""
-    inside = _views(program)
+def plan_memory(program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False) -> MemoryPlan:
+    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`.
+    side_by_side: so that steps which do not need each other's results could run at the same time."""
+    inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
+    if side_by_side:
+        lives = _prolonged(program, lives, inside)
     bound = _live_bytes(lives, len(program.steps))
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
-    for value, (source, start) in inside.items():  # in the order of steps: a source comes before its views
+    for value, (source, start) in inside.items():
         if source in at:
             at[value] = at[source] + start
     return MemoryPlan(at, height, bound, tuple(lives))
@@ -89,36 +95,86 @@ def alias(value: Value, place: int) -> int | None:
     return start if start % VIEW_ALIGNMENT_BYTES == 0 else None
 
 
-def _views(program: Program) -> dict[Value, tuple[Value, int]]:
-    """For each result that shares memory: the operand it is a part of, and where it begins there, in bytes."""
+def located(program: Program) -> dict[Value, tuple[Value, int]]:
+    """For each value that lies in another's memory: the one that has memory of its own, and where it begins there, in
+    bytes. VerifyError where concats in place want a value in two places, or none says where a part lies."""
     inside: dict[Value, tuple[Value, int]] = {}
+    views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
+    for node in reversed(views):  # what holds others is joined after them
+        if not isinstance(node.op, Concat):
+            continue
+        if not joins_in_place(node):
+            raise VerifyError(f"{node!r}: is no view")
+        joined, start = node.result, 0
+        if joined.type.within and joined not in inside:  # the beginning of what a longer one joins
+            if node.operands[0] not in inside:
+                raise VerifyError(f"{node!r}: nothing says where it lies within {list(joined.type.within)}")
+            inside[joined] = inside[node.operands[0]]
+        whole, base = inside.get(joined, (joined, 0))
+        axis = node.op.axis % joined.type.rank
+        for value in node.operands:
+            place = (whole, base + start * joined.type.strides[axis] * joined.type.dtype.itemsize)
+            if inside.setdefault(value, place) != place or value.node is None:
+                raise VerifyError(f"{node!r}: {quote(value.name)} cannot lie in its part of the result")
+            start += value.type.shape[axis]
+    for node in views:  # in the order of steps: a source comes before its views
+        for index, value in enumerate(() if isinstance(node.op, Concat) else node.results):
+            start = alias(value, index)
+            if start is not None:
+                whole, base = inside.get(node.operands[0], (node.operands[0], 0))
+                inside[value] = (whole, base + start)
     for step in program.steps:
-        if step.kind is Kind.VIEW:
-            (node,) = step.nodes
-            for place, value in enumerate(node.results):
-                start = alias(value, place)
-                if start is not None:
-                    inside[value] = (node.operands[0], start)
+        for value in step.outputs:
+            if value.type.within and value not in inside:
+                raise VerifyError(f"{quote(value.name)}: nothing says where it lies within {list(value.type.within)}")
     return inside
 
 
 def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
     def root(value: Value) -> Value:
-        while value in inside:
-            value = inside[value][0]
-        return value
+        return inside[value][0] if value in inside else value
 
     first: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
     last: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
     for index, step in enumerate(program.steps):
         for value in step.inputs:
             last[root(value)] = index
-        for value in step.outputs:
-            if value not in inside:
-                first[value] = last[value] = index
+        for value in step.outputs:  # the first part of a whole begins its life
+            home = root(value)
+            if home is value or not _is_view(program, value):
+                first.setdefault(home, index)
+                last[home] = index
     for value in program.graph.outputs:
         last[root(value)] = len(program.steps)
     return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+
+
+def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
+    """The same values, each alive until all that follows has to wait for the steps that touch it."""
+    made: dict[Value, int] = {}
+    behind: list[int] = []  # bits of the steps that must have run before each
+    touched: dict[Value, int] = {}
+    for index, step in enumerate(program.steps):
+        before = 0
+        for value in step.inputs:
+            if value in made:
+                before |= behind[made[value]] | 1 << made[value]
+        behind.append(before)
+        made |= dict.fromkeys(step.outputs, index)
+        for value in (*step.inputs, *step.outputs):
+            root = inside[value][0] if value in inside else value
+            touched[root] = touched.get(root, 0) | 1 << index
+    result: list[Life] = []
+    for life in lives:
+        wanted, last = touched.get(life.value, 0), len(program.steps) - 1
+        while last > life.last and behind[last] & wanted == wanted:
+            last -= 1
+        result.append(replace(life, last=max(last, life.last)))
+    return result
+
+
+def _is_view(program: Program, value: Value) -> bool:
+    return value.node is not None and program.step_of[value.node].kind is Kind.VIEW
 
 
 def _live_bytes(lives: Sequence[Life], steps: int) -> int:

@@ -128,6 +128,9 @@ class Program:
                 raise VerifyError(f"step {step.signature}: its body reads other values than its nodes")
             if list(step.body.output_names) != [v.name for v in step.outputs]:
                 raise VerifyError(f"step {step.signature}: its body returns other values than its nodes")
+            for value, same in zip((*step.inputs, *step.outputs), (*step.body.inputs, *step.body.outputs), strict=True):
+                if value.type.within != same.type.within:
+                    raise VerifyError(f"step {step.signature}: {quote(value.name)} is {value.type}, not {same.type}")
             step.body.verify()
         for node in self.graph.nodes:
             if not isinstance(node.op, Constant) and node not in covered:

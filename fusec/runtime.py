@@ -8,151 +8,35 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from fusec import artifact
+from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
-from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
+from fusec.interface import Interface, TensorSpec, by_name, on_host
 from fusec.ir import Array, TensorType, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.plans import Entry
+from fusec.ops import Concat
+from fusec.parallel import waits
 from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
-from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
 
+# What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
+# small to fill the GPU.
+SIDE_BY_SIDE_BYTES = 16 << 20
 
-@dataclass(frozen=True)
-class TensorSpec:
-    """An input or output of an executable."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-class Backend(Protocol):
-    """Where a program runs: an array module, its memory, and what executes a cuDNN graph."""
-
-    name: str
-    xp: Any
-
-    def from_any(self, array: Any) -> Array:
-        """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
-        ...
-
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
-        ...
-
-    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
-        """The plans of prepared graphs, by key, as far as there are any."""
-        ...
-
-    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        """Turn to another way to execute a graph, since this one failed; False if there is none."""
-        ...
-
-    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
-        ...
-
-    def library(self, work: CudnnGraph | Partition) -> str:
-        """Who executes a prepared graph, or a step that is none, once it is bound: cudnn, cublaslt or kernel."""
-        ...
-
-    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
-        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
-        value, a constant's in the memory order of the type."""
-        ...
-
-    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        """What does the work of all `runs`, which were called before and keep to the same memory, faster."""
-        ...
-
-    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
-        """How long `run` takes, so many times."""
-        ...
-
-    def calling(self) -> AbstractContextManager[None]:
-        """Entered around each call; memory that calls share is read and written in their order."""
-        ...
-
-    def scratch(self) -> AbstractContextManager[None]:
-        """Entered around steps that allocate: they do it where nothing else does, so that addresses can be recorded."""
-        ...
-
-    def finish(self) -> None:
-        """Wait for what was queued; raise ExecutionError if any of it failed."""
-        ...
-
-
-class SimulatorBackend:
-    """cuDNN graphs in NumPy, from their own description: any machine."""
-
-    name = "simulated"
-    xp: Any = np
-
-    def __init__(self, name: str = "simulated"):
-        self.name = name
-
-    def from_any(self, array: Any) -> Array:
-        if isinstance(array, np.ndarray):
-            return array
-        if hasattr(array, "__dlpack__") and not isinstance(array, np.generic):
-            return np.from_dlpack(array)
-        return np.asarray(array)
-
-    def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Nothing to do: a graph is its own program."""
-
-    def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
-        return {}
-
-    def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        return False
-
-    def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        return lambda: simulate(graph, buffers)
-
-    def library(self, work: CudnnGraph | Partition) -> str:
-        return "cudnn" if isinstance(work, CudnnGraph) else work.kind.value
-
-    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
-        return None
-
-    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        return lambda: _all(runs)
-
-    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
-        times: list[float] = []
-        for _ in range(count):
-            start = time.perf_counter()
-            run()
-            times.append(1e6 * (time.perf_counter() - start))
-        return times
-
-    def calling(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def scratch(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def finish(self) -> None:
-        """NumPy has finished when it returns."""
+__all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
 
 class Executable:
@@ -172,18 +56,21 @@ class Executable:
         self.backend = backend
         self._weights = weights
         graph = compiled.graph
-        self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
-        self.outputs = tuple(
-            TensorSpec(name, v.type.shape, v.type.dtype.numpy)
-            for name, v in zip(graph.output_names, graph.outputs, strict=True)
-        )
-        by_name, results = {v.name: v for v in graph.inputs}, dict(zip(graph.output_names, graph.outputs, strict=True))
         self.state = dict(compiled.options.state)
+        self._interface = Interface(graph, self.state, backend.xp, backend.from_any)
+        self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
+        self._input_names = tuple(spec.name for spec in self.inputs)
+        by_name, results = {v.name: v for v in graph.inputs}, dict(zip(graph.output_names, graph.outputs, strict=True))
         self._kept = {name: by_name[name] for name in self.state}
         self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
         self._donated = in_place(compiled.program, self._updates)
         self._held: dict[str, Array] = {}  # flat buffers of the state that has a value
-        self.memory = plan_memory(compiled.program, {*self._kept.values(), *self._donated})
+        elsewhere = {*self._kept.values(), *self._donated}
+        self.memory = plan_memory(compiled.program, elsewhere)
+        if backend.side_by_side and not elsewhere:
+            wider = plan_memory(compiled.program, side_by_side=True)
+            if wider.nbytes <= self.memory.nbytes + SIDE_BY_SIDE_BYTES:
+                self.memory = wider
         self._lock = threading.Lock()
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
@@ -191,7 +78,10 @@ class Executable:
         self._saved: dict[Value, Array] = {}  # outputs that are old state
         self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
-        self._replay: Callable[[], None] | None = None
+        self._feeders: list[Callable[[Array], None]] = []
+        self._fetchers: list[Callable[[Array | None, bool], Array]] = []
+        self._ready = self._called = False  # memory is there; a call has been made
+        self._replay: Recorded | None = None
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
                 for binding in lowered.constants:
@@ -216,9 +106,9 @@ class Executable:
                 raise ExecutionError(
                     f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}"
                 )
-            checked = self._checked(array, next(s for s in self.inputs if s.name == name), "state")
+            checked = self._interface.state(name, array)
             with self._lock, self.backend.calling():
-                unpack(self._state(name), self._kept[name].type)[...] = checked
+                self.backend.feeder(self._state(name), self._kept[name].type)(checked)
                 self.backend.finish()
 
     def share(self, other: Executable) -> None:
@@ -231,7 +121,7 @@ class Executable:
                 raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
         with self._lock, other._lock:
             self._held.update({name: other._state(name) for name in names})
-            self._launches, self._replay = [], None  # they hold the addresses of before
+            self._ready, self._called, self._replay = False, False, None  # they hold the addresses of before
 
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs:
@@ -260,6 +150,15 @@ class Executable:
         return self._held[name]
 
     @property
+    def recorded(self) -> tuple[int, float | None]:
+        """How many steps run side by side at most, and how long, in microseconds, the whole took recorded the other
+        way, if both were timed; known from the second call on."""
+        if self._replay is None:
+            return 1, None
+        times_us = self._replay.times_us
+        return self._replay.lanes, None if times_us is None else times_us[1]
+
+    @property
     def device(self) -> str:
         """`simulated`, or the name of the GPU."""
         return self.backend.name
@@ -270,7 +169,7 @@ class Executable:
         Arrays are NumPy, CuPy or anything with DLPack; results are NumPy arrays if every argument was
         on the host, else CuPy arrays. Raises ExecutionError naming the input that does not fit.
         """
-        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
+        results = self.run(None, by_name(self._input_names, arrays, named))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(
@@ -281,46 +180,51 @@ class Executable:
         out: arrays by output name that results are written into, rather than into new ones: NumPy arrays, or what
         DLPack shares with the backend's device. Raises ExecutionError for a name, shape or dtype that does not fit.
         """
-        known = [spec.name for spec in self.outputs]
-        wanted = known if output_names is None else list(output_names)
-        for name in wanted:
-            if name not in known:
-                raise ExecutionError(f"no output {quote(name)}; outputs are {', '.join(map(quote, known))}")
-        given = dict(out or {})
-        for name in given:
-            if name not in wanted:
-                raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
-        all_on_host = all(on_host(array) for array in (*feeds.values(), *given.values()))
-        bound = self._bind(feeds)
-        into = {name: self._checked(array, self.outputs[known.index(name)], "out") for name, array in given.items()}
-        with self._lock, self.backend.calling():
-            picked = self._execute(bound, [known.index(name) for name in wanted])
-            if all_on_host:
+        wanted = self._interface.places(output_names)
+        arrays, all_on_host = self._interface.feeds(feeds, self._held)
+        into: dict[int, Array] = {}
+        if out:
+            into, out_on_host = self._interface.outs(out, wanted)
+            all_on_host = all_on_host and out_on_host
+        with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
+            self._execute(arrays)
+            picked = [self._fetchers[place](into.get(place), all_on_host) for place in wanted]
+            if all_on_host or (into and any(isinstance(array, np.ndarray) for array in into.values())):
                 self.backend.finish()
-                if self.backend.xp is not np:
-                    picked = [array.get() for array in picked]
-            for place, name in enumerate(wanted):
-                if name in into:
-                    on_device = isinstance(into[name], np.ndarray) and not isinstance(picked[place], np.ndarray)
-                    into[name][...] = picked[place].get() if on_device else picked[place]
-                    picked[place] = given[name]
+        if out:
+            names = (self.outputs[place].name for place in wanted)
+            picked = [out.get(name, array) for name, array in zip(names, picked, strict=True)]
         return picked
+
+    @property
+    def input_buffers(self) -> dict[str, Array]:
+        """The memory that calls read their inputs from, by name, on the device. What is written there, on the stream
+        of the next call, need not be copied: give that call this very array. A call leaves anything in it, since its
+        memory is used again."""
+        for name in self.state:
+            if name not in self._held:
+                raise ExecutionError(f"state {quote(name)} has no value: bind it first")
+        with self._lock, self.backend.calling():
+            self._allocate()
+            return {v.name: unpack(self._buffer(v), v.type) for v in self.compiled.graph.inputs}
 
     def replay(self) -> None:
         """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
         they are, so this is for timing. ExecutionError before the first call."""
-        if not self._launches:
+        if not self._called:
             raise ExecutionError("nothing to run again before the first call")
-        with self._lock, self.backend.calling():
+        with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
             self._at_once()
 
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
         """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
         alone, over what the last call left in memory. ExecutionError before the first call."""
-        if not self._launches:
+        if not self._called:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
-            whole = self.backend.time_us(self._replay or (lambda: _all(self._launches)), count)
+            if self._replay is None:
+                self._replay = self._recorded()
+            whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -346,42 +250,6 @@ class Executable:
         partition, and there is at least one."""
         assert_fused(self.compiled.program, pattern)
 
-    def _bind(self, feeds: Mapping[str, Any]) -> list[Array | None]:
-        """An array for each input; None for state that stays as it is."""
-        known = {spec.name for spec in self.inputs}
-        for name in feeds:
-            if name not in known:
-                raise ExecutionError(
-                    f"no input {quote(name)}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
-                )
-        bound: list[Array | None] = []
-        for spec in self.inputs:
-            if spec.name in self._held and spec.name not in feeds:
-                bound.append(None)
-                continue
-            if spec.name not in feeds:
-                how = ": it is state, bind it" if spec.name in self.state else ""
-                raise ExecutionError(f"input {quote(spec.name)} is missing{how}")
-            bound.append(self._checked(feeds[spec.name], spec, "input"))
-        return bound
-
-    def _checked(self, given: Any, spec: TensorSpec, kind: str) -> Array:
-        """An array of the caller's; one to be written to is not copied."""
-        if kind == "out":
-            shared = not on_host(given) and self.backend.xp is not np
-            if not shared and not isinstance(given, np.ndarray):
-                raise ExecutionError(f"out {quote(spec.name)}: results cannot be written into {type(given).__name__}")
-            array = self.backend.from_any(given) if shared else given
-        else:
-            array = self.backend.from_any(given)
-        if array.dtype != spec.dtype:
-            raise ExecutionError(f"{kind} {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
-        if tuple(array.shape) != spec.shape:
-            raise ExecutionError(
-                f"{kind} {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}"
-            )
-        return array
-
     def _constant(self, literal: Any, type: TensorType) -> Array:
         """The device's copy of a literal in one memory order; shared by all steps that read it so."""
         key = (id(literal), type.order)
@@ -395,41 +263,61 @@ class Executable:
             self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
         return self._constants[key]
 
-    def _execute(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        graph = self.compiled.graph
-        for value, array in zip(graph.inputs, arrays, strict=True):
-            if array is not None and value.name in self.state:
-                self._state(value.name)
-        first = not self._launches
-        if first:
+    def _execute(self, arrays: Sequence[Array | None]) -> None:
+        """Read the inputs and run; results are then in memory."""
+        if not self._ready:
+            for value, array in zip(self.compiled.graph.inputs, arrays, strict=True):
+                if array is not None and value.name in self.state:
+                    self._state(value.name)
             self._allocate()
-        for value, array in zip(graph.inputs, arrays, strict=True):
-            if array is not None:
-                unpack(self._buffer(value), value.type)[...] = array
-        if first:
-            for index in range(len(self._launches)):
-                self._launch(index)
-            with self.backend.scratch():
-                self._replace_state()
-        else:
+        if self._called and self._replay is None:  # which may run them: inputs come later
+            self._replay = self._recorded()
+        replay = self._replay
+        for place, array in enumerate(arrays):
+            if array is not None and (replay is None or not replay.takes(place, array)):
+                self._feeders[place](array)
+        if self._called:
             self._at_once()
-        results = [graph.outputs[index] for index in wanted]
-        return [unpack(self._result(v), v.type).copy() for v in results]
+            return
+        for index in range(len(self._launches)):
+            self._launch(index)
+        with self.backend.scratch():
+            self._replace_state()
+        self._called = True
 
     def _at_once(self) -> None:
         if self._replay is None:
-            self._replay = self.backend.record(
-                [*self._launches, self._replace_state] if self._updates else self._launches
-            )
+            self._replay = self._recorded()
         self._replay()
 
+    def _recorded(self) -> Recorded:
+        if self._updates:
+            return self.backend.record([*self._launches, self._replace_state])
+        return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._ahead())
+
+    def _ahead(self) -> tuple[int, dict[int, Array]] | None:
+        """The first step, and the inputs that it alone reads, by place; None if there are none."""
+        program = self.compiled.program
+        if not program.steps or program.steps[0].kind is Kind.VIEW:
+            return None
+        nodes, outputs = set(program.steps[0].nodes), set(program.graph.outputs)
+        alone = {
+            place: unpack(self._buffer(v), v.type)
+            for place, v in enumerate(program.graph.inputs)
+            if v.uses and v not in outputs and nodes.issuperset(v.users)
+        }
+        return (0, alone) if alone else None
+
     def _allocate(self) -> None:
-        """The arena, and what runs each step over its part of it."""
+        """The arena, and what runs each step over its part of it, unless that is there."""
+        if self._ready:
+            return
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
         self._places = {value: self._held[name] for name, value in self._kept.items()}
         self._places |= {new: self._places[old] for new, old in self._donated.items()}
         for value, start in self.memory.offsets.items():
-            self._places[value] = self._arena[start : start + value.type.nbytes].view(value.type.dtype.numpy)
+            nbytes = value.type.span * value.type.dtype.itemsize
+            self._places[value] = self._arena[start : start + nbytes].view(value.type.dtype.numpy)
         self._saved = {
             value: self.backend.xp.empty(value.type.size, value.type.dtype.numpy)
             for value in self.compiled.graph.outputs
@@ -437,6 +325,10 @@ class Executable:
         }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._bound(step, lowered) for step, lowered in steps]
+        graph = self.compiled.graph
+        self._feeders = [self.backend.feeder(self._buffer(v), v.type) for v in graph.inputs]
+        self._fetchers = [self.backend.fetcher(self._result(v), v.type) for v in graph.outputs]
+        self._ready = True
 
     def _replace_state(self) -> None:
         """Copy the updates that could not be written in place; first, what outputs still want of the old state."""
@@ -480,14 +372,16 @@ class Executable:
         return lambda: self._run_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
-        """Nothing to do for a result that lies inside its operand; what does not is copied."""
+        """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
         (node,) = step.nodes
+        if isinstance(node.op, Concat):
+            return lambda: None
         copies: list[tuple[Array, Array]] = []
         for place, value in enumerate(node.results):
             if not value.uses:
                 continue
             source, start = self._buffer(node.operands[0]), view_offset(node, place)
-            part = source[start : start + value.type.size]
+            part = source[start : start + value.type.span]
             if alias(value, place) is None:
                 copies.append((self._places[value], part))
             elif value not in self._places:  # a view of a constant
@@ -520,28 +414,3 @@ class Executable:
                 held[value] = array
         for value in step.outputs:
             unpack(self._places[value], value.type)[...] = held[value]
-
-
-def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays given in the order of the inputs, and others by name; ExecutionError for too many, or one given twice."""
-    if len(arrays) > len(inputs):
-        raise ExecutionError(f"{len(arrays)} arrays for {len(inputs)} inputs")
-    feeds = dict(zip(inputs, arrays, strict=False))
-    for name in named:
-        if name in feeds:
-            raise ExecutionError(f"input {quote(name)} is given twice")
-    return {**feeds, **named}
-
-
-def _all(runs: Sequence[Callable[[], None]]) -> None:
-    for run in runs:
-        run()
-
-
-def on_host(array: Any) -> bool:
-    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
-    `__cuda_array_interface__`."""
-    device = getattr(array, "__dlpack_device__", None)
-    if device is None:
-        return not hasattr(array, "__cuda_array_interface__")
-    return device()[0] in (1, 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, NoReturn, cast
 
 import numpy as np
@@ -326,9 +326,11 @@ class _Parser:
         at, dtype = self.start, _DTYPES[self.advance()]
         shape = self.integers("[", "]")
         order = self.integers("{", "}") if self.token == "{" else ()
+        within = self.integers("[", "]") if self.take("of") else ()
         after, self.start = self.start, at
         try:
             type = TensorType(shape, dtype, order)
+            type = replace(type, within=within) if within else type
         except VerifyError as error:
             self.fail(str(error))
         self.check_size(type)

@@ -168,7 +168,7 @@ def _lowered(
         buffers[binding.uid] = pack(np, binding.literal.array, binding.type)
     for uid, name in lowered.outputs:
         type = by_name[name].type
-        buffers[uid] = np.full(type.size, np.nan if type.dtype.is_float else 77, type.dtype.numpy)
+        buffers[uid] = np.full(type.span, np.nan if type.dtype.is_float else 77, type.dtype.numpy)
     run(lowered.graph, buffers)
     checks: list[Check] = []
     for uid, name in lowered.outputs:

@@ -1,11 +1,12 @@
-"""Which nodes cost nothing: their result is the operand's memory, read with other strides."""
+"""Which nodes cost nothing: their result is the operand's memory, read with other strides, or what their operands were
+written into."""
 
 from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.frame import backward, reshape_strides
 from fusec.ir import Node, TensorType
-from fusec.ops import Expand, Pointwise, Relayout, Reshape, Slice, Split, Transpose
+from fusec.ops import Concat, Expand, Pointwise, Relayout, Reshape, Slice, Split, Transpose
 
 
 def same_storage(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -22,6 +23,18 @@ def is_view(node: Node) -> bool:
     return all(would_view(node, source, v.type, index) is not None for index, v in enumerate(node.results))
 
 
+def joins_in_place(node: Node) -> bool:
+    """Whether a concat may find its operands in place: as their types say, they lie within something like its result.
+    Whether they lie there, and in which places, is for the program to say and for the memory plan to see to."""
+    if not isinstance(node.op, Concat):
+        return False
+    joined = node.result.type
+    whole = joined.within or joined.shape
+    return all(
+        (v.type.dtype, v.type.order, v.type.within) == (joined.dtype, joined.order, whole) for v in node.operands
+    )
+
+
 def view_offset(node: Node, index: int) -> int:
     """Where the memory of result `index` of a view begins in the operand's, in elements."""
     offset = would_view(node, node.operands[0].type, node.results[index].type, index)
@@ -32,7 +45,9 @@ def view_offset(node: Node, index: int) -> int:
 def would_view(node: Node, source: TensorType, result: TensorType, index: int = 0) -> int | None:
     """The offset of result `index` in the operand's memory, were they of these types; None if it is a copy."""
     op = node.op
-    if source.dtype is not result.dtype:
+    if source.dtype is not result.dtype or result.within:
+        return None
+    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split)):
         return None
     if isinstance(op, Relayout) or (isinstance(op, Pointwise) and op.name == "identity"):
         return 0 if same_storage(source.shape, source.order, result.order) else None

@@ -231,3 +231,28 @@ def test_a_replay_computes_again_over_the_last_inputs(rng: np.random.Generator) 
     net._places[result][...] = np.nan
     net.replay()
     np.testing.assert_array_equal(net._places[result], want)
+
+
+def test_inputs_may_be_written_where_they_are_read(rng: np.random.Generator) -> None:
+    net = executable('graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}')
+    for _ in range(3):
+        x = rng.standard_normal(4).astype(np.float32)
+        net.input_buffers["x"][...] = x
+        assert_close(net(**net.input_buffers), np.exp(x), 1e-6)
+
+
+def test_a_call_that_failed_half_way_is_made_again_step_by_step(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = executable('graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}')
+    x = rng.standard_normal(4).astype(np.float32)
+
+    def fails() -> None:
+        raise ExecutionError("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(net, "_bound", lambda step, lowered: fails)
+        with pytest.raises(ExecutionError, match="step 0 exp: not now"):
+            net(x)
+        with pytest.raises(ExecutionError, match="step 0 exp: not now"):
+            net(x)

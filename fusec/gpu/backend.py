@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import cudnn
@@ -18,8 +16,11 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
+from fusec.gpu.capture import Launch, in_order, side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
-from fusec.gpu.forms import Form, Parts, arranged, decide, work_of
+from fusec.gpu.forms import Form, Parts, arranged, decide, prices_us, work_of
+from fusec.gpu.joins import worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -28,23 +29,25 @@ from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
-from fusec.ir import Array
+from fusec.ir import Array, TensorType
 from fusec.memory import plan_memory
+from fusec.parallel import Waits, lanes
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
-RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
+FORKED_RUNS = 9  # of steps in order and side by side, in turns, to find out which is faster
 
 
 class CudnnBackend:
     """Executes cuDNN graphs through the frontend on the current device.
 
-    Steps run on a stream of their own, so that they can be captured; each call waits for what its caller's stream
-    holds, and the caller's stream for the call. tune, budget_s: see `gpu.tune`. progress: told the number of graphs
-    whose plan is chosen. Plans and forms are kept in `store`. suggested, settled: see `gpu.kept`; where plans made
-    elsewhere were never measured, they alone compete. kernels: see `gpu.lab`.
+    Steps run on a stream of their own, so that they can be captured; such a call waits for what its caller's stream
+    holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
+    budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
+    `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
+    kernels: see `gpu.lab`.
 
     `forms` are those that cuDNN's steps were given, by their work.
     """
@@ -63,6 +66,7 @@ class CudnnBackend:
     ):
         self.name = device.device_name() or "GPU"
         self.tune = tune
+        self.side_by_side = tune != "none"  # which way is faster is measured
         self.progress = progress
         self.budget_s = budget_s
         self.forms: dict[str, Parts] = {}
@@ -74,17 +78,18 @@ class CudnnBackend:
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._streams = Streams(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
-        self._blas = Blas.open(self._stream.ptr)
+        self._blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
         self._competes = tune != "none" or named
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
-        self._lock = threading.Lock()
         self._tuned: dict[str, Tuned] = {}
         self._footprint_bytes = 0
         self._chosen_again: set[str] = set()
         self._workspace: Array | None = None
+        self._lane_workspace: Array | None = None
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
@@ -135,7 +140,7 @@ class CudnnBackend:
             if self.progress is not None:
                 self.progress("plans", done, total)
 
-        with _out_of_memory("choosing plans"), self._stream:
+        with out_of_memory("choosing plans"), self._stream:
             lab = self._laboratory(footprint_bytes)
             self._tuned.update(self._kept.revived(missing, lab))
             missing = {key: graph for key, graph in missing.items() if key not in self._tuned}
@@ -165,7 +170,7 @@ class CudnnBackend:
         built = [graph for graph in graphs if not self._tuned[graph.key].revived]
         if not built:
             return
-        with _out_of_memory("keeping plans"), self._stream:
+        with out_of_memory("keeping plans"), self._stream:
             lab = self._laboratory(footprint_bytes)
             for graph in built:
                 self._kept.keep(graph, *self._tuned[graph.key].plans[0], lab)
@@ -173,7 +178,6 @@ class CudnnBackend:
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them. kept: what would round otherwise is not tried."""
-        program = program if kept else self.joined(program)
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -184,6 +188,12 @@ class CudnnBackend:
             return self._kernels_us(asked, footprint_bytes)
 
         level = "none" if kept else self.tune
+        if level != "none":
+            program = worthwhile(
+                program,
+                lambda graph, steps: prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us),
+            )
+        program = program if kept else self.joined(program)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
@@ -231,7 +241,7 @@ class CudnnBackend:
         if not asked:
             return times
         self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
-        with _out_of_memory("timing kernels"), self._stream:
+        with out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
             def time_us(run: Callable[[], None]) -> float:
@@ -253,7 +263,7 @@ class CudnnBackend:
             max((t.plans[0][1].workspace_bytes for t in map(self._tuned.get, graphs) if t and t.plans), default=0)
         )
         times: list[float] = []
-        with _out_of_memory("timing forms"), self._stream:
+        with out_of_memory("timing forms"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
             for form in asked:
                 run = bound(form, tensor_cores, self.bind, self._launcher)
@@ -317,65 +327,93 @@ class CudnnBackend:
         kept = [workspace, *buffers.values()]  # alive as long as what runs over them
 
         def run() -> None:
+            lane = self._lane_workspace
             try:
-                plan.execute(addresses, scratch, handle)
+                plan.execute(addresses, scratch if lane is None else lane.data.ptr, handle)
             except RuntimeError as error:
                 raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
 
-        return run
+        return Launch(run, plan.workspace_bytes)
 
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
-        if kernel is not None and self._launcher.runs(kernel):
-            return self._launcher.bind(kernel, memory)
+        if kernel is None or not self._launcher.runs(kernel):
+            return self._product(step, memory)
+        shares = self._launcher.fastest(kernel).scratch_bytes > 0
+        return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
+
+    def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        """A product that cuDNN declines, by cuBLASLt."""
         with self._stream:
             product = None if self._blas is None else lone_product(self._blas, step, self._right)
         if product is None:
             return None
         self._products.add(step)
         self._reserve(product.plan.workspace_bytes)
-        return product.bound(memory, self._workspace)
+        run = product.bound(memory, self._workspace, lambda: self._lane_workspace)
+        return Launch(run, product.plan.workspace_bytes)
 
-    def record(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
-        """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
-        parts: list[Callable[[], None]] = []
-        start = 0
-        while start < len(runs):
-            graph, end = self._captured(runs, start)
-            if graph is not None:
-                graph.upload(self._stream)
-                parts.append(partial(graph.launch, self._stream))
-            if end < len(runs):
-                parts.append(runs[end])
-            start = end + 1
+    def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
+        return feeder(self._streams, buffer, type)
 
-        def replay() -> None:
-            for part in parts:
-                part()
+    def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
+        return fetcher(self._streams, buffer, type)
 
+    def record(
+        self,
+        runs: Sequence[Callable[[], None]],
+        waits: Waits | None = None,
+        ahead: tuple[int, Mapping[int, Array]] | None = None,
+    ) -> Replay:
+        """CUDA graphs of what can be captured. With `waits`, also side by side on several streams; the faster stays. A
+        kernel that runs ahead is launched by itself in front of them."""
+        first = runs[ahead[0]] if ahead is not None else None
+        if ahead is None or waits is None or not isinstance(first, Launch) or not first.is_kernel:
+            return self._recorded(runs, waits)
+        at = ahead[0]
+        rest = [_nothing if i == at else run for i, run in enumerate(runs)]
+        told = tuple(None if w is None or i == at else tuple(b for b in w if b != at) for i, w in enumerate(waits))
+        replay = self._recorded(rest, told)
+        replay.ahead = Ahead(first.run, ahead[1])
         return replay
 
-    def _captured(self, runs: Sequence[Callable[[], None]], start: int) -> tuple[Any, int]:
-        """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
-        end = len(runs)
-        while start < end:
-            self._stream.synchronize()
-            failed = end
-            try:
-                self._stream.begin_capture(mode=RELAXED)
-                try:
-                    with self.scratch():
-                        for index in range(start, end):
-                            failed = index
-                            runs[index]()
-                        failed = end
-                finally:
-                    graph = self._stream.end_capture()
-                return graph, end
-            except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
-                # most often CuPy's own word on cuBLAS, or on what waits for the device
-                end = failed if failed < end else start + (end - start) // 2
-        return None, end
+    def _recorded(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
+        ordered = in_order(self._streams, runs, self.scratch)
+        if waits is None or not self.side_by_side or not ordered.at_once:
+            return ordered
+        if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
+            return ordered
+        works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
+        sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
+        told = tuple(
+            w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
+            for i, w in enumerate(waits)
+        )
+        placed = lanes(told)
+        forked = None
+        if max(placed, default=0) > 0:
+            forked = side_by_side(self._streams, works, told, placed, self._on_lane)
+        if forked is None:
+            return ordered
+        pair = (ordered, forked)
+        for each in pair:
+            each()
+        rounds = [[self.time_us(each, 1)[0] for each in pair] for _ in range(FORKED_RUNS)]
+        in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
+        ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
+        return forked if side < in_turn else ordered
+
+    @contextmanager
+    def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:
+        """Plans run on a stream, with scratch memory of that."""
+        cudnn.set_stream(handle=self._handle, stream=stream.ptr)
+        self._lane_workspace = workspace
+        try:
+            with stream:
+                yield
+        finally:
+            self._lane_workspace = None
+            cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
 
     def time_us(self, run: Callable[[], None], count: int) -> list[float]:
         """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""
@@ -391,14 +429,8 @@ class CudnnBackend:
             times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
         return times
 
-    @contextmanager
-    def calling(self) -> Generator[None]:
-        with self._lock, _out_of_memory("running the model"):
-            caller = cupy.cuda.get_current_stream()
-            self._stream.wait_event(caller.record())
-            with self._stream:
-                yield
-            caller.wait_event(self._stream.record())
+    def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
+        return AtOnce(self._streams) if at_once else self._streams.own_call()
 
     def scratch(self) -> AbstractContextManager[None]:
         return cupy.cuda.using_allocator(self._pool.malloc)
@@ -415,22 +447,14 @@ class CudnnBackend:
 
     def finish(self) -> None:
         try:
-            self._stream.synchronize()
+            self._streams.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
 
 
+def _nothing() -> None:
+    """What is done elsewhere."""
+
+
 def _name(work: str, tensor_cores: bool) -> str:
     return work + ("" if tensor_cores else "\nno tensor cores")
-
-
-@contextmanager
-def _out_of_memory(what: str) -> Generator[None]:
-    try:
-        yield
-    except cupy.cuda.memory.OutOfMemoryError as error:
-        cupy.get_default_memory_pool().free_all_blocks()
-        free, total = cupy.cuda.runtime.memGetInfo()
-        raise ExecutionError(
-            f"out of memory while {what}: {error}; {free >> 20} MB of {total >> 20} MB are free"
-        ) from error

@@ -96,14 +96,15 @@ class Algorithm:
 
 
 class Blas:
-    """The library on the current device; plans run on the stream with that address. It is loaded when first needed."""
+    """The library on the current device; plans run on the stream whose address `stream` gives when they are run. It is
+    loaded when first needed."""
 
-    def __init__(self, stream: int):
+    def __init__(self, stream: Callable[[], int]):
         self.stream = stream
         self._found: dict[str, list[Algorithm]] = {}
 
     @classmethod
-    def open(cls, stream: int) -> Blas | None:
+    def open(cls, stream: Callable[[], int]) -> Blas | None:
         """The library, if its bindings are installed."""
         return cls(stream) if version() else None
 
@@ -272,7 +273,7 @@ class BlasPlan:
         return dict(buffers)
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:
-        """Queue the product on the library's stream, with scratch memory at the address `workspace`."""
+        """Queue the product, with scratch memory at the address `workspace`."""
         product, call = self._product, self._call
         if product.bias is not None:
             call.bias_at(addresses[product.bias])
@@ -296,7 +297,7 @@ class BlasPlan:
                 self._algorithm.data.ctypes.data,
                 workspace,
                 self.workspace_bytes,
-                self._blas.stream,
+                self._blas.stream(),
             )
         except self._lt.cuBLASLtError as error:
             raise ExecutionError(f"cuBLASLt failed to run {product}: {error}") from error

@@ -93,29 +93,14 @@ def decide(
     those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
     adds. Where no form can run, ops run by themselves, with a warning.
     """
-    options: dict[str, list[tuple[Form, list[str]]]] = {}
-    graphs: dict[str, CudnnGraph] = {}
-    asked: dict[str, Kernel] = {}
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if step.kind is not Kind.CUDNN:
-            continue
-        work = work_of(program.graph, step)
-        if work in options or work in (known or {}):
-            continue
-        options[work], sample[work] = [], step
-        for form in forms(program.graph, step, level):
-            made = lowered(form, tensor_cores)
-            if made is not None:
-                options[work].append((form, [g.key for g in made]))
-                graphs |= {g.key: g for g in made if isinstance(g, CudnnGraph)}
-                asked |= {k.key: k for k in made if isinstance(k, Kernel)}
-    times = {**time_us(graphs), **kernels_us(asked)}
-
-    def cost_us(names: Sequence[str]) -> float:
-        return sum(times.get(name, float("inf")) + launch_us for name in names)
-
-    costs_us = {work: [cost_us(names) for _, names in made] for work, made in options.items()}
+        if step.kind is Kind.CUDNN:
+            work = work_of(program.graph, step)
+            if work not in (known or {}):
+                sample.setdefault(work, step)
+    options = {work: _offers(program.graph, step, level, tensor_cores) for work, step in sample.items()}
+    costs_us = _costs_us(options, launch_us, time_us, kernels_us)
     if together_us is not None:
         close = [
             (work, place)
@@ -136,6 +121,50 @@ def decide(
             form = made[costs.index(least_us)][0] if made else (step,)
             decided[work] = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
     return decided
+
+
+def prices_us(
+    graph: Graph,
+    steps: Sequence[Partition],
+    tensor_cores: bool,
+    launch_us: float,
+    level: str,
+    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+) -> list[float]:
+    """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
+    options: dict[str, list[tuple[Form, list[Work]]]] = {}
+    for number, step in enumerate(steps):
+        if step.kind is Kind.CUDNN:
+            options[str(number)] = _offers(graph, step, level, tensor_cores)
+        else:
+            kernel = _kernel_of(step.nodes)
+            options[str(number)] = [] if kernel is None else [((step,), [kernel])]
+    costs = _costs_us(options, launch_us, time_us, kernels_us)
+    return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
+
+
+def _offers(graph: Graph, step: Partition, level: str, tensor_cores: bool) -> list[tuple[Form, list[Work]]]:
+    """The forms of a step that can be had, and what runs them."""
+    found = ((form, lowered(form, tensor_cores)) for form in forms(graph, step, level))
+    return [(form, works) for form, works in found if works is not None]
+
+
+def _costs_us(
+    options: Mapping[str, Sequence[tuple[Form, Sequence[Work]]]],
+    launch_us: float,
+    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+) -> dict[str, list[float]]:
+    """What each form takes, its launches included."""
+    works = [work for made in options.values() for _, each in made for work in each]
+    graphs = {work.key: work for work in works if isinstance(work, CudnnGraph)}
+    times = {**time_us(graphs), **kernels_us({work.key: work for work in works if isinstance(work, Kernel)})}
+
+    def cost_us(each: Sequence[Work]) -> float:
+        return sum(times.get(work.key, float("inf")) + launch_us for work in each)
+
+    return {name: [cost_us(each) for _, each in made] for name, made in options.items()}
 
 
 def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:

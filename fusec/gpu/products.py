@@ -34,8 +34,11 @@ class LoneProduct:
     lowered: Lowered
     plan: BlasPlan
 
-    def bound(self, memory: Memory, workspace: Array | None) -> Callable[[], None]:
-        """What runs it over the memory of the step's values: neither allocates nor waits."""
+    def bound(
+        self, memory: Memory, workspace: Array | None, of_lane: Callable[[], Array | None] = lambda: None
+    ) -> Callable[[], None]:
+        """What runs it over the memory of the step's values, on the current stream: neither allocates nor waits.
+        of_lane: scratch memory in place of `workspace`, where the step is captured beside others."""
         values = inputs_of(self.step.nodes)
         named = {v.name: v for v in (*values, *self.step.outputs)}
         buffers: dict[int, Array] = {}
@@ -50,7 +53,8 @@ class LoneProduct:
 
         def run() -> None:
             assert kept
-            self.plan.execute(addresses, scratch, None)
+            lane = of_lane()
+            self.plan.execute(addresses, scratch if lane is None else lane.data.ptr, None)
 
         return run
 

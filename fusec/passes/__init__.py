@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.passes.attend import Attend
-from fusec.passes.base import UNROUNDED, Pass
+from fusec.passes.base import CONCAT_IN_PLACE, UNROUNDED, Pass
 from fusec.passes.canonicalise import Canonicalise
 from fusec.passes.cse import MergeEqual
 from fusec.passes.fold_batchnorm import FoldBatchNorm
@@ -95,7 +95,7 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
 def names() -> frozenset[str]:
     """Everything `Options.disable` can name."""
     found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
-    return found | {UNROUNDED}
+    return found | {UNROUNDED, CONCAT_IN_PLACE}
 
 
 __all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "REROUNDING", "UNLAID", "names", "rules"]

@@ -13,6 +13,7 @@ from fusec.ir import DType, Graph, print_graph
 
 ROUNDINGS = ("fused", "source")
 UNROUNDED = "unrounded"  # what `disable` calls the fusions that keep a value in fp32 that the model rounds
+CONCAT_IN_PLACE = "concat_in_place"  # what `disable` calls it that concats are written to where they are joined
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 

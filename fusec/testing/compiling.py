@@ -202,7 +202,7 @@ def _poisoned(
     for uid, name in lowered.outputs:
         dtype = types[name].dtype
         poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
-        buffers[uid] = np.full(types[name].size, poison).astype(dtype.numpy)
+        buffers[uid] = np.full(types[name].span, poison).astype(dtype.numpy)
     return buffers
 
 

@@ -420,6 +420,21 @@ def branches(b: Builder) -> None:
     b.insert(Concat(axis), *(parts[::-1] if b.chance(40) else parts))
 
 
+def dense_block(b: Builder) -> None:
+    """Layers that each read what all before them made, joined along channels: a concat may hold another's parts."""
+    x = b.image(3, 5)
+    wide = b.pick([8, 8, 4, 1])
+    kept = [draw_pointwise(b, b.pick(ACTIVATIONS), x) if b.chance(20) else convolve(b, x, wide, True)]
+    for _ in range(b.pick([1, 2, 3])):
+        joined = kept[0] if len(kept) == 1 else b.add(Concat(1), *kept)
+        read = draw_pointwise(b, b.pick(ACTIVATIONS), joined) if b.chance(60) else joined
+        made = convolve(b, read, wide, True)
+        kept = [made, *kept] if b.chance(15) else [*kept, made]
+    whole = b.add(Concat(1), *kept)
+    if b.chance(60):
+        draw_pointwise(b, b.pick(ACTIVATIONS), whole)
+
+
 def sliced_twice(b: Builder) -> None:
     """Every second element from some place on, and of those a part."""
     x = b.some(lambda t: t.rank > 0 and max(t.shape) >= 4)
@@ -553,6 +568,7 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     there_and_back: 2,
     turned_together: 4,
     branches: 5,
+    dense_block: 4,
     sliced_twice: 2,
     alike: 5,
     square: 3,

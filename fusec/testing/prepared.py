@@ -20,6 +20,7 @@ from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
 from fusec.passes import PIPELINE, UNLAID
 from fusec.passes.base import Pass, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
 from fusec.program import Partition, Program
@@ -95,7 +96,7 @@ class Prepared:
     @cached_property
     def compiled(self) -> Compiled:
         """The graph compiled as `driver.build` does it, but for the case's judge."""
-        return compile_once(self.graph, self.case, self.optimised)
+        return compile_once(self.graph, self.case, self.optimised.clone())
 
     @cached_property
     def execution(self) -> Allowances:
@@ -135,6 +136,7 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
         return partition(graph, judge, target)
 
     program = settle(cut(optimised), unlaid, cut, judge, case.options)
+    program = concat_in_place(program, judge, case.options, min_row_bytes=1)  # graphs are small
     return Compiled(graph, program, target, case.options, judge)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fusec.ir import Graph, Value, quote
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.storage import unpack
 from fusec.testing.bounds import compare
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.prepared import CASE, prepared
@@ -69,25 +70,27 @@ def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
 class _Watched(Executable):
     """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
 
-    def _execute(self, arrays: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+    def _execute(self, arrays: Sequence[Array | None]) -> None:
         constants = {key: array.tobytes() for key, array in self._constants.items()}
-        results = super()._execute(arrays, wanted)
+        super()._execute(arrays)
         for key, bits in constants.items():
             if self._constants[key].tobytes() != bits:
                 raise MismatchError("a constant was written while the program ran")
-        return results
 
     def _launch(self, index: int) -> None:
         step = self.compiled.program.steps[index]
         if not index:
             self._overwrite(self._needed[0])
-        held = {value: self._buffer(value).tobytes() for value in self._needed[index]}
+        held = {value: self._bits(value) for value in self._needed[index]}
         super()._launch(index)
         for value, bits in held.items():
-            if self._buffer(value).tobytes() != bits:
+            if self._bits(value) != bits:
                 message = f"step {index} {step.signature} wrote to {quote(value.name)}, which is still needed"
                 raise MismatchError(message)
         self._overwrite(self._needed[index + 1])
+
+    def _bits(self, value: Value) -> bytes:
+        return unpack(self._buffer(value), value.type).tobytes()
 
     @cached_property
     def _needed(self) -> list[list[Value]]:
@@ -107,8 +110,9 @@ class _Watched(Executable):
     def _overwrite(self, kept: Collection[Value]) -> None:
         free = np.ones(self._arena.size, np.bool_)
         for value in kept:
-            start = self.memory.offsets[value]
-            free[start : start + value.type.nbytes] = False
+            start, itemsize = self.memory.offsets[value], value.type.dtype.itemsize
+            elements = np.arange(start, start + value.type.span * itemsize).reshape(-1, itemsize)
+            free[unpack(elements[:, 0].copy(), value.type).reshape(-1, 1) + np.arange(itemsize)] = False
         self._arena[free] = 0xFF  # NaN to floats of every width
 
 

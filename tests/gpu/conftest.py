@@ -11,13 +11,13 @@ from gpu.stand_in_gpu import Machine
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, cublaslt, lab, products
+    from fusec.gpu import backend, calls, capture, cublaslt, lab, products
     from fusec.gpu.kernels import launch
 
     machine = Machine()
     cupy, cudnn = machine.cupy(), machine.cudnn()
-    monkeypatch.setattr(launch, "cupy", cupy)
-    monkeypatch.setattr(products, "cupy", cupy)
+    for module in (calls, capture, launch, products):
+        monkeypatch.setattr(module, "cupy", cupy)
     for module in (backend, lab):
         monkeypatch.setattr(module, "cupy", cupy)
         monkeypatch.setattr(module, "cudnn", cudnn)

@@ -43,6 +43,10 @@ def at_address(array: Any) -> Array:
     return np.asarray(types.SimpleNamespace(__array_interface__=interface)).view(Array)
 
 
+def void(result: Any) -> None:
+    pass
+
+
 def on_device(array: Any) -> Array:
     return np.array(array).view(Array)
 
@@ -62,6 +66,8 @@ class Machine:
         self.recording: list[Callable[[], None]] | None = None
         self.captured = 0
         self.replayed = 0
+        self.replayed_on: list[int] = []
+        self.cudnn_streams: list[int] = []
         self.now_us = 0.0
         self.times_us: dict[int, float] = {}  # by engine; 10 where not said
         self.engines = (7, 4, 3)
@@ -75,6 +81,10 @@ class Machine:
         self.emitted: list[tuple[CudnnGraph, Any]] = []  # with the kernel cache
         self.needs_sizes = False
         self.uncapturable: list[Callable[[], None]] = []
+        self.copied: list[tuple[int, int]] = []  # kinds of copies between a caller's memory and a model's, and streams
+        self.streams = 0
+        self.current: Any = None  # the caller's stream
+        self.waits: list[tuple[int, int]] = []  # a stream, and that of the event it waits for
         self.serialized: dict[str, CudnnGraph] = {}  # by key
         self.revived: list[int] = []  # engines
         self.cudnn_version = 91900
@@ -108,7 +118,7 @@ class Machine:
     def cudnn(self) -> Any:
         return types.SimpleNamespace(
             create_handle=lambda: "handle",
-            set_stream=lambda handle, stream: None,
+            set_stream=lambda handle, stream: self.cudnn_streams.append(stream),
             backend_version=lambda: self.cudnn_version,
             __version__="1.28.0",
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),
@@ -123,11 +133,12 @@ class Machine:
         machine = self
 
         class Event:
-            def __init__(self) -> None:
+            def __init__(self, disable_timing: bool = False) -> None:
                 self.at = 0.0
+                self.stream = 0
 
             def record(self, stream: Any = None) -> None:
-                self.at = machine.now_us
+                self.at, self.stream = machine.now_us, stream.ptr
 
             def synchronize(self) -> None:
                 pass
@@ -141,14 +152,14 @@ class Machine:
 
             def launch(self, stream: Any) -> None:
                 machine.replayed += 1
+                machine.replayed_on.append(stream.ptr)
                 for each in self.work:
                     each()
 
         class Stream:
-            ptr = 1
-
             def __init__(self, non_blocking: bool = False) -> None:
-                pass
+                machine.streams += 1
+                self.ptr = machine.streams
 
             def __enter__(self) -> Any:
                 return self
@@ -160,10 +171,12 @@ class Machine:
                 pass
 
             def record(self) -> Event:
-                return Event()
+                event = Event()
+                event.record(self)
+                return event
 
             def wait_event(self, event: Event) -> None:
-                pass
+                machine.waits.append((self.ptr, event.stream))
 
             def begin_capture(self, mode: int) -> None:
                 machine.recording = []
@@ -175,11 +188,20 @@ class Machine:
                 machine.captured += 1
                 return Graph(work or [])
 
-        def empty(size: int, dtype: Any = np.float32) -> Array:
-            machine.allocated += int(size) * np.dtype(dtype).itemsize
+        def empty(shape: Any, dtype: Any = np.float32) -> Array:
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            machine.allocated += nbytes
             if machine.allocated > machine.limit:
                 raise OutOfMemoryError("out of memory allocating")
-            return np.full(int(size) * np.dtype(dtype).itemsize, 0xA5, np.uint8).view(dtype).view(Array)
+            return np.full(nbytes, 0xA5, np.uint8).view(dtype).reshape(shape).view(Array)
+
+        def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+            machine.copied.append((kind, stream))
+            machine.do(lambda: void(ctypes.memmove(target, source, nbytes)))
+
+        def current() -> Stream:
+            machine.current = machine.current or Stream()
+            return machine.current
 
         @contextmanager
         def using_allocator(allocator: Any) -> Generator[None]:
@@ -202,6 +224,7 @@ class Machine:
 
         rng = np.random.default_rng(0)
         runtime = types.SimpleNamespace(
+            memcpyAsync=memcpy_async,
             CUDARuntimeError=RuntimeFaultError,
             memGetInfo=lambda: (1 << 34, 1 << 37),
             driverGetVersion=lambda: 13000,
@@ -213,7 +236,7 @@ class Machine:
             MemoryPool=lambda: types.SimpleNamespace(malloc=None),
             Device=lambda: types.SimpleNamespace(id=0),
             using_allocator=using_allocator,
-            get_current_stream=Stream,
+            get_current_stream=current,
             get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
             runtime=runtime,
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),

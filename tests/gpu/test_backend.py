@@ -9,21 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.dense_block import dense_block
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
-from gpu.stand_in_gpu import Machine, on_device
+from gpu.stand_in_gpu import Array, Machine, on_device
 from helpers import assert_close
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
 from fusec.ir import DType
-from fusec.ops import Conv
-from fusec.passes.base import Options
+from fusec.ops import Concat, Conv
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.passes.partition.in_place import concat_in_place
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
+from fusec.program import Kind
+from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
@@ -84,6 +89,92 @@ def test_arrays_on_the_device_stay_there(machine: Machine, tmp_path: Path) -> No
     host = np.zeros((2, 8, 4, 4), np.float32)
     net.run(["r"], {"x": on_device(x)}, out={"r": host})
     np.testing.assert_array_equal(host, r.get())
+
+
+def test_a_recorded_call_is_queued_on_its_callers_stream(machine: Machine, tmp_path: Path) -> None:
+    net, own = build(tmp_path, text=TEXT.replace("{0,2,3,1}", "")), 1
+    x, y = on_device(fresh(0)), on_device(np.zeros((2, 8, 4, 4), np.float32))
+    caller = net.backend.xp.cuda.get_current_stream()
+    for _ in range(2):  # step by step, then recorded: on the own stream, which waits for the caller's and is waited for
+        machine.waits.clear()
+        net.run(["r"], {"x": x})
+        assert machine.waits[-2:] == [(own, caller.ptr), (caller.ptr, own)]
+    machine.waits.clear()
+    net.run(["r"], {"x": x})
+    assert machine.waits == [(caller.ptr, own)], "the call before was on another stream"
+    machine.waits.clear()
+    machine.copied.clear()
+    net.run(["r"], {"x": x}, out={"r": y})
+    assert machine.waits == [], "nothing to wait for on one stream"
+    assert machine.copied == [(3, caller.ptr)] * 2, "in and out, at once and nothing more"
+    assert machine.replayed_on[-2:] == [caller.ptr] * 2
+    machine.current = other = net.backend.xp.cuda.Stream()
+    net.run(["r"], {"x": x})
+    assert machine.waits == [(other.ptr, caller.ptr)], "calls share memory: one after the other"
+    machine.copied.clear()
+    net.run(["r"], {"x": fresh(1)})
+    assert machine.copied == [(1, other.ptr), (2, other.ptr)], "from the host and back, without a copy between"
+    net.time_us(1)
+    assert machine.replayed_on[-1] == own
+    np.testing.assert_array_equal(y.get(), np.maximum(fresh(0) + TEXT_BIAS.reshape(8, 1, 1), 0))
+
+
+@needs_compiler
+def test_the_first_kernel_reads_the_callers_own_array(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=KERNELS)
+
+    def fresh(seed: int) -> np.ndarray:
+        memory = np.empty((2, 6, 6, 8), np.float32)
+        memory[...] = np.random.default_rng(seed).standard_normal(memory.shape)
+        return memory.transpose(0, 3, 1, 2)
+
+    def check(x: Any, device: Any) -> None:
+        want = Executable(compiled(KERNELS), SimulatorBackend()).run(None, {"x": x})
+        for got, right in zip(net.run(None, {"x": device}), want, strict=True):
+            assert_close(got.get() if hasattr(got, "get") else got, right, 1e-6)
+
+    for seed in range(4):
+        machine.copied.clear()
+        x = fresh(seed)
+        check(x, x.view(Array))
+        if seed > 1:
+            assert machine.copied == []
+    assert not net._replay.ahead._instead, "the caller's array is not kept"
+    machine.copied.clear()
+    check(fresh(5), fresh(5))
+    assert [kind for kind, _ in machine.copied] == [1], "what is on the host is copied"
+    memory = np.empty(2 * 8 * 6 * 6 + 1, np.float32)
+    odd = memory[1:].reshape(2, 6, 6, 8).transpose(0, 3, 1, 2)
+    odd[...] = fresh(6)
+    machine.copied.clear()
+    check(fresh(6), odd.view(Array))
+    assert [kind for kind, _ in machine.copied] == [3], "what is not aligned, too"
+    rows = np.ascontiguousarray(fresh(7))
+    check(fresh(7), rows.view(Array))
+
+
+def test_inputs_written_into_the_models_memory_are_not_copied(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=TEXT.replace("{0,2,3,1}", ""))
+    buffers = net.input_buffers
+    assert [(name, array.shape) for name, array in buffers.items()] == [("x", (2, 8, 4, 4))]
+    for seed in range(3):
+        buffers["x"][...] = fresh(seed)
+        machine.copied.clear()
+        (r,) = net.run(["r"], buffers)
+        np.testing.assert_array_equal(r.get(), np.maximum(fresh(seed) + TEXT_BIAS.reshape(8, 1, 1), 0))
+        assert [kind for kind, _ in machine.copied] == [3], "the result alone"
+
+
+def test_a_call_that_fails_leaves_the_next_one_free(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    x = on_device(fresh(0))
+    for _ in range(2):
+        net.run(None, {"x": x})
+    limit, machine.limit = machine.limit, machine.allocated
+    with pytest.raises(ExecutionError, match="out of memory while running the model"):
+        net.run(None, {"x": x})
+    machine.limit = limit
+    check(net, 1)
 
 
 TEXT_BIAS = np.array([1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5], np.float32)
@@ -242,6 +333,26 @@ def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -
     assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
 
 
+@needs_compiler
+def test_what_is_joined_in_place_is_written_and_read_by_kernels_and_plans(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    judge, target, source = LowersJudge(), load("h200"), dense_block(1, 16, 2, 16, 2)
+    graph = run(PIPELINE, source.clone(), Options())
+    program = concat_in_place(partition(graph, judge, target), judge, Options())
+    joins = [step.kind for step in program.steps if isinstance(step.nodes[0].op, Concat)]
+    assert joins == [Kind.VIEW] * 2
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    of = Compiled(source, backend.improve(program, True, 1.0), target, Options(), judge)
+    net = Executable(of, backend)
+    assert any(any(v.type.within for v in step.outputs) for step in of.program.steps if step.kind is Kind.KERNEL)
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((1, 16, 4, 4)).astype(np.float32)
+        (got,) = net.run(None, {"x": x})
+        assert_close(got, evaluate(source, {"x": x})["y"], 1e-5)
+    assert machine.replayed == 2
+
+
 def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: Path) -> None:
     machine.engines = ()
     with pytest.raises(ExecutionError, match=r"cuDNN built no plan on this GPU(.|\n)*pointwise\.add"):
@@ -278,6 +389,41 @@ def test_what_cannot_be_captured_runs_between_graphs(
         assert done == [0, 1, 2, 3, 4]
     alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
     assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
+
+
+FORKS = """graph "g" (%x: f32[2,8,4,4], %z: f32[3,8,4,4]) {
+  %a = exp(%x)
+  %b = tanh(%z)
+  %c = sqrt(%a)
+  %d = neg(%b)
+  %e = concat(%c, %d) {axis=0}
+  %f = relu(%e)
+  return %f
+}"""
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_steps_side_by_side_are_taken_where_they_are_faster(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    net = build(tmp_path, text=FORKS)
+
+    def time_us(run: Any, count: int) -> list[float]:
+        run()
+        return [5.0 if (run.lanes > 1) == faster else 7.0] * count
+
+    monkeypatch.setattr(net.backend, "time_us", time_us)
+    rng = np.random.default_rng(0)
+    feeds = {"x": np.exp(rng.standard_normal((2, 8, 4, 4))), "z": rng.standard_normal((3, 8, 4, 4))}
+    feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+    want = Executable(compiled(FORKS), SimulatorBackend()).run(None, feeds)
+    for _ in range(3):
+        np.testing.assert_array_equal(net.run(None, feeds)[0], want[0])
+    assert net._replay.lanes == (2 if faster else 1)
+    assert net._replay.times_us == (5.0, 7.0)
+    assert machine.captured == 2
+    assert {stream for stream in machine.cudnn_streams if stream != 1}, "plans were put on another stream"
+    assert machine.cudnn_streams[-1] == 1
 
 
 def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fusec.simulate import simulate
 
 def run(graph: CudnnGraph, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
     """What the library's first algorithm and the simulator make of the same memory."""
-    blas = Blas(1)
+    blas = Blas(lambda: 1)
     plan = blas.build(graph, blas.offers(graph)[0])
     got, want = buffers(graph, seed), buffers(graph, seed)
     plan.execute(plan.addresses({uid: array.ctypes.data for uid, array in got.items()}), 0, None)
@@ -59,7 +59,7 @@ def test_fp32_is_rounded_to_tf32_only_where_the_graph_allows_it(bindings: Bindin
         (without_tensor_cores(product(dtype=DType.F32)), 68),
         (product(), 68),
     ):
-        blas = Blas(1)
+        blas = Blas(lambda: 1)
         plan = blas.build(graph, blas.offers(graph)[0])
         assert [told[-1] for told in bindings.operations.values()] == [compute]
         del plan
@@ -114,9 +114,9 @@ REFUSED = {
 @pytest.mark.parametrize("graph", REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_no_call_of_the_library_is_left_to_cudnn(graph: CudnnGraph, bindings: Bindings) -> None:
     assert product_of(graph) is None
-    assert Blas(1).offers(graph) == []
+    assert Blas(lambda: 1).offers(graph) == []
     with pytest.raises(ExecutionError, match="does not offer"):
-        Blas(1).build(graph, Choice(BLAS, ()))
+        Blas(lambda: 1).build(graph, Choice(BLAS, ()))
 
 
 def test_their_neighbours_are(bindings: Bindings) -> None:
@@ -131,12 +131,12 @@ def test_one_row_may_have_two_biases() -> None:
 
 
 def test_algorithms_are_named_by_their_attributes_and_found_again(bindings: Bindings) -> None:
-    blas, graph = Blas(1), BIAS
+    blas, graph = Blas(lambda: 1), BIAS
     offers = blas.offers(graph)
     assert [dict(c.knobs)[0] for c in offers] == [66, 71, 52]
     assert [c.workspace_bytes for c in offers] == [0, 1024, 2048]
     assert all(c.engine == BLAS and c.library == "cublaslt" and len(c.knobs) == 9 for c in offers)
-    plan = Blas(1).build(graph, offers[1])
+    plan = Blas(lambda: 1).build(graph, offers[1])
     made = buffers(graph, 0)
     scratch = np.empty(2048, np.uint8)
     plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
@@ -147,11 +147,11 @@ def test_algorithms_are_named_by_their_attributes_and_found_again(bindings: Bind
 
 
 def test_an_algorithm_is_revived_from_its_numbers(bindings: Bindings) -> None:
-    blas, graph = Blas(1), BIAS
+    blas, graph = Blas(lambda: 1), BIAS
     blob = blas.build(graph, blas.offers(graph)[1]).blob
     assert is_algorithm(blob) and not is_algorithm(b"CUDNN") and len(blob) < 128
     made, want = buffers(graph, 0), buffers(graph, 0)
-    plan = Blas(1).revive(graph, blob)
+    plan = Blas(lambda: 1).revive(graph, blob)
     assert (plan.workspace_bytes, plan.blob) == (1024, blob)
     scratch = np.empty(1024, np.uint8)
     plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
@@ -159,7 +159,7 @@ def test_an_algorithm_is_revived_from_its_numbers(bindings: Bindings) -> None:
     assert_close(made[graph.outputs[0].uid], want[graph.outputs[0].uid], 2e-3)
     bindings.algorithms = (66, 52, 71)  # 71 now wants 2048 bytes
     with pytest.raises(ExecutionError, match="more workspace"):
-        Blas(1).revive(graph, blob)
+        Blas(lambda: 1).revive(graph, blob)
     bindings.algorithms = (66,)
     for other, told, why in (
         (graph, blob, "does not take the algorithm"),
@@ -168,12 +168,12 @@ def test_an_algorithm_is_revived_from_its_numbers(bindings: Bindings) -> None:
         (product(dtype=DType.I8), blob, "does not run"),
     ):
         with pytest.raises(ExecutionError, match=why):
-            Blas(1).revive(other, told)
+            Blas(lambda: 1).revive(other, told)
 
 
 def test_a_library_that_declines_offers_nothing(bindings: Bindings) -> None:
     bindings.algorithms = ()
-    assert Blas(1).offers(BIAS) == []
+    assert Blas(lambda: 1).offers(BIAS) == []
 
 
 def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(cublaslt.importlib.metadata, "version", missing)
     assert cublaslt.version() == cublaslt.competitor() == ""
-    assert Blas.open(1) is None
+    assert Blas.open(lambda: 1) is None
 
 
 @pytest.mark.parametrize("where", ["import", "create", "missing"])
@@ -190,7 +190,7 @@ def test_a_library_that_does_not_load_is_said_once_and_left_out(
     bindings: Bindings, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     graph = BIAS
-    blob = Blas(1).build(graph, Blas(1).offers(graph)[0]).blob
+    blob = Blas(lambda: 1).build(graph, Blas(lambda: 1).offers(graph)[0]).blob
 
     def fail(*arguments: object) -> None:
         error = bindings.cuBLASLtError if where == "create" else RuntimeError
@@ -200,7 +200,7 @@ def test_a_library_that_does_not_load_is_said_once_and_left_out(
         monkeypatch.setitem(sys.modules, cublaslt.MODULE, None)
     else:
         monkeypatch.setattr(bindings, "create", fail)
-    blas = Blas(1)
+    blas = Blas(lambda: 1)
     with pytest.warns(UserWarning, match="cuBLASLt does not load, products are left to cuDNN"):
         assert blas.offers(graph) == []
     assert blas.offers(graph) == []

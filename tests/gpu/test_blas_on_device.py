@@ -48,7 +48,7 @@ def errors(blas: cublaslt.Blas, graph: CudnnGraph, seed: int) -> list[float]:
 def opened() -> cublaslt.Blas:
     import cupy
 
-    blas = cublaslt.Blas.open(cupy.cuda.get_current_stream().ptr)
+    blas = cublaslt.Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
     if blas is None:
         pytest.skip("nvmath-python is not installed")
     return blas

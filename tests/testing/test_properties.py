@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusec import ir, lower_cudnn, memory, runtime
+from fusec import backends, ir, lower_cudnn, memory, runtime
 from fusec.errors import TargetError
 from fusec.ir import Constant, DType, Graph, Node, Value
 from fusec.ops import Cast, Softmax, pw
@@ -452,12 +452,12 @@ def test_an_answer_that_changes_from_run_to_run_shows(monkeypatch: pytest.Monkey
         for tensor in graph.outputs:
             buffers[tensor.uid][...] *= 1 + 1e-7 * rng.standard_normal(buffers[tensor.uid].shape)
 
-    monkeypatch.setattr(runtime, "simulate", shaky)
+    monkeypatch.setattr(backends, "simulate", shaky)
     fails(executable_agrees, example(), match="run a second time, output %r has other bits")
 
 
 def test_a_step_that_writes_what_is_still_needed_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "simulate", write_inputs)
+    monkeypatch.setattr(backends, "simulate", write_inputs)
     fails(buffers_never_alias, example(), match="which is still needed")
 
 

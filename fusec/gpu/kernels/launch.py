@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -72,8 +72,9 @@ class Launcher:
         self.compile([kernel])
         return all(launch.entry in self._functions for launch in self.fastest(kernel).launches)
 
-    def bind(self, kernel: Kernel, memory: Memory) -> Callable[[], None]:
-        """What launches a kernel that compiles on the current stream: neither allocates nor waits."""
+    def bind(self, kernel: Kernel, memory: Memory) -> Callable[..., None]:
+        """What launches a kernel that compiles on the current stream: neither allocates nor waits. It takes arrays to
+        use in place of some that it was bound to, by their addresses."""
         kernel = self.fastest(kernel)
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
@@ -89,8 +90,10 @@ class Launcher:
                     buffers.append(memory(argument.value, argument.type))
             calls.append((self._functions[launch.entry], (launch.grid,), (launch.block,), tuple(buffers)))
 
-        def run() -> None:
+        def run(instead: Mapping[int, Array] | None = None) -> None:
             for function, grid, block, arguments in calls:
+                if instead:
+                    arguments = tuple(instead.get(array.data.ptr, array) for array in arguments)
                 function(grid, block, arguments)
 
         return run
@@ -114,7 +117,7 @@ def ways(kernel: Kernel) -> tuple[Kernel, ...]:
 
 def random_array(type: TensorType) -> Array:
     """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
-    size = max(type.size, 1)
+    size = max(type.span, 1)
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
     array = cupy.random.standard_normal(size).astype(cupy.float32)

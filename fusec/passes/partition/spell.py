@@ -197,7 +197,7 @@ def spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
         changed = rewrite(current)
         if changed is not None:
             names.append(name)
-            current = changed
+            current = _stored_as(body, changed)
     return [(tuple(names), current), ((), body)] if names else [((), body)]
 
 
@@ -206,8 +206,16 @@ def respell(body: Graph, names: tuple[str, ...]) -> Graph:
     for name in names:
         changed = REWRITES[name](body)
         assert changed is not None, f"spelling {name} does not apply"
-        body = changed
+        body = _stored_as(body, changed)
     return body
+
+
+def _stored_as(body: Graph, changed: Graph) -> Graph:
+    """The body changed, with its outputs still within the larger tensors they are parts of."""
+    for before, after in zip(body.outputs, changed.outputs, strict=True):
+        if before.type.within:
+            changed.set_type(after, before.type)
+    return changed
 
 
 def _convolution(graph: Graph) -> Node | None:

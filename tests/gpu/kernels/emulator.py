@@ -36,14 +36,14 @@ class Emulator:
         """The outputs as logical arrays, from logical arrays of what is read."""
         buffers: dict[tuple[Value | None, TensorType | None], np.ndarray] = {}
         for value in outputs:
-            buffers[value, value.type] = _guarded(value.type.nbytes)
+            buffers[value, value.type] = _guarded(value.type.span * value.type.dtype.itemsize)
         buffers[None, None] = _guarded(kernel.scratch_bytes)
         for launch in kernel.launches:
             for argument in launch.arguments:
                 key = (argument.value, argument.type)
                 if key not in buffers:
                     assert argument.value is not None and argument.type is not None
-                    buffers[key] = _guarded(argument.type.nbytes)
+                    buffers[key] = _guarded(argument.type.span * argument.type.dtype.itemsize)
                     flat = pack(np, arrays[argument.value], argument.type)
                     buffers[key][:-GUARD] = flat.view(np.uint8)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
@@ -53,6 +53,8 @@ class Emulator:
                 raise AssertionError(f"{error} in\n{launch.source}") from None
         for buffer in buffers.values():
             assert (buffer[-GUARD:] == 0xA5).all(), "written behind the end"
+        for value in outputs:
+            assert _gaps(buffers[value, value.type][:-GUARD], value.type), "written beside the tensor"
         results = (buffers[value, value.type][:-GUARD].view(value.type.dtype.numpy) for value in outputs)
         return [unpack(flat, value.type) for flat, value in zip(results, outputs, strict=True)]
 
@@ -62,6 +64,14 @@ def _guarded(nbytes: int) -> np.ndarray:
     raw = np.full(nbytes + GUARD + 256, 0xA5, np.uint8)
     start = -raw.ctypes.data % 256
     return raw[start : start + nbytes + GUARD]
+
+
+def _gaps(raw: np.ndarray, type: TensorType) -> bool:
+    """Whether what lies between the elements of a tensor is as it was."""
+    itemsize = type.dtype.itemsize
+    written = np.zeros(type.span, np.bool_)
+    unpack(written, type)[...] = True
+    return bool((raw.reshape(-1, itemsize)[~written] == 0xA5).all())
 
 
 def functions(code: str) -> dict[str, Callable[[int, int, Sequence[int]], None]]:

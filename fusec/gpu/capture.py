@@ -1,0 +1,128 @@
+"""Steps as CUDA graphs: one behind the other on one stream, or side by side on several where that is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cupy
+
+from fusec.errors import ExecutionError
+from fusec.gpu.calls import Replay, Streams
+
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
+Waits = Sequence[Sequence[int] | None]  # for each run the earlier ones it waits for; None: it does nothing
+
+
+@dataclass
+class Launch:
+    """What runs a step by launches over known memory. workspace_bytes: of cuDNN's scratch memory, of which each lane
+    has its own. shares_scratch: it uses that of fusec's kernels, of which there is one. is_kernel: `run` takes arrays
+    to use in place of some, by address."""
+
+    run: Callable[..., None]
+    workspace_bytes: int = 0
+    shares_scratch: bool = False
+    is_kernel: bool = False
+
+    def __call__(self) -> None:
+        self.run()
+
+
+class OnLane(Protocol):
+    """Makes plans run on another stream with other scratch memory (None: their own)."""
+
+    def __call__(self, stream: Any, workspace: Any | None) -> AbstractContextManager[None]: ...
+
+
+def in_order(
+    streams: Streams, runs: Sequence[Callable[[], None]], scratch: Callable[[], AbstractContextManager[None]]
+) -> Replay:
+    """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
+    parts: list[Any] = []
+    start = 0
+    while start < len(runs):
+        graph, end = _captured(streams.own, runs, start, scratch)
+        if graph is not None:
+            graph.upload(streams.own)
+            parts.append(graph)
+        if end < len(runs):
+            parts.append(runs[end])
+        start = end + 1
+    return Replay(streams, parts)
+
+
+def _captured(
+    stream: Any, runs: Sequence[Callable[[], None]], start: int, scratch: Callable[[], AbstractContextManager[None]]
+) -> tuple[Any, int]:
+    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
+    end = len(runs)
+    while start < end:
+        stream.synchronize()
+        failed = end
+        try:
+            stream.begin_capture(mode=RELAXED)
+            try:
+                with scratch():
+                    for index in range(start, end):
+                        failed = index
+                        runs[index]()
+                    failed = end
+            finally:
+                graph = stream.end_capture()
+            return graph, end
+        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+            # most often CuPy's own word on cuBLAS, or on what waits for the device
+            end = failed if failed < end else start + (end - start) // 2
+    return None, end
+
+
+def side_by_side(
+    streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
+) -> Replay | None:
+    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; None if they cannot be
+    captured so."""
+    count = max(lanes) + 1
+    others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
+    needs = [1] * count
+    for run, lane in zip(runs, lanes, strict=True):
+        needs[lane] = max(needs[lane], run.workspace_bytes)
+    scratch = [None, *(cupy.empty(need, cupy.uint8) for need in needs[1:])]
+    tracks = [streams.own, *others]
+    seen = [[-1] * count for _ in range(count)]  # by lane: up to which run of each other lane it has waited
+    knows: dict[int, list[int]] = {}  # what a lane had seen behind a run
+    events: dict[int, Any] = {}
+    streams.own.synchronize()
+    try:
+        streams.own.begin_capture(mode=RELAXED)
+        try:
+            fork = _recorded(streams.own)
+            for track in others:
+                track.wait_event(fork)
+            for index, (run, lane) in enumerate(zip(runs, lanes, strict=True)):
+                if lane < 0:
+                    continue
+                for before in sorted(waits[index] or (), reverse=True):
+                    if lanes[before] != lane and before > seen[lane][lanes[before]]:
+                        tracks[lane].wait_event(events[before])
+                        seen[lane] = [max(a, b) for a, b in zip(seen[lane], knows[before], strict=True)]
+                with on_lane(tracks[lane], scratch[lane]):
+                    run()
+                seen[lane][lane] = index
+                knows[index], events[index] = list(seen[lane]), _recorded(tracks[lane])
+            for track in others:
+                streams.own.wait_event(_recorded(track))
+        finally:
+            graph = streams.own.end_capture()
+    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+        return None
+    graph.upload(streams.own)
+    return Replay(streams, [graph], count, scratch)
+
+
+def _recorded(stream: Any) -> Any:
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event

@@ -1,0 +1,46 @@
+"""Which concats are better in place, by measured times: what is saved is a copy, what it costs is steps that write
+rows with gaps between them, for which cuDNN may have slower engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusec.ir import Graph
+from fusec.passes.partition.in_place import Family, apart, joined
+from fusec.program import Kind, Partition, Program
+
+Prices = Callable[[Graph, Sequence[Partition]], Sequence[float]]  # microseconds of steps, each in its fastest form
+
+
+def worthwhile(program: Program, prices_us: Prices) -> Program:
+    """The program with those concats as copies that are faster so. Only what writes the parts is timed both ways: to
+    read a beginning of such rows costs next to nothing."""
+    families = joined(program)
+    if not families:
+        return program
+    graph = program.graph
+    types = {value: value.type for family in families for value in family.types}
+    here = [_makers(program, family) for family in families]
+    in_place = _sums(graph, here, prices_us)
+    copied = apart(program, families)
+    there = [[*_makers(copied, family), *_copies(copied, family)] for family in families]
+    apart_us = _sums(graph, there, prices_us)
+    for value, type in types.items():
+        graph.set_type(value, type)
+    slower = [f for f, a, b in zip(families, in_place, apart_us, strict=True) if a > b]
+    return apart(program, slower) if slower else program
+
+
+def _makers(program: Program, family: Family) -> list[Partition]:
+    parts = family.types.keys()
+    return [step for step in program.steps if step.nodes[0] not in family.concats and parts & set(step.outputs)]
+
+
+def _copies(program: Program, family: Family) -> list[Partition]:
+    return [step for step in program.steps if step.kind is Kind.KERNEL and step.nodes[0] in family.concats]
+
+
+def _sums(graph: Graph, groups: Sequence[Sequence[Partition]], prices_us: Prices) -> list[float]:
+    """What the steps of each group take together."""
+    found = iter(prices_us(graph, [step for group in groups for step in group]))
+    return [sum(next(found) for _ in group) for group in groups]

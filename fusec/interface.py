@@ -1,0 +1,130 @@
+"""What a caller gives to an executable: names, shapes and types of inputs and outputs, and arrays checked against
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.ir import Array, Graph, quote
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or output of an executable."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class Interface:
+    """The inputs and outputs of a graph. xp: the array module of its backend; from_any: makes an array of it."""
+
+    def __init__(self, graph: Graph, state: Container[str], xp: Any, from_any: Callable[[Any], Array]):
+        self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
+        self.outputs = tuple(
+            TensorSpec(name, v.type.shape, v.type.dtype.numpy)
+            for name, v in zip(graph.output_names, graph.outputs, strict=True)
+        )
+        self._state, self._device, self._from_any = state, xp is not np, from_any
+        self._own: type[Any] = xp.ndarray
+        self._by_name = {spec.name: spec for spec in self.inputs}
+        self._places = {spec.name: place for place, spec in enumerate(self.outputs)}
+        self._all = tuple(range(len(self.outputs)))
+
+    def places(self, names: Sequence[str] | None) -> tuple[int, ...]:
+        """Which outputs have these names (None: all)."""
+        if names is None:
+            return self._all
+        for name in names:
+            if name not in self._places:
+                raise ExecutionError(f"no output {quote(name)}; outputs are {', '.join(map(quote, self._places))}")
+        return tuple(self._places[name] for name in names)
+
+    def feeds(self, given: Mapping[str, Any], held: Container[str]) -> tuple[list[Array | None], bool]:
+        """An array for each input, None for what is `held` and not given; and whether all that was given is on the
+        host. ExecutionError for a name, shape or type that does not fit."""
+        if not given.keys() <= self._by_name.keys():
+            name = next(name for name in given if name not in self._by_name)
+            raise ExecutionError(f"no input {quote(name)}; inputs are {', '.join(map(quote, self._by_name))}")
+        arrays: list[Array | None] = []
+        all_on_host, some_on_host = True, False
+        for spec in self.inputs:
+            if spec.name not in given:
+                if spec.name not in held:
+                    how = ": it is state, bind it" if spec.name in self._state else ""
+                    raise ExecutionError(f"input {quote(spec.name)} is missing{how}")
+                arrays.append(None)
+                continue
+            array, host = self._taken(given[spec.name])
+            all_on_host, some_on_host = all_on_host and host, some_on_host or host
+            arrays.append(_checked(array, spec, "input"))
+        if self._device and some_on_host and not all_on_host:  # results stay there: nothing may be read here later
+            arrays = [self._from_any(a) if isinstance(a, np.ndarray) else a for a in arrays]
+        return arrays, all_on_host
+
+    def state(self, name: str, given: Any) -> Array:
+        """The array for an input of the state."""
+        return _checked(self._taken(given)[0], self._by_name[name], "state")
+
+    def outs(self, given: Mapping[str, Any], wanted: Sequence[int]) -> tuple[dict[int, Array], bool]:
+        """Arrays to write into, by place of the output, and whether all are on the host."""
+        into: dict[int, Array] = {}
+        all_on_host = True
+        for name, array in given.items():
+            place = self._places.get(name)
+            if place is None or place not in wanted:
+                raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
+            host = not isinstance(array, self._own) and (isinstance(array, np.ndarray) or on_host(array))
+            host = host or not self._device
+            if host and not isinstance(array, np.ndarray):
+                raise ExecutionError(f"out {quote(name)}: results cannot be written into {type(array).__name__}")
+            all_on_host = all_on_host and host
+            shared = array if host else self._from_any(array)  # the same memory
+            into[place] = _checked(shared, self.outputs[place], "out")
+        return into, all_on_host
+
+    def _taken(self, given: Any) -> tuple[Array, bool]:
+        """An array of the backend's module or NumPy's, and whether it is on the host."""
+        if isinstance(given, self._own):
+            return given, not self._device
+        if isinstance(given, np.ndarray):
+            return given, True
+        if not self._device or not on_host(given):
+            return self._from_any(given), not self._device and on_host(given)
+        if hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
+            return np.from_dlpack(given), True
+        return np.asarray(given), True
+
+
+def _checked(array: Array, spec: TensorSpec, kind: str) -> Array:
+    if array.dtype != spec.dtype:
+        raise ExecutionError(f"{kind} {quote(spec.name)} takes {spec.dtype}, not {array.dtype}")
+    if array.shape != spec.shape:
+        raise ExecutionError(f"{kind} {quote(spec.name)} has shape {list(spec.shape)}, the array {list(array.shape)}")
+    return array
+
+
+def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays given in the order of the inputs, and others by name; ExecutionError for too many, or one given twice."""
+    if len(arrays) > len(inputs):
+        raise ExecutionError(f"{len(arrays)} arrays for {len(inputs)} inputs")
+    feeds = dict(zip(inputs, arrays, strict=False))
+    for name in named:
+        if name in feeds:
+            raise ExecutionError(f"input {quote(name)} is given twice")
+    return {**feeds, **named}
+
+
+def on_host(array: Any) -> bool:
+    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
+    `__cuda_array_interface__`."""
+    device = getattr(array, "__dlpack_device__", None)
+    if device is None:
+        return not hasattr(array, "__cuda_array_interface__")
+    return device()[0] in (1, 3)

@@ -1,0 +1,64 @@
+"""Kernels over tensors that lie within larger ones, read and written: the same numbers, and nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gpu.kernels import (
+    test_depthwise_kernels,
+    test_move_kernels,
+    test_pointwise_kernels,
+    test_pooling_kernels,
+    test_rotary_kernels,
+    test_row_kernels,
+    test_sampled_kernels,
+)
+from gpu.kernels.cases import Case, check
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.ir import TensorType
+from fusec.passes.partition.in_place import ALIGNMENT_BYTES
+
+FAMILIES: dict[str, Callable[[], list[Case]]] = {
+    "depthwise": test_depthwise_kernels.random_cases,
+    "moves": test_move_kernels.move_cases,
+    "pooling": test_pooling_kernels.random_cases,
+    "shapes": test_pointwise_kernels.shape_cases,
+    "rotary": test_rotary_kernels.cases,
+    "rows": lambda: [*test_row_kernels.reductions(), *test_row_kernels.normed(), *test_row_kernels.surrounded()],
+    "sampled": lambda: [*test_sampled_kernels.resize_cases(), *test_sampled_kernels.pad_cases()],
+}
+MOST = 16  # of each: compiling takes time
+
+
+def widened(type: TensorType, dim: int, by: int) -> TensorType:
+    """As a part of something with so many elements more along a dim."""
+    return replace(type, within=tuple(d + by if i == dim else d for i, d in enumerate(type.shape)))
+
+
+def placed(case: Case, rng: np.random.Generator) -> Case | None:
+    """The case with what it reads and writes within something larger, aligned as concats in place see to it."""
+    outputs, changed = set(case.outputs), 0
+    for value in case.graph.values():
+        if value.literal is None and (value.node is None or value in outputs) and value.type.rank:
+            dim = 1 if value.type.rank > 1 and rng.random() < 0.7 else int(rng.integers(value.type.rank))
+            wider, itemsize = widened(value.type, dim, int(rng.choice([8, 16]))), value.type.dtype.itemsize
+            outer = [stride for stride in wider.strides if stride > wider.strides[dim]]
+            if all(stride * itemsize % ALIGNMENT_BYTES == 0 for stride in outer):
+                case.graph.set_type(value, wider)
+                changed += 1
+    return case if changed and case.kernel is not None else None
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_parts_of_larger_tensors(family: str, rng: np.random.Generator) -> None:
+    fixed = np.random.default_rng(11)  # the same sources each time: they are compiled once
+    made = FAMILIES[family]()
+    cases = [case for case in made[:: -(-len(made) // MOST)] if case.kernel is not None]
+    found = [again for case in cases if (again := placed(case, fixed)) is not None]
+    assert len(found) >= 5
+    check(found, rng)
