@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from gpu.product_graphs import buffers, grid, product
 from helpers import assert_close
+from scipy.special import ndtr
 
 import fusec
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
 from fusec.ir import DType, Graph
+from fusec.lower_cudnn import lower
+from fusec.passes.partition.spell import quicker
+from fusec.plan_store import PlanStore
 from fusec.reference import evaluate
 from fusec.simulate import simulate
 from fusec.text import parse
@@ -121,8 +126,36 @@ def test_gelu_behind_a_product_is_right_in_whatever_form_is_fastest(
     weights = {"w": rng.standard_normal((768, 3072)) / 27, "b": rng.standard_normal(3072)}
     graph = parse(GELU, {name: array.astype(np.float16) for name, array in weights.items()})
     net = fusec.compile(graph, precision="fp16", tune="full")
-    given = feeds(graph, 1)
-    (want,) = evaluate(graph, given, precision=DType.F64).values()
-    for _ in range(2):
+    for scale in (1, 1, 30, 1000):  # far beyond where tanh and exponentials saturate
+        given = {name: array * np.float16(scale) for name, array in feeds(graph, scale).items()}
+        (want,) = evaluate(graph, given, precision=DType.F64).values()
         (got,) = net.run(None, given)
+        assert np.isfinite(got.astype(np.float64)).all()
         assert_close(got, want, 1e-3)
+
+
+GELU_BODY = """graph "g" (%x: T[64,64], %w: T[64,64]) {
+  %m = matmul(%x, %w)
+  %r = gelu(%m)
+  return %r
+}"""
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_gelu_by_tanh_is_gelu_near_and_far(dtype: DType, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    ((_, spelled),) = quicker(parse(GELU_BODY.replace("T", dtype.value)))
+    lowered = lower(spelled)
+    backend = CudnnBackend("full", store=PlanStore(tmp_path))
+    (result,) = lowered.graph.outputs
+    for most in (6, 300, 60000):
+        x = np.linspace(-most, most, 4096).astype(dtype.numpy).reshape(64, 64)
+        named = {"x": x, "w": np.eye(64).astype(dtype.numpy)}
+        buffers = {uid: named[name].reshape(-1).copy() for uid, name in lowered.inputs}
+        buffers[result.uid] = np.full(4096, np.nan, dtype.numpy)
+        backend.run_on_host(lowered.graph, buffers)
+        exact = x.astype(np.float64).reshape(-1)
+        exact *= ndtr(exact)
+        off = np.abs(buffers[result.uid].astype(np.float64) - exact)
+        assert (off <= np.maximum(2 * float(ml_dtypes.finfo(dtype.numpy).eps) * np.abs(exact), 1e-5)).all(), most

@@ -21,6 +21,7 @@ COEFFICIENTS = (
     -1.3796050646202228e-07,
     1.492713177612484e-09,
 )
+LIMIT = 20.0  # tanh is 1 from 9 on; an engine that makes it of exponentials must not overflow
 
 
 def gelu_by_tanh(body: Graph) -> Graph | None:
@@ -58,6 +59,7 @@ def _spell(graph: Graph, node: Node) -> None:
     for coefficient in reversed(rest):
         p = op("add", op("mul", square, p), number(coefficient))
     half = op("mul", x, number(0.5))
-    y = op("add", half, op("mul", half, op("tanh", op("mul", p, x))))
+    z = op("max", op("min", op("mul", p, x), number(LIMIT)), number(-LIMIT))
+    y = op("add", half, op("mul", half, op("tanh", z)))
     back = graph.insert(Cast(node.result.type.dtype), (y,), before=node, types=[node.result.type], origin=node.origin)
     graph.replace(node.result, back.result)
