@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import random
+import signal
 import statistics
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
+import torch._inductor.config
 
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03
+
+
+class TooLongError(BaseException):
+    """Not caught by what catches every Exception, as autotuning does."""
+
+
+@contextmanager
+def within(seconds: float) -> Generator[None]:
+    """Raises TooLongError in what takes longer; 0 is no limit."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TooLongError(f"not ready after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
+    """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among cuDNN's and torch's own kernels:
+    Triton's take minutes to try and were 5 times slower for those of ResNet-50."""
+    torch._dynamo.reset()
+    torch._inductor.config.freezing = freezing
+    torch._inductor.config.max_autotune_conv_backends = "ATEN"
+    return torch.compile(function, mode="max-autotune-no-cudagraphs")
 
 
 def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:

@@ -27,8 +27,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 import cupy  # noqa: E402  # the repository must be on the path first
 import torch  # noqa: E402
-import torch._inductor.config  # noqa: E402
-from contest import captured, timed  # noqa: E402
+from contest import TooLongError, autotuned, captured, timed, within  # noqa: E402
 from machine import gpu, made  # noqa: E402
 from zoo import make  # noqa: E402
 
@@ -54,9 +53,7 @@ def peer(
 ) -> tuple[Callable[[], None], torch.Tensor]:
     if name == "eager":
         return captured(lambda: model(*inputs))
-    torch._dynamo.reset()
-    torch._inductor.config.freezing = True
-    fast = torch.compile(model, mode="max-autotune-no-cudagraphs")
+    fast = autotuned(model, freezing=True)
     return captured(lambda: fast(*inputs))
 
 
@@ -75,7 +72,7 @@ def halved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
 
-def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> dict[str, Any]:
+def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer_s: float) -> dict[str, Any]:
     model, inputs = make(name, batch)
     model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
     with torch.inference_mode():
@@ -98,7 +95,12 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> d
         for one in peers:
             torch.cuda.reset_peak_memory_stats()
             started = time.perf_counter()
-            contenders[one], out = peer(one, model, inputs)
+            try:
+                with within(peer_s):
+                    contenders[one], out = peer(one, model, inputs)
+            except TooLongError as late:
+                row.setdefault("missing", {})[one] = str(late)
+                continue
             row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
             contenders[one]()
             row["errors"][one] = error(out, want)
@@ -112,7 +114,7 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float) -> d
     row["arena_over_live"] = memory.nbytes / max(1, memory.live_bytes)
     row["ok"] = all(e <= TOLERANCE for e in row["errors"].values())
     ms = {one: time["median_ms"] for one, time in row["times"].items()}
-    row["best_peer_over_fusec"] = min((ms[p] for p in peers), default=float("nan")) / ms["fusec"]
+    row["best_peer_over_fusec"] = min((ms[p] for p in peers if p in ms), default=float("nan")) / ms["fusec"]
     row["steps"] = [
         {"step": s.signature, "kind": s.kind, "us": round(s.time.median_us, 2), "limit_us": round(s.limit_us, 2)}
         for s in bench.steps
@@ -138,6 +140,7 @@ def main() -> int:
     parser.add_argument("--tune", default="quick")
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
+    parser.add_argument("--peer-seconds", type=float, default=0.0, help="left out if not ready by then; 0: no limit")
     parser.add_argument("--commit", default="")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest steps")
     arguments = parser.parse_args()
@@ -146,7 +149,8 @@ def main() -> int:
     result = {**made(arguments.commit), **gpu(), "rows": rows}
     for item in arguments.cases:
         name, batch = item.split(":")
-        row = case(name, int(batch), [p for p in arguments.peers.split(",") if p], arguments.tune, arguments.budget)
+        peers = [p for p in arguments.peers.split(",") if p]
+        row = case(name, int(batch), peers, arguments.tune, arguments.budget, arguments.peer_seconds)
         rows.append(row)
         shown = "  ".join(
             f"{who} {t['median_ms']:.3f} ({t['low_ms']:.3f}..{t['high_ms']:.3f}) e {row['errors'][who]:.0e}"
