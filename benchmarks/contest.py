@@ -37,8 +37,8 @@ def within(seconds: float) -> Generator[None]:
 
 
 def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
-    """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among cuDNN's and torch's own kernels:
-    Triton's take minutes to try and were 5 times slower for those of ResNet-50."""
+    """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among those of cuDNN and
+    torch: Triton's take minutes to try and were 5 times slower for those of ResNet-50."""
     torch._dynamo.reset()
     torch._inductor.config.freezing = freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"

@@ -134,7 +134,7 @@ def peers() -> list[str]:
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"],
-                *(ms.get(who, "not run") for who in names),
+                *(ms.get(who) or row.get("missing", {}).get(who, "not run") for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",
