@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402  # the repository must be on the path first
+from machine import made  # noqa: E402
 
 MODEL, PACKED, ANSWERS = "resnet50.fusec", "resnet50.fusec.xz", "answers.npz"
 SIGNS_FROM = 4096  # elements of a weight
@@ -119,6 +120,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def _loaded(path: Path, answers: Path, tune: str, cache: Path) -> dict[str, Any]:
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # nothing that NVRTC compiled before is found the first time
     command = [sys.executable, "-W", "ignore", "-c", LOAD, str(path), str(answers), tune, str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -134,13 +136,19 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "load"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="h200")
+    parser.add_argument("--commit", default="", help="where there is no history to ask")
     parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "first_result.json")
     given = parser.parse_args()
     if given.what == "make":
         make(given.folder, given.target)
         return
     rows = load(given.folder)
-    given.result.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+    import cudnn
+    import cupy
+
+    machine = {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
+    about = {"model": "resnet50", "precision": "fp16", "batch": 1, **machine, **made(given.commit)}
+    given.result.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

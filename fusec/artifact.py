@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -41,8 +41,8 @@ Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cu
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a file holds for one target. `plans`: by key of the cuDNN graph, best first; `lock`: the choice of
-    each partition, for all targets; `notes`: what the user should know, such as plans that are built anew."""
+    """What a file holds for one target. `plans`: by key of the cuDNN graph, best first; `lock`: form and plan of
+    each step, for all targets; `notes`: what the user should know, such as plans that are built anew."""
 
     compiled: Compiled
     plans: Mapping[str, tuple[Entry, ...]]
@@ -297,7 +297,7 @@ def _with_plans(
     if data.keys() - keys:
         notes.append(f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs fusec now writes otherwise")
     lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
-    return Artifact(compiled, plans, lock, tuple(notes))
+    return Artifact(replace(compiled, decided=lock), plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:

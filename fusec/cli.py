@@ -145,9 +145,10 @@ def compile(
             raise FusecError("several targets need -o FILE.fusec, which holds them all")
         all_compiled = [request.build(goal, report) for goal in goals]
         compiled = all_compiled[0]
-        lock = cli_lock.required(locked, all_compiled) if locked is not None else None
+        kept = cli_lock.required(locked, all_compiled) if locked is not None else None
+        compiled = compiled if kept is None else kept[0].compiled
         if output is not None and saves:
-            cli_lock.save(output, all_compiled, report, lock)
+            cli_lock.save(output, all_compiled, report, kept)
     summary, words = _summary(request, compiled, time.perf_counter() - start)
     if output is not None and not saves:
         text = cli_io.json_text(summary) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
-    from fusec.lockfile import Lock
+    from fusec.lockfile import Kept
 
 # What a command needs is imported inside it, as in cli.py.
 
@@ -74,20 +73,28 @@ def write(
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
+    tune: cli_io.Tune = "quick",
+    budget: cli_io.Budget = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write which plan runs each partition: the first that cuDNN builds, not measured; of a .fusec file its own."""
+    """Write in which form and by which plan or kernel each step runs: the fastest on this machine's GPU; for others
+    what the cost model says and the first plan that cuDNN builds; of a .fusec file its own."""
     from fusec import driver, lockfile
+    from fusec.gpu import device
 
     cli_io.check_writable(output)
-    goals = list(dict.fromkeys(target or ["auto"]))
+    goals, limit = list(dict.fromkeys(target or ["auto"])), cli_io.budget_of(budget)
+    entries: list[lockfile.Locked] = []
     with cli_io.progress() as report:
-        compiled = [build(model, goal, precision, shape, disable, report) for goal in goals]
-    if model.endswith(".fusec"):  # which holds what was chosen
-        lock = driver.load_artifact(model, goals[0]).lock
-        lock = replace(lock, entries=tuple(e for e in lock.entries if e.target in {c.target.name for c in compiled}))
-    else:
-        lock = lockfile.make(compiled)
+        for goal in goals:
+            if not model.endswith(".fusec") and device.is_present(driver.resolve_target(goal)):
+                shapes, left_out = cli_io.shapes_of(shape or ()), tuple(disable or ())
+                options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": left_out}
+                net = driver.compile(model, target=goal, tune=tune, budget=limit, progress=report, **options)
+                entries += net.lock().entries
+            else:  # a .fusec file holds what was chosen
+                entries += lockfile.make([build(model, goal, precision, shape, disable, report)]).entries
+    lock = lockfile.Lock(lockfile.versions(), lockfile.in_order(entries))
     lockfile.write(output, lock)
     count = len(lock.entries)
     print(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
@@ -117,9 +124,9 @@ def diff(
         raise CheckError(f"{old}: {len(lines)} differences")
 
 
-def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | None = None) -> None:
+def save(path: Path, compiled: Sequence[Compiled], report: Report, kept: Sequence[Kept] | None = None) -> None:
     """Write a `.fusec` file with plans built here, also for GPUs this machine does not have: those of a
-    lock, else the first that cuDNN offers."""
+    lock that was `kept` to, else the first that cuDNN offers."""
     from fusec import artifact
     from fusec.gpu import blobs
     from fusec.gpu.deviceless import cudnn_number
@@ -128,11 +135,12 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
 
     store = PlanStore()
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
-    for c in compiled:
+    ready = compiled if kept is None else [each.compiled for each in kept]
+    for place, c in enumerate(ready):
         graphs = [lowered.graph for lowered in c.lowered if lowered is not None]
         cudnn = cudnn_number()
         skip = {g.key: [(e, k) for e, k, _ in store.quarantined(g.key, c.target.name, cudnn)] for g in graphs}
-        choices = None if lock is None else lock.choices(c)
+        choices = None if kept is None else {key: [choice] for key, choice in kept[place].choices.items()}
         made = blobs.serialize(
             graphs, c.target, choices=choices, skip=skip, progress=lambda done, total: report("plans", done, total)
         )
@@ -141,20 +149,20 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, lock: Lock | 
         for entry in entries:
             if entry.blob is not None:
                 store.trust(entry.blob)  # built by this very machine
-    artifact.save(path, compiled, plans)
+    artifact.save(path, ready, plans)
 
 
-def required(path: Path, compiled: Sequence[Compiled]) -> Lock:
-    """The lock of a file; CheckError unless it decides every partition, by plans not in quarantine."""
+def required(path: Path, compiled: Sequence[Compiled]) -> list[Kept]:
+    """Each program as a lock has it; CheckError unless that decides every step, by plans not in quarantine."""
     from fusec import lockfile
     from fusec.gpu.deviceless import cudnn_number
     from fusec.plan_store import PlanStore
 
     lock, store, cudnn = lockfile.read(path), PlanStore(), cudnn_number()
-    for c in compiled:
-        lock.require(c.program, c.target, c.options.tensor_cores)
-        for key, (choice,) in lock.choices(c).items():
+    kept = [lockfile.apply(lock, c) for c in compiled]
+    for c, each in zip(compiled, kept, strict=True):
+        for key, choice in each.choices.items():
             for engine, knobs, reason in store.quarantined(key, c.target.name, cudnn):
                 if (engine, knobs) == choice.identity:
                     raise CheckError(f"{path}: engine {engine} on {c.target.name} is in quarantine: {reason}")
-    return lock
+    return kept

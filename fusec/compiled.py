@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.gpu.forms import Decided
 from fusec.ir import Graph
+from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered, lower
 from fusec.passes.base import Options
 from fusec.passes.partition.oracle import Oracle
@@ -16,13 +18,15 @@ from fusec.target import Target
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """`source` is the model as imported, `program.graph` the same after the passes. `judge` is whom the
-    partitioner asked; it can be asked again (for reports)."""
+    partitioner asked; it can be asked again (for reports). `decided`: how the program came to its forms, if not by the
+    partitioner alone."""
 
     source: Graph
     program: Program
     target: Target
     options: Options
     judge: Oracle
+    decided: Decided | Lock | None = None
 
     @property
     def graph(self) -> Graph:

@@ -16,6 +16,7 @@ from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, FusecError, ModelError, TargetError
 from fusec.gpu import device
+from fusec.gpu.forms import arrange
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
@@ -131,24 +132,27 @@ def compile(
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
+    here = device.is_present(compiled.target)
+    kept = None
     if locked is not None:
-        locked.require(compiled.program, compiled.target, compiled.options.tensor_cores)
-    if device.is_present(compiled.target):
+        kept = lockfile.apply(locked, compiled, (lambda graph, choice: True) if here else None)
+        compiled = kept.compiled
+    if here:
         _require_types_of_the_device(compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
-        if locked is not None:
-            chosen = {key: choice for key, (choice,) in locked.choices(compiled).items()}
-            backend = CudnnBackend("none", progress, suggested={key: [Entry(choice)] for key, choice in chosen.items()})
-            executable = Executable(replace(compiled, program=backend.joined(compiled.program)), backend, weights)
+        if kept is not None and lock is not None:
+            named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
+            backend = CudnnBackend("none", progress, suggested=named, ways=kept.ways)
+            executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
-                if choice.identity != chosen[key].identity:
-                    raise CheckError(f"{locked.origin}: {chosen[key].name} does not build on this GPU")
+                if choice.identity != kept.choices[key].identity:
+                    raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
-        return Executable(replace(compiled, program=program), backend, weights)
+        return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
     return Executable(compiled, SimulatorBackend(), weights)
 
 
@@ -256,8 +260,11 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
 
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
-        backend = CudnnBackend(tune, suggested=found.plans, settled=tune != "full")
-        return Executable(replace(found.compiled, program=backend.joined(found.compiled.program)), backend)
+        compiled = found.compiled
+        program = arrange(compiled.program, {}, compiled.options.as_source)
+        ways = lockfile.ways(found.lock, program, compiled.target, compiled.options.tensor_cores)
+        backend = CudnnBackend(tune, suggested=found.plans, settled=tune != "full", ways=ways)
+        return Executable(replace(compiled, program=program), backend)
     return Executable(found.compiled, SimulatorBackend())
 
 

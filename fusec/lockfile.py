@@ -1,127 +1,49 @@
-"""`fusec.lock`: which spelling, engine and knobs run each partition on each target; text for version control.
+"""`fusec.lock`: in which form each step runs on each target, and by which plan or kernel: made, kept to, compared.
 
-A partition is known by what it computes (its work), not by its place or names: the same layer in another
-model finds the same entry. The same lock gives the same plans anywhere.
+A step is known by what it computes (its work), not by its place or names: the same layer in another
+model finds the same entry. The same lock gives the same forms and plans anywhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
-import math
-import os
-import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from fusec import __version__
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.errors import CheckError, FusecError, LoweringError, ModelError
-from fusec.gpu import blobs, device
+from fusec.errors import CheckError, LoweringError
+from fusec.gpu import blobs, device, kernels
 from fusec.gpu.deviceless import cudnn_version
+from fusec.gpu.forms import Decided, arrange, canonical_of, parts_of
+from fusec.gpu.joins import copied, families, placed
+from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph
+from fusec.lock_text import parse, read, text_of, write
+from fusec.locked import NAME, Lock, Locked, LockedPart, in_order
 from fusec.lower_cudnn import lower
-from fusec.passes.partition import canonical_key
-from fusec.plans import BLAS, Choice, Entry
-from fusec.program import Kind, Partition, Program, body_of
+from fusec.plans import BLAS, Choice, Entry, Part
+from fusec.program import Kind, Partition, Program
 from fusec.target import Target
 
-FORMAT = 1
-NAME = "fusec.lock"
-_HEAD = "# Which cuDNN plan runs each partition. Written by `fusec lock`; `fusec lock diff` compares.\n"
-_TABLE = re.compile(r"\s*\[\[\s*partition\s*\]\]")
-_WORK = re.compile(r"[0-9a-f]{64}")
-_MEASURED = ("time_us", "error")
+__all__ = ["NAME", "Lock", "Locked", "LockedPart", "in_order", "parse", "read", "text_of", "write"]
 
-Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan that is not in its list
+_ANEW = "write a new lock with `fusec lock`"
 
-
-@dataclass(frozen=True)
-class Locked:
-    """One partition on one target. `name` and `shapes` are for people; `work` identifies it."""
-
-    name: str
-    work: str
-    target: str
-    shapes: str
-    spelling: tuple[str, ...]
-    choice: Choice
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.shapes} on {self.target}"
-
-
-@dataclass(frozen=True)
-class Lock:
-    """Entries in order of target, name and work; the versions they were chosen with; where it was read."""
-
-    versions: Mapping[str, str]
-    entries: tuple[Locked, ...]
-    origin: str = field(default=NAME, compare=False)
-
-    @cached_property
-    def _by_work(self) -> dict[tuple[str, str], Locked]:
-        return {(entry.work, entry.target): entry for entry in self.entries}
-
-    def entry(self, work: str, target: str) -> Locked | None:
-        """The entry of a partition (`work_of`) on a target."""
-        return self._by_work.get((work, target))
-
-    def choice(self, work: str, target: str) -> Choice | None:
-        """The plan of a partition (`work_of`) on a target."""
-        found = self.entry(work, target)
-        return None if found is None else found.choice
-
-    def require(
-        self, program: Program, target: Target, tensor_cores: bool = True, builds: Builds | None = None
-    ) -> None:
-        """CheckError unless every cuDNN step has an entry, is spelled as there, and its plan is still to be had.
-
-        `builds` is asked about plans that cuDNN did not list (default: it is let try, without a device).
-        """
-        try_ = builds or _tries(target)
-        for step in cudnn_steps(program):
-            if problem := self._problem(step, program.graph, target, tensor_cores, try_):
-                what = f"{step.signature} {shapes_of(step)}"
-                raise CheckError(
-                    f"{self.origin}: {what} on {target.name}: {problem}; write a new lock with `fusec lock`"
-                )
-
-    def _problem(self, step: Partition, graph: Graph, target: Target, tensor_cores: bool, builds: Builds) -> str:
-        entry = self.entry(work_of(step, graph, tensor_cores), target.name)
-        if entry is None:
-            return "has no entry"
-        if entry.spelling != step.spelling:
-            return f"is spelled {_words(entry.spelling)} there, {_words(step.spelling)} now"
-        return _unoffered(step, entry.choice, target, tensor_cores, builds)
-
-    def choices(self, compiled: Compiled) -> dict[str, list[Choice]]:
-        """The plan of each cuDNN graph, by its key, of the steps that have an entry."""
-        found: dict[str, list[Choice]] = {}
-        for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
-            if lowered is not None:
-                work = work_of(step, compiled.graph, compiled.options.tensor_cores)
-                if (choice := self.choice(work, compiled.target.name)) is not None:
-                    found[lowered.graph.key] = [choice]
-        return found
-
-
-def cudnn_steps(program: Program) -> list[Partition]:
-    """The steps that a lock decides."""
-    return [step for step in program.steps if step.kind is Kind.CUDNN]
+Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
+Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cuDNN graph, best first
 
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
-    """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its spelling."""
-    body = body_of(graph, step.nodes) if step.spelling else step.body
-    text = canonical_key(body) + ("" if tensor_cores else "\nno tensor cores")
-    return hashlib.sha256(text.encode()).hexdigest()
+    """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its form."""
+    return _digest(canonical_of(graph, step), tensor_cores)
+
+
+def _digest(work: str, tensor_cores: bool) -> str:
+    return hashlib.sha256((work + ("" if tensor_cores else "\nno tensor cores")).encode()).hexdigest()
 
 
 def shapes_of(step: Partition) -> str:
@@ -130,26 +52,9 @@ def shapes_of(step: Partition) -> str:
     return f"{read} -> {made}"
 
 
-def make(compiled: Sequence[Compiled], plans: Mapping[tuple[str, str], Sequence[Entry]] | None = None) -> Lock:
-    """The lock of a model on its targets: the first of `plans` (by target and key of the cuDNN graph), else
-    the first plan that cuDNN built when it was asked, not measured."""
-    entries: dict[tuple[str, str], Locked] = {}
-    for c in compiled:
-        for step, lowered in zip(c.program.steps, c.lowered, strict=True):
-            if lowered is None or step.verdict is None:
-                continue
-            chosen = (plans or {}).get((c.target.name, lowered.graph.key))
-            offered = step.verdict.plans
-            choice = chosen[0].choice if chosen else Choice.of(next((p for p in offered if p.built), offered[0]))
-            work = work_of(step, c.graph, c.options.tensor_cores)
-            choice = replace(choice, complete=True)  # a lock leaves nothing to be tried
-            entry = Locked(step.signature, work, c.target.name, shapes_of(step), step.spelling, choice)
-            entries.setdefault((work, c.target.name), entry)
-    return Lock(versions(), _sorted(entries.values()))
-
-
-def _sorted(entries: Any) -> tuple[Locked, ...]:
-    return tuple(sorted(entries, key=lambda e: (e.target, e.name, e.shapes, e.work)))
+def cudnn_steps(program: Program) -> list[Partition]:
+    """The steps that cuDNN runs."""
+    return [step for step in program.steps if step.kind is Kind.CUDNN]
 
 
 def versions() -> dict[str, str]:
@@ -159,6 +64,194 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         frontend = ""
     return {"fusec": __version__, "cudnn": cudnn_version(), "frontend": frontend}
+
+
+# making --------------------------------------------------------------------------------------------
+
+
+def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
+    """The lock of a model on its targets: what was decided of each; else what would run without measuring. Plans are
+    the first of `plans`, else the first that cuDNN built when it was asked."""
+    entries: dict[tuple[str, str], Locked] = {}
+    for c in compiled:
+        if isinstance(c.decided, Lock):
+            found = [entry for entry in c.decided.entries if entry.target == c.target.name]
+        else:
+            ready = as_it_runs(c)
+            assert isinstance(ready.decided, Decided)
+            found = _entries(ready, ready.decided, plans or {})
+        for entry in found:
+            entries.setdefault((entry.work, entry.target), entry)
+    return Lock(versions(), in_order(list(entries.values())))
+
+
+def as_it_runs(c: Compiled) -> Compiled:
+    """With the program a device would run, if it measured nothing; as it is, if something was decided."""
+    if c.decided is not None:
+        return c
+    concats = placed(families(c.program), c.program)
+    program = arrange(c.program, {}, c.options.as_source)
+    return replace(c, program=program, decided=Decided(c.program, {}, {}, concats))
+
+
+def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
+    """Of the kernels as they run, then of cuDNN's steps as partitioned."""
+    cores, target = c.options.tensor_cores, c.target.name
+
+    def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
+        return Locked(step.signature, work_of(step, c.graph, cores), target, shapes_of(step), parts)
+
+    for work, each in decided.concats.items():
+        part = LockedPart(Part(0, "in place" if each.in_place else "copy"))
+        yield Locked("concat", _digest(work, True), target, each.shapes, (part,))
+    for step in c.program.steps:
+        if step.kind is Kind.KERNEL:
+            kernel = kernels.find(step.nodes, step.outputs)
+            key = "" if kernel is None else decided.ways.get(kernel.key, kernel.key)
+            yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
+    for step in cudnn_steps(_first(decided.partitioned, c.options.as_source)):
+        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, "cudnn", step.spelling),))
+        form = (replace(form[0], nodes=0),) if len(form) == 1 else form
+        choices = _choices(step, c, form, plans)
+        yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
+
+
+def _first(program: Program, as_source: bool) -> Program:
+    """The program whose steps of cuDNN's are given forms: see `forms.arrange`."""
+    return program if as_source else grouped(program)
+
+
+def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
+    """The plans of the parts that cuDNN runs, by their places, as far as they are known."""
+    found: dict[int, Choice] = {}
+    for place, part in _cudnn_parts(c.graph, step, form):
+        chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
+        offered = () if part.verdict is None else part.verdict.plans
+        if chosen:
+            choice = chosen[0].choice
+        elif offered:
+            choice = Choice.of(next((p for p in offered if p.built), offered[0]))
+        else:
+            continue
+        found[place] = replace(choice, complete=True)  # a lock leaves nothing to be tried
+    return found
+
+
+def _cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
+    """The steps of a form that cuDNN runs, each with the place of its part. ValueError if the form does not fit."""
+    made = iter(parts_of(graph, step, tuple(form)))
+    found: list[tuple[int, Partition]] = []
+    for place, part in enumerate(form):
+        if part.runs == "cudnn":
+            found.append((place, next(made)))
+        elif part.runs == "kernel":
+            next(made)
+        else:  # each op by itself
+            for _ in range(part.nodes):
+                next(made)
+    return found
+
+
+# keeping to it -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A program as a lock has it: its plans by key of the cuDNN graph, and for the key of a kernel, that of the one to
+    take of those that do the same."""
+
+    compiled: Compiled
+    choices: Mapping[str, Choice]
+    ways: Mapping[str, str]
+
+
+def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
+    """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
+    change.
+
+    CheckError unless it has an entry for each, which fits, and its plans and kernels are still to be had. `builds` is
+    asked about plans that cuDNN did not list (default: it is let try, without a device).
+    """
+    target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
+    try_ = builds or _tries(target)
+    forms: dict[str, tuple[Part, ...]] = {}
+    choices: dict[str, Choice] = {}
+    used: dict[str, Locked] = {}
+    copies: set[str] = set()
+    for work, each in placed(families(compiled.program), compiled.program).items():
+        entry = lock.entry(_digest(work, True), target.name)
+        if entry is None:
+            raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
+        used[entry.work] = entry
+        copies |= {work} if entry.form[0].runs == "copy" else set[str]()
+    compiled = replace(compiled, program=copied(compiled.program, copies))
+    for step in cudnn_steps(_first(compiled.program, as_source)):
+        entry = _required(lock, step, compiled)
+        used[entry.work] = entry
+        forms[canonical_of(compiled.graph, step)] = entry.form
+        try:
+            for place, part in _cudnn_parts(compiled.graph, step, entry.form):
+                if (choice := entry.parts[place].choice) is not None:
+                    if problem := _unoffered(part, choice, target, cores, try_):
+                        raise _broken(lock, step, target, problem)
+                    choices[lower(part.body, cores).graph.key] = choice
+        except (ValueError, StopIteration, LoweringError) as error:
+            raise _broken(lock, step, target, str(error)) from error
+    try:
+        program = arrange(compiled.program, forms, as_source)
+    except ValueError as error:
+        raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
+    ways: dict[str, str] = {}
+    for step in program.steps:
+        if step.kind is Kind.KERNEL:
+            entry = _required(lock, step, compiled)
+            used[entry.work] = entry
+            kernel = kernels.find(step.nodes, step.outputs)
+            if problem := _other_kernel(kernel, entry):
+                raise _broken(lock, step, target, problem)
+            if kernel is not None:
+                ways[kernel.key] = entry.parts[0].kernel
+        elif step.kind is Kind.CUDNN and lower(step.body, cores).graph.key not in choices:
+            raise _broken(lock, step, target, "has no plan")
+    decided = replace(lock, entries=in_order(list(used.values())))
+    return Kept(replace(compiled, program=program, decided=decided), choices, ways)
+
+
+def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
+    """For the kernels of a program that can be had in several ways, by their keys: the key of the one a lock names."""
+    found: dict[str, str] = {}
+    for step in program.steps:
+        kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None
+        if kernel is not None and kernel.others:
+            entry = lock.entry(work_of(step, program.graph, tensor_cores), target.name)
+            if entry is not None and entry.parts[0].kernel:
+                found[kernel.key] = entry.parts[0].kernel
+    return found
+
+
+def _required(lock: Lock, step: Partition, compiled: Compiled) -> Locked:
+    work = work_of(step, compiled.graph, compiled.options.tensor_cores)
+    entry = lock.entry(work, compiled.target.name)
+    if entry is None:
+        raise _broken(lock, step, compiled.target, "has no entry")
+    return entry
+
+
+def _broken(lock: Lock, step: Partition, target: Target, problem: str) -> CheckError:
+    what = f"{step.signature} {shapes_of(step)}"
+    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; {_ANEW}")
+
+
+def _other_kernel(kernel: Kernel | None, entry: Locked) -> str:
+    """Why a kernel is not the one of an entry; empty if it is, or can be."""
+    named = entry.parts[0].kernel
+    if kernel is None:
+        return f"no kernel runs it any more, {named} did" if named else ""
+    if not named:
+        return f"kernel {kernel.key} runs it now, none did"
+    if named in (kernel.key, *(other.key for other in kernel.others)):
+        return ""
+    return f"kernel {named} is not what fusec makes now, {kernel.key} is"
 
 
 # comparing -----------------------------------------------------------------------------------------
@@ -176,48 +269,78 @@ def differences(old: Lock, new: Lock) -> list[str]:
         if other is None:
             lines.append(f"- {entry}: is in {old.origin} alone")
             continue
-        if entry.spelling != other.spelling:
-            lines.append(f"~ {entry}: spelled {_words(entry.spelling)} -> {_words(other.spelling)}")
-        if entry.choice.identity != other.choice.identity:
-            lines.append(f"~ {entry}: {_plan(entry.choice)} -> {_plan(other.choice)}")
-        elif entry.choice.workspace_bytes != other.choice.workspace_bytes:
-            sizes = entry.choice.workspace_bytes, other.choice.workspace_bytes
-            lines.append(f"~ {entry}: workspace {sizes[0]} -> {sizes[1]} bytes")
+        if entry.form != other.form:
+            lines.append(f"~ {entry}: {_form(entry.form)} -> {_form(other.form)}")
+            continue
+        for mine, theirs in zip(entry.parts, other.parts, strict=True):
+            if (mine.kernel, _identity(mine)) != (theirs.kernel, _identity(theirs)):
+                lines.append(f"~ {entry}: {_runner(mine)} -> {_runner(theirs)}")
+            elif mine.choice and theirs.choice and mine.choice.workspace_bytes != theirs.choice.workspace_bytes:
+                sizes = mine.choice.workspace_bytes, theirs.choice.workspace_bytes
+                lines.append(f"~ {entry}: workspace {sizes[0]} -> {sizes[1]} bytes")
     known = {(entry.work, entry.target) for entry in old.entries}
     lines += [f"+ {e}: is in {new.origin} alone" for e in new.entries if (e.work, e.target) not in known]
     return lines
 
 
 def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> list[str]:
-    """What this machine's cuDNN would change of a lock, a line each: partitions that fuse otherwise,
-    spellings, plans no longer offered. `builds` as for `Lock.require`."""
-    target, cores = compiled.target, compiled.options.tensor_cores
+    """What this machine's cuDNN and fusec would change of a lock, a line each: steps that fuse otherwise, spellings
+    that were not measured, plans and kernels no longer to be had. `builds` as for `apply`."""
+    target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     lines = [
         f"{name}: {lock.versions.get(name) or 'none'} -> {version or 'none'}"
         for name, version in versions().items()
         if lock.versions.get(name) != version
     ]
     try_ = builds or _tries(target)
+    if isinstance(compiled.decided, Lock):  # of a file, whose program has its forms already
+        return lines + _changes_of_file(lock, compiled, compiled.decided, try_)
+    forms: dict[str, tuple[Part, ...]] = {}
     seen: set[str] = set()
-    for step in cudnn_steps(compiled.program):
-        work = work_of(step, compiled.graph, cores)
-        if work in seen:
-            continue
-        seen.add(work)
-        entry = lock.entry(work, target.name)
-        what = f"{step.signature} {shapes_of(step)} on {target.name}"
-        if entry is None:
+
+    def looked_up(step: Partition) -> tuple[Locked | None, str]:
+        work, what = work_of(step, compiled.graph, cores), f"{step.signature} {shapes_of(step)} on {target.name}"
+        entry = None if work in seen else lock.entry(work, target.name)
+        if entry is None and work not in seen:
             lines.append(f"+ {what}: fuses so now")
+        seen.add(work)
+        return entry, what
+
+    copies: set[str] = set()
+    for work, each in placed(families(compiled.program), compiled.program).items():
+        entry = lock.entry(_digest(work, True), target.name)
+        seen.add(_digest(work, True))
+        if entry is None:
+            lines.append(f"+ concat {each.shapes} on {target.name}: is in place now")
+        elif entry.form[0].runs == "copy":
+            copies.add(work)
+    compiled = replace(compiled, program=copied(compiled.program, copies))
+    for step in cudnn_steps(_first(compiled.program, as_source)):
+        entry, what = looked_up(step)
+        if entry is None:
             continue
-        if entry.spelling != step.spelling:
-            lines.append(f"~ {what}: spelled {_words(entry.spelling)} -> {_words(step.spelling)}")
-        elif problem := _unoffered(step, entry.choice, target, cores, try_):
+        try:
+            parts = _cudnn_parts(compiled.graph, step, entry.form)
+        except (ValueError, StopIteration) as error:
+            lines.append(f"~ {what}: {error}")
+            continue
+        forms[canonical_of(compiled.graph, step)] = entry.form
+        unmeasured = entry.choice is not None and entry.choice.time_us is None
+        spelling = next((part.spelling for part in entry.form), ())
+        if unmeasured and spelling != step.spelling:
+            lines.append(f"~ {what}: spelled {_words(spelling)} -> {_words(step.spelling)}")
+            continue
+        for place, part in parts:
+            choice = entry.parts[place].choice
+            if choice is not None and (problem := _unoffered(part, choice, target, cores, try_)):
+                lines.append(f"~ {what}: {problem}")
+            elif choice is not None and _unknown(part, choice, target):
+                lines.append(f"? {what}: {_plan(choice)}: {_library(choice)} tells of it on the device alone")
+    for step in arrange(compiled.program, forms, as_source).steps:
+        entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
+        if entry is not None and (problem := _other_kernel(kernels.find(step.nodes, step.outputs), entry)):
             lines.append(f"~ {what}: {problem}")
-        elif _unknown(step, entry.choice, target):
-            who = "cuBLASLt" if entry.choice.engine == BLAS else "cuDNN"
-            lines.append(f"? {what}: {_plan(entry.choice)}: {who} tells of it on the device alone")
-    fused = {entry.name for entry in lock.entries if entry.target == target.name}
-    if not fused:
+    if not any(entry.target == target.name for entry in lock.entries):
         lines.append(f"nothing is locked for {target.name}")
     lines += [
         f"- {entry}: fuses so no more"
@@ -227,9 +350,29 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
     return lines
 
 
+def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
+    """Where the lock of a file differs from another one, and which of its plans are no longer to be had."""
+    target, cores = compiled.target, compiled.options.tensor_cores
+    old, new = (
+        Lock({}, tuple(e for e in each.entries if e.target == target.name), each.origin) for each in (lock, own)
+    )
+    lines = differences(old, new)
+    for step in cudnn_steps(compiled.program):
+        entry = old.entry(work_of(step, compiled.graph, cores), target.name)
+        if entry is not None and entry.choice is not None:
+            what = f"{step.signature} {shapes_of(step)} on {target.name}"
+            if problem := _unoffered(step, entry.choice, target, cores, builds):
+                lines.append(f"~ {what}: {problem}")
+            elif _unknown(step, entry.choice, target):
+                lines.append(
+                    f"? {what}: {_plan(entry.choice)}: {_library(entry.choice)} tells of it on the device alone"
+                )
+    return list(dict.fromkeys(lines))
+
+
 def _tries(target: Target) -> Builds:
     """Lets cuDNN try: devicelessly it leaves some plans out of its list that it builds when named."""
-    return lambda graph, choice: blobs.can_build(graph, choice, target)
+    return blobs.Tries(target)
 
 
 def _unknown(step: Partition, choice: Choice, target: Target) -> bool:
@@ -254,121 +397,35 @@ def _unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bo
     return f"{_plan(choice)} is no longer offered{', the engine with other knobs is' if others else ''}"
 
 
+def _identity(locked: LockedPart) -> object:
+    return None if locked.choice is None else locked.choice.identity
+
+
+def _runner(locked: LockedPart) -> str:
+    if locked.choice is not None:
+        return _plan(locked.choice)
+    return f"kernel {locked.kernel}" if locked.kernel else "joined with a kernel"
+
+
+def _library(choice: Choice) -> str:
+    return "cuBLASLt" if choice.engine == BLAS else "cuDNN"
+
+
 def _plan(choice: Choice) -> str:
     knobs = ", ".join(f"{k}={v}" for k, v in choice.knobs)
     return f"{choice.name}{f' with knobs {knobs}' if knobs else ''}"
 
 
+def _form(form: Sequence[Part]) -> str:
+    """A form in words: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
+    words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"}
+    said = [words.get(part.runs) or f"spelled {_words(part.spelling)}" for part in form]
+    if len(form) == 1:
+        return said[0]
+    return ", then ".join(
+        f"{part.nodes} {'op' if part.nodes == 1 else 'ops'} {w}" for part, w in zip(form, said, strict=True)
+    )
+
+
 def _words(spelling: Sequence[str]) -> str:
     return ", ".join(spelling) or "as it is"
-
-
-# the file ------------------------------------------------------------------------------------------
-
-
-def write(path: str | Path, lock: Lock) -> None:
-    """Write a lock: equal locks as equal text, whole or not at all."""
-    goal = Path(path).resolve()
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            beside.write_text(text_of(lock), encoding="utf-8")
-            beside.replace(goal)
-        finally:
-            beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
-
-
-def text_of(lock: Lock) -> str:
-    """The lock as TOML, a table for each partition. Measured figures have four digits."""
-    lines = [_HEAD, f"format = {FORMAT}"]
-    lines += [f"{name} = {json.dumps(lock.versions[name])}" for name in sorted(lock.versions)]
-    for entry in _sorted(lock.entries):
-        choice = entry.choice
-        lines += ["", "[[partition]]"]
-        lines += [f"{key} = {json.dumps(getattr(entry, key))}" for key in ("name", "shapes", "target", "work")]
-        lines.append(f"spelling = {json.dumps(list(entry.spelling))}")
-        lines.append(f"engine = {choice.engine}")
-        knobs = ", ".join(f"{k} = {v}" for k, v in choice.knobs)
-        lines.append(f"knobs = {{ {knobs} }}" if knobs else "knobs = {}")
-        lines.append(f"workspace_bytes = {choice.workspace_bytes}")
-        for key in _MEASURED:
-            figure = getattr(choice, key)
-            if figure is not None:
-                lines.append(f"{key} = {float(f'{figure:.4g}')!r}")
-    return "\n".join(lines) + "\n"
-
-
-def read(path: str | Path) -> Lock:
-    """A lock from its file. ModelError naming file, line and reason."""
-    try:
-        return parse(Path(path).read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not a text file: {error}") from error
-
-
-def parse(text: str, origin: str = NAME) -> Lock:
-    """A lock from its text; `origin` names it in messages."""
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise ModelError(f"{origin}: {error}") from error
-    if data.get("format") != FORMAT:
-        raise ModelError(f"{origin}: line 1: format is {data.get('format')!r}, this fusec reads {FORMAT}")
-    made_with = {k: v for k, v in data.items() if k not in ("format", "partition")}
-    tables = data.get("partition", [])
-    if not isinstance(tables, list) or not all(isinstance(v, str) for v in made_with.values()):
-        raise ModelError(f"{origin}: line 1: not a lock: versions are strings, `partition` an array of tables")
-    numbers = [i for i, line in enumerate(text.split("\n"), 1) if _TABLE.match(line)]
-    entries: list[Locked] = []
-    seen: set[tuple[str, str]] = set()
-    for place, table in enumerate(tables):
-        where = (
-            f"{origin}: line {numbers[place]}" if len(numbers) == len(tables) else f"{origin}: partition {place + 1}"
-        )
-        try:
-            entry = _locked(table)
-        except (KeyError, ValueError) as error:
-            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-            raise ModelError(f"{where}: {reason}") from error
-        if (entry.work, entry.target) in seen:
-            raise ModelError(f"{where}: {entry.name} on {entry.target} is locked twice")
-        seen.add((entry.work, entry.target))
-        entries.append(entry)
-    return Lock(made_with, _sorted(entries), origin)
-
-
-_KEYS = ("name", "shapes", "target", "work", "spelling", "engine", "knobs", "workspace_bytes", *_MEASURED)
-
-
-def _locked(table: Any) -> Locked:
-    """One table as an entry; KeyError and ValueError say what is wrong."""
-    if not isinstance(table, dict):
-        raise ValueError("partition is no table")
-    for key in table:
-        if key not in _KEYS:
-            raise ValueError(f"unknown key {key!r}")
-    for key in ("name", "shapes", "target", "work"):
-        if not isinstance(table[key], str):
-            raise ValueError(f"{key} is {table[key]!r}, not a string")
-    if not _WORK.fullmatch(table["work"]):
-        raise ValueError(f"work is {table['work']!r}, not a SHA-256")
-    spelling, knobs = table["spelling"], table["knobs"]
-    if not isinstance(spelling, list) or not all(isinstance(name, str) for name in spelling):
-        raise ValueError(f"spelling is {spelling!r}, not a list of names")
-    if not isinstance(knobs, dict) or not all(k.isdecimal() and type(v) is int for k, v in knobs.items()):
-        raise ValueError(f"knobs are {knobs!r}, not numbers by number")
-    for key in ("engine", "workspace_bytes"):
-        if type(table[key]) is not int or table[key] < 0:
-            raise ValueError(f"{key} is {table[key]!r}, not a whole number")
-    measured = [table.get(key) for key in _MEASURED]
-    for key, figure in zip(_MEASURED, measured, strict=True):
-        if figure is not None and (type(figure) not in (int, float) or not math.isfinite(figure) or figure < 0):
-            raise ValueError(f"{key} is {figure!r}, not a number")
-    time_us, error = (None if figure is None else float(figure) for figure in measured)
-    pairs = tuple(sorted((int(k), v) for k, v in knobs.items()))
-    choice = Choice(table["engine"], pairs, table["workspace_bytes"], time_us, error)
-    return Locked(table["name"], table["work"], table["target"], table["shapes"], tuple(spelling), choice)

@@ -74,13 +74,13 @@ class Choice:
         return choice
 
 
-RUNS = ("cudnn", "kernel", "ops")
+RUNS = ("cudnn", "kernel", "ops", "in place", "copy")  # the last two: a concat
 
 
 @dataclass(frozen=True)
 class Part:
-    """One step of the form that a step of cuDNN's takes: how many of its nodes, from where the part before ends, and
-    what runs them: cuDNN, in that spelling; a kernel; or each op by itself."""
+    """One step of the form that a step of cuDNN's takes: how many of its nodes, from where the part before ends (0: all
+    that are left), and what runs them: cuDNN, in that spelling; a kernel; or each op by itself."""
 
     nodes: int
     runs: str = "cudnn"
@@ -97,8 +97,8 @@ class Part:
             nodes, runs, spelling = data["nodes"], data["runs"], data["spelling"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a part of a form: {error}") from None
-        if type(nodes) is not int or nodes < 1 or runs not in RUNS or not isinstance(spelling, list):
-            raise ValueError("not a part of a form: nodes is a number, runs one of cudnn, kernel and ops")
+        if type(nodes) is not int or nodes < 0 or runs not in RUNS or not isinstance(spelling, list):
+            raise ValueError(f"not a part of a form: nodes is a number, runs one of {', '.join(RUNS)}")
         names = [name for name in spelling if isinstance(name, str)]
         if len(names) != len(spelling) or (names and runs != "cudnn"):
             raise ValueError("not a part of a form: spelling is a list of names, and what cuDNN runs alone has one")

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from fusec import artifact
+from fusec import artifact, lockfile
 from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
 from fusec.interface import Interface, TensorSpec, by_name, on_host
-from fusec.ir import Array, TensorType, Value, quote
+from fusec.ir import Array, Literal, TensorType, Value, load_all, quote
+from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
@@ -82,14 +83,15 @@ class Executable:
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
         self._ready = self._called = False  # memory is there; a call has been made
         self._replay: Recorded | None = None
+        constants: list[tuple[Literal, TensorType]] = []
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
-                for binding in lowered.constants:
-                    self._constant(binding.literal, binding.type)
+                constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
-                for value in inputs_of(step.nodes):
-                    if value.literal is not None:
-                        self._constant(value.literal, value.type)
+                constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
+        load_all(literal for literal, _ in constants)
+        for literal, type in constants:
+            self._constant(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
         backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
@@ -230,9 +232,15 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
         with the plans that were chosen."""
+        artifact.save(os.fspath(path), [self.compiled], self._plans())
+
+    def lock(self) -> Lock:
+        """In which form, and by which plan or kernel, each step runs: text for version control (`fusec.lockfile`)."""
+        return lockfile.make([self.compiled], self._plans())
+
+    def _plans(self) -> lockfile.Plans:
         keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)
-        plans = {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
-        artifact.save(os.fspath(path), [self.compiled], plans)
+        return {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""

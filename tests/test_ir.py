@@ -6,6 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,7 @@ from fusec.ir import (
     TensorType,
     Value,
     channels_last,
+    load_all,
     positions,
     print_attribute,
     print_graph,
@@ -665,3 +667,23 @@ def test_verify_finds(breaks: Callable[[Graph], None], reason: str) -> None:
 )
 def test_names_are_quoted_where_needed(name: str, quoted: str) -> None:
     assert quote(name) == quoted
+
+
+def test_literals_are_loaded_once_however_many_threads_ask() -> None:
+    loads: list[str] = []
+
+    def load(name: str, *sources: Literal) -> np.ndarray:
+        loads.append(name)
+        time.sleep(0.01)
+        return np.sum([np.full(3, 2.0, np.float32), *(source.array for source in sources)], axis=0, dtype=np.float32)
+
+    type = TensorType((3,), DType.F32)
+    first = Literal(type, lambda: load("first"))
+    derived = [Literal(type, partial(load, f"derived {i}", first)) for i in range(8)]
+    load_all([*derived, *derived])
+    assert sorted(loads) == ["derived 0", *(f"derived {i}" for i in range(1, 8)), "first"]
+    assert all((literal.array == 4.0).all() for literal in derived)
+    wrong = Literal(type, lambda: np.zeros(4, np.float32), "w")
+    with pytest.raises(VerifyError, match="constant 'w' was declared"):
+        load_all([first, wrong])
+    load_all([])

@@ -13,12 +13,14 @@ from fusec import lockfile
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, FusecError, ModelError
+from fusec.gpu import forms
 from fusec.gpu.blobs import DEVICE_ONLY
-from fusec.lockfile import Lock, Locked
+from fusec.lockfile import Lock, Locked, LockedPart
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.plans import BLAS, Choice, Entry
+from fusec.plans import BLAS, Choice, Entry, Part
+from fusec.program import Kind
 from fusec.target import load as load_target
 from fusec.text import parse
 from fusec.verdict import Plan
@@ -61,16 +63,37 @@ def always(graph: CudnnGraph, choice: Choice) -> bool:
     return True
 
 
-ENTRY = Locked("conv+bias", "ab" * 32, "h200", "f16[8] -> f16[8]", ("zero_bias",), Choice(4, ((2, 1),), 64, 12.5, 1e-5))
+def whole(entry: Locked, choice: Choice | None = None, spelling: tuple[str, ...] | None = None) -> Locked:
+    """The entry with another plan or spelling of the whole step."""
+    (part,) = entry.parts
+    spelled = part.part if spelling is None else dataclasses.replace(part.part, spelling=spelling)
+    return dataclasses.replace(entry, parts=(LockedPart(spelled, choice or part.choice),))
+
+
+PLAN = LockedPart(Part(0, "cudnn", ("zero_bias",)), Choice(4, ((2, 1),), 64, 12.5, 1e-5))
+ENTRY = Locked("conv+bias", "ab" * 32, "h200", "f16[8] -> f16[8]", (PLAN,))
+CUT = dataclasses.replace(
+    ENTRY,
+    work="cd" * 32,
+    parts=(LockedPart(Part(2), Choice(0, (), 0, 3.5)), LockedPart(Part(1, "kernel")), LockedPart(Part(3))),
+)
+KERNEL = Locked(
+    "max_pool", "ef" * 32, "h200", "f16[8] -> f16[8]", (LockedPart(Part(0, "kernel"), None, "max_pool_0a:7"),)
+)
+OPS = Locked("top_k", "01" * 32, "h200", "f16[8] -> f16[8]", (LockedPart(Part(0, "ops")),))
 
 
 def test_a_lock_comes_back_as_written_and_equal_locks_are_equal_text(tmp_path: Path) -> None:
-    other = dataclasses.replace(ENTRY, target="a100", spelling=(), choice=Choice(0, ()))
+    other = whole(dataclasses.replace(ENTRY, target="a100"), Choice(0, ()), ())
     lock = Lock({"fusec": "1", "cudnn": "9", "frontend": ""}, (other, ENTRY))
+    every = Lock({}, (CUT, ENTRY, KERNEL, OPS))
+    assert lockfile.parse(lockfile.text_of(every)) == dataclasses.replace(
+        every, entries=lockfile.in_order(every.entries)
+    )
     lockfile.write(tmp_path / "fusec.lock", lock)
     assert lockfile.read(tmp_path / "fusec.lock") == lock
     assert lockfile.text_of(Lock(dict(reversed(lock.versions.items())), (ENTRY, other))) == lockfile.text_of(lock)
-    precise = dataclasses.replace(ENTRY, choice=dataclasses.replace(ENTRY.choice, time_us=12.500001))
+    precise = whole(ENTRY, dataclasses.replace(PLAN.choice, time_us=12.500001))
     assert lockfile.text_of(Lock(lock.versions, (other, precise))) == lockfile.text_of(lock)
     assert lockfile.text_of(lock).count("\n") == len(lockfile.text_of(lock).splitlines())
     assert list(tmp_path.iterdir()) == [tmp_path / "fusec.lock"]
@@ -84,10 +107,12 @@ def test_equal_work_is_one_entry_with_the_plan_that_was_built() -> None:
     first, second, third, fourth = (lockfile.work_of(step, c.graph) for step in steps)
     assert second == third
     assert len({first, second, fourth}) == 3  # the first reads its input in another memory order
-    assert [e.target for e in lock.entries] == ["h200"] * 3 + ["l4"] * 3
+    assert [e.target for e in lock.entries] == ["h200"] * 7 + ["l4"] * 7, "four kernels, too"
     assert lock.choice(first, "h200") == Choice(1, ((2, 3), (5, 0)), 64)
     assert lock.choice(first, "t4") is None
-    assert {e.name: e.spelling for e in lock.entries} == {"conv+relu": ("zero_bias",), "conv": ()}
+    spelled = {e.name: e.form[0].spelling for e in lock.entries if e.choice is not None}
+    assert spelled == {"conv+relu": ("zero_bias",), "conv": ()}
+    assert {e.name for e in lock.entries if e.parts[0].kernel} == {"max_pool", "relayout"}
     assert lock.entries[0].shapes == "f32[2,8,2,2]{0,2,3,1} -> f32[2,8,2,2]{0,2,3,1}"
 
 
@@ -96,7 +121,7 @@ def test_measured_plans_come_before_offered_ones() -> None:
     (key, *_) = [lowered.graph.key for lowered in c.lowered if lowered is not None]
     measured = Choice(7, (), 128, 3.25, 1e-4)
     lock = lockfile.make([c], {("h200", key): [Entry(measured), Entry(Choice(1, ()))]})
-    assert lock.choices(c)[key] == [measured]
+    assert lockfile.apply(lock, c, always).choices[key] == measured
 
 
 def test_work_depends_on_meaning_alone() -> None:
@@ -115,34 +140,40 @@ def test_work_depends_on_meaning_alone() -> None:
     assert len({work(c) for c in (compiled(), *others)}) == 4
 
 
-def test_require_holds_for_its_own_program_and_names_the_first_that_does_not() -> None:
+def test_a_lock_holds_for_its_own_program_and_names_the_first_that_it_does_not() -> None:
     c = compiled()
     lock = lockfile.make([c])
-    lock.require(c.program, c.target, builds=never)
-    again = compiled()
-    lock.require(again.program, again.target, builds=never)
+    for each in (c, compiled()):
+        kept = lockfile.apply(lock, each, never)
+        assert [step.signature for step in kept.compiled.program.steps] == [s.signature for s in c.program.steps]
+        assert lockfile.make([kept.compiled]).entries == lock.entries
     with pytest.raises(CheckError, match=r"conv\+relu f32\[2,8,4,4\].* on l4: has no entry"):
-        lock.require(c.program, load_target("l4"), builds=never)
+        lockfile.apply(lock, compiled(target="l4"), never)
     with pytest.raises(CheckError, match="has no entry"):
-        lock.require(c.program, c.target, tensor_cores=False, builds=never)
+        lockfile.apply(lock, compiled(precision="fp32"), never)
+    no_kernels = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if not e.parts[0].kernel))
+    with pytest.raises(CheckError, match=r"max_pool .*has no entry"):
+        lockfile.apply(no_kernels, c, never)
 
 
-def test_require_refuses_a_plan_that_is_gone_unless_it_builds() -> None:
+def test_a_plan_that_is_gone_is_refused_unless_it_builds() -> None:
     lock = lockfile.make([compiled()])
     gone = compiled(LowersJudge((Plan(1, ((2, 4),), True, 0, True),)))
     with pytest.raises(
         CheckError, match="engine 1 with knobs 2=3, 5=0 is no longer offered, the engine with other knobs"
     ):
-        lock.require(gone.program, gone.target, builds=never)
-    lock.require(gone.program, gone.target, builds=always)
+        lockfile.apply(lock, gone, never)
+    assert set(lockfile.apply(lock, gone, always).choices.values()) == {Choice(1, ((2, 3), (5, 0)), 64)}
 
 
 def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> None:
     c = compiled()
     lock = lockfile.make([c])
-    tuned = dataclasses.replace(lock, entries=tuple(dataclasses.replace(e, choice=Choice(4, ())) for e in lock.entries))
+    tuned = dataclasses.replace(
+        lock, entries=tuple(whole(e, Choice(4, ())) if e.choice is not None else e for e in lock.entries)
+    )
     assert 4 in DEVICE_ONLY
-    tuned.require(c.program, c.target, builds=never)
+    lockfile.apply(tuned, c, never)
     lines = lockfile.changes(tuned, c, never)
     assert len(lines) == 3
     assert all(
@@ -151,24 +182,93 @@ def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> No
 
 
 def test_plans_of_another_library_are_said_and_not_refused() -> None:
-    c = compiled()
+    c, choice = compiled(), Choice(BLAS, ((0, 66),))
     lock = lockfile.make([c])
-    choice = Choice(BLAS, ((0, 66),))
-    other = dataclasses.replace(lock, entries=tuple(dataclasses.replace(e, choice=choice) for e in lock.entries))
-    other.require(c.program, c.target, builds=never)
+    entries = tuple(whole(e, choice) if e.choice is not None else e for e in lock.entries)
+    other = dataclasses.replace(lock, entries=entries)
+    lockfile.apply(other, c, never)
     lines = lockfile.changes(other, c, never)
     assert len(lines) == 3
     assert all("cuBLASLt with knobs 0=66: cuBLASLt tells of it on the device alone" in line for line in lines)
-    (line, *_) = lockfile.differences(lock, other)
-    assert "-> cuBLASLt with knobs 0=66" in line
     assert lockfile.parse(lockfile.text_of(other)) == other
 
 
-def test_require_refuses_another_spelling() -> None:
-    lock = lockfile.make([compiled()])
-    plain = dataclasses.replace(lock, entries=tuple(dataclasses.replace(e, spelling=()) for e in lock.entries))
-    with pytest.raises(CheckError, match="is spelled as it is there, zero_bias now"):
-        plain.require(compiled().program, load_target("h200"), builds=never)
+def with_form(lock: Lock, name: str, *parts: LockedPart) -> Lock:
+    """The lock with steps of that name in another form."""
+    entries = (dataclasses.replace(e, parts=parts) if e.name == name else e for e in lock.entries)
+    return dataclasses.replace(lock, entries=tuple(entries))
+
+
+def test_a_lock_says_in_which_form_a_step_runs() -> None:
+    c, choice = compiled(), Choice(6, (), 0, 1.5)
+    lock = lockfile.make([c])
+    plain = lockfile.apply(with_form(lock, "conv+relu", LockedPart(Part(0), choice)), c, always)
+    assert [s.spelling for s in lockfile.cudnn_steps(plain.compiled.program)] == [()] * 4
+    assert choice in plain.choices.values()
+    cut = with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(1, "kernel")))
+    with pytest.raises(CheckError, match=r"relu f32\[2.*has no entry"):  # nothing says which kernel
+        lockfile.apply(cut, c, always)
+    made = with_kernels(cut, c)
+    kept = lockfile.apply(made, c, always)
+    names = [step.signature for step in kept.compiled.program.steps if step.kind is not Kind.VIEW]
+    assert names.count("relu") == 3 and names.count("conv") == 4
+    assert lockfile.make([kept.compiled]).entries == made.entries
+    assert lockfile.changes(made, c, always) == []
+    split = with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(0, "ops")))
+    apart = with_kernels(split, c)
+    assert lockfile.apply(apart, c, always).compiled.program.launches == c.program.launches + 3
+
+
+def with_kernels(lock: Lock, c: Compiled) -> Lock:
+    """The lock and what it lacks of kernels, as the program runs in its forms."""
+    first = forms.grouped(c.program)
+    decided = {}
+    for step in lockfile.cudnn_steps(first):
+        entry = lock.entry(lockfile.work_of(step, c.graph), "h200")
+        assert entry is not None
+        decided[forms.canonical_of(c.graph, step)] = entry.form
+    program = forms.arrange(c.program, decided)
+    ran = dataclasses.replace(c, program=program, decided=forms.Decided(c.program, decided, {}, {}))
+    kernels = [e for e in lockfile.make([ran]).entries if e.form[0].runs == "kernel"]
+    others = [e for e in lock.entries if e.form[0].runs != "kernel"]
+    return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
+
+
+CONV_PART = LockedPart(Part(1), Choice(4, ()))
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(7), Choice(4, ()))),
+            "a form of 1 \\+ 7 ops does not fit",
+        ),
+        (
+            (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(0, "cudnn", ("as_convolution",)))),
+            "does not apply to relu",
+        ),
+        ((LockedPart(Part(0, "cudnn", ("turned",)), Choice(4, ())),), "spelling turned does not apply"),
+        ((LockedPart(Part(0, "kernel")),), "no kernel runs conv relu"),
+        ((LockedPart(Part(0)),), "has no plan"),
+    ],
+)
+def test_a_form_that_does_not_fit_is_refused(parts: tuple[LockedPart, ...], words: str) -> None:
+    c = compiled()
+    with pytest.raises(CheckError, match=words):
+        lockfile.apply(with_form(lockfile.make([c]), "conv+relu", *parts), c, always)
+
+
+def test_a_kernel_that_fusec_makes_no_more_is_refused() -> None:
+    c = compiled()
+    lock = lockfile.make([c])
+    other = with_form(lock, "max_pool", LockedPart(Part(0, "kernel"), None, "max_pool_0123:4"))
+    with pytest.raises(CheckError, match=r"kernel max_pool_0123:4 is not what fusec makes now, max_pool_\w+:\d+ is"):
+        lockfile.apply(other, c, never)
+    assert sum("is not what fusec makes now" in line for line in lockfile.changes(other, c, never)) == 3
+    none = with_form(lock, "max_pool", LockedPart(Part(0, "ops")))
+    with pytest.raises(CheckError, match=r"kernel max_pool_\w+:\d+ runs it now, none did"):
+        lockfile.apply(none, c, never)
 
 
 def test_changes_say_what_fuses_otherwise() -> None:
@@ -187,31 +287,50 @@ def test_changes_say_what_fuses_otherwise() -> None:
     assert lockfile.changes(newer, c, never) == [f"cudnn: 8 -> {lock.versions['cudnn'] or 'none'}"]
 
 
+def test_changes_of_a_file_that_has_its_own_lock() -> None:
+    c, choice = compiled(), Choice(6, (), 0, 1.5)
+    lock = lockfile.make([c])
+    tuned = with_kernels(with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(1, "kernel"))), c)
+    file = lockfile.apply(tuned, c, always).compiled
+    assert lockfile.changes(tuned, file, never) == []
+    lines = lockfile.changes(lock, file, never)
+    assert sum("-> 1 op spelled as it is, then 1 op a kernel" in line for line in lines) == 2
+    assert any(line.startswith("+ relu") for line in lines)
+    gone = with_form(tuned, "conv", LockedPart(Part(0), Choice(99, ())))
+    assert any("engine 99 is no longer offered" in line for line in lockfile.changes(gone, file, never))
+
+
 def test_differences_of_two_locks() -> None:
     old = lockfile.make([compiled()])
     assert lockfile.differences(old, old) == []
-    third, first, second = old.entries
+    first = next(e for e in old.entries if e.name == "conv+relu")
+    kernel = next(e for e in old.entries if e.name == "max_pool")
+    others = tuple(e for e in old.entries if e is not first)
 
     def with_first(entry: Locked) -> Lock:
-        return dataclasses.replace(old, entries=(third, entry, second), origin="new.lock")
+        return dataclasses.replace(old, entries=lockfile.in_order([*others, entry]), origin="new.lock")
 
-    timed = dataclasses.replace(first, choice=dataclasses.replace(first.choice, time_us=1.0, error=0.0))
+    assert first.choice is not None
+    timed = whole(first, dataclasses.replace(first.choice, time_us=1.0, error=0.0))
     assert lockfile.differences(old, with_first(timed)) == []
-    engine = dataclasses.replace(first, choice=Choice(4, ()))
+    engine = whole(first, Choice(4, ()))
     assert [line.partition(": ")[2] for line in lockfile.differences(old, with_first(engine))] == [
         "engine 1 with knobs 2=3, 5=0 -> engine 4"
     ]
-    (spelled,) = lockfile.differences(old, with_first(dataclasses.replace(first, spelling=())))
-    assert spelled.endswith("spelled zero_bias -> as it is")
+    (spelled,) = lockfile.differences(old, with_first(whole(first, spelling=())))
+    assert spelled.endswith("spelled zero_bias -> spelled as it is")
+    (cut,) = lockfile.differences(old, with_first(dataclasses.replace(first, parts=CUT.parts)))
+    assert cut.endswith("-> 2 ops spelled as it is, then 1 op a kernel, then 3 ops spelled as it is")
+    replaced = dataclasses.replace(kernel, parts=(LockedPart(Part(0, "kernel"), None, "other:1"),))
+    (changed,) = lockfile.differences(dataclasses.replace(old, entries=(kernel,)), Lock(old.versions, (replaced,)))
+    assert changed.endswith(f": kernel {kernel.parts[0].kernel} -> kernel other:1")
     (workspace,) = lockfile.differences(
-        old, with_first(dataclasses.replace(first, choice=dataclasses.replace(first.choice, workspace_bytes=0)))
+        old, with_first(whole(first, dataclasses.replace(first.choice, workspace_bytes=0)))
     )
     assert workspace.endswith("workspace 64 -> 0 bytes")
     one = dataclasses.replace(old, entries=(first,), versions={**old.versions, "cudnn": "10"}, origin="new.lock")
-    assert len(lockfile.differences(old, one)) == 3
-    (added,) = lockfile.differences(
-        dataclasses.replace(old, entries=(first, second)), dataclasses.replace(old, origin="n.lock")
-    )
+    assert len(lockfile.differences(old, one)) == 7
+    (added,) = lockfile.differences(dataclasses.replace(old, entries=others), dataclasses.replace(old, origin="n.lock"))
     assert added.startswith("+ ") and added.endswith("is in n.lock alone")
 
 
@@ -221,7 +340,12 @@ GOOD = lockfile.text_of(Lock({"fusec": "1"}, (ENTRY, dataclasses.replace(ENTRY, 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("format = 1", "format = 2", "format is 2"),
+        ("format = 2", "format = 3", "format is 3, this fusec reads 1 and 2"),
+        ('spelling = ["zero_bias"]', 'runs = "kernel"', "line 6: a plan is named where 'kernel' runs"),
+        ('spelling = ["zero_bias"]', 'runs = "fast"', "line 6: .*runs one of cudnn, kernel, ops, in place, copy"),
+        ('spelling = ["zero_bias"]', 'spelling = []\nkernel = "k"', "line 6: a plan is named where 'kernel' runs"),
+        ('spelling = ["zero_bias"]', "spelling = []\nnodes = 3", "line 6: nodes belong to the parts"),
+        ('spelling = ["zero_bias"]', "spelling = []\n[[partition.part]]\nnodes = 1", "line 6: a step has parts, two"),
         ("engine = 4", "engine = ", r"Invalid value \(at line"),
         ("engine = 4", "engine = 4.5", "line 6: engine is 4.5, not a whole number"),
         ("engine = 4", "engine = -4", "line 6: engine is -4"),
@@ -245,6 +369,11 @@ def test_mistakes_are_named_by_file_and_line(tmp_path: Path, old: str, new: str,
     with pytest.raises(ModelError, match=words) as caught:
         lockfile.read(path)
     assert "fusec.lock" in str(caught.value)
+
+
+def test_a_lock_of_the_first_format_is_read() -> None:
+    old = GOOD.replace("format = 2", "format = 1")
+    assert lockfile.parse(old) == lockfile.parse(GOOD)
 
 
 def test_files_that_are_no_locks(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ for i in range(count):
     key = PlanKey(name, "h200", "", "", "", "", "quick")
     entry = Entry(Choice(int(name), ((1, i),)), hashlib.sha256(name.encode()).digest() * 2000)
     store.put(key, entry)
+    store.put_form(key, {"parts": [name] * 100})
+    assert store.form(key) == {"parts": [name] * 100}
     store.quarantine(name, "h200", "9", seed, ((1, i % 3),), "wrong")
     found = store.get(key)
     assert found is not None and found.choice.engine == int(name) and found.blob == entry.blob, name
@@ -76,6 +78,46 @@ def test_what_is_put_is_got_by_another(store: PlanStore) -> None:
     assert again.get(dataclasses.replace(key("a"), cudnn="92000")) is None
     store.put(key("a"), Entry(Choice(2, ())))
     assert again.get(key("a")) == Entry(Choice(2, ()))
+
+
+def test_forms_are_kept_beside_plans(store: PlanStore, tmp_path: Path) -> None:
+    store.put_form(key("a"), {"parts": [1, 2]})
+    store.put(key("a"), entry("a"))
+    assert PlanStore(store.folder).form(key("a")) == {"parts": [1, 2]}
+    assert store.form(key("b")) is None
+    assert (store.info().entries, store.info().forms) == (1, 1)
+    store.export(tmp_path / "all.zip")
+    elsewhere = PlanStore(tmp_path / "elsewhere")
+    assert elsewhere.import_(tmp_path / "all.zip") == 1
+    assert elsewhere.form(key("a")) == {"parts": [1, 2]}
+    (file,) = (store.folder / "forms").iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.warns(UserWarning, match="its checksum does not fit"):
+        assert store.form(key("a")) is None
+    elsewhere.clear()
+    assert elsewhere.info().forms == 0 and elsewhere.form(key("a")) is None
+
+
+def test_a_blob_that_does_not_serve_is_dropped_and_the_choice_stays(store: PlanStore) -> None:
+    store.put(key("a"), entry("a"))
+    with pytest.warns(UserWarning, match=r"dropped the serialized plan in .*\(version mismatch\); it is built anew"):
+        store.drop_blob(key("a"), "version mismatch")
+    assert store.get(key("a")) == Entry(entry("a").choice)
+    store.drop_blob(key("a"), "again")  # nothing is left to drop
+    store.drop_blob(key("b"), "never there")
+
+
+def test_the_bound_counts_blobs_and_forms(tmp_path: Path) -> None:
+    store = PlanStore(tmp_path, max_bytes=20_000)
+    for name in "abcdefgh":
+        store.put(key(name), entry(name, 8_000))
+        os.utime(tmp_path / "plans" / key(name).digest, (ord(name), ord(name)))
+    assert store.info().bytes <= 20_000 + 10_000, "as of the last look, and one more"
+    assert store.get(key("a")) is None and store.get(key("h")) is not None
+    for name in "klmnopqr":
+        store.put_form(key(name), {"parts": ["x" * 4_000]})
+    assert store.info().bytes <= 20_000 + 5_000
+    assert store.get(key("h")) is None, "forms push plans out, and the other way round"
 
 
 def test_eight_processes_at_once(store: PlanStore) -> None:

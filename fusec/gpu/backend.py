@@ -19,8 +19,8 @@ from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
-from fusec.gpu.forms import Form, Parts, arranged, decide, prices_us, work_of
-from fusec.gpu.joins import worthwhile
+from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
+from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -29,11 +29,12 @@ from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
-from fusec.ir import Array, TensorType
+from fusec.ir import Array, Graph, TensorType
 from fusec.memory import plan_memory
 from fusec.parallel import Waits, lanes
+from fusec.passes.partition.in_place import Family
 from fusec.plan_store import PlanStore
-from fusec.plans import BLAS, Choice, Entry
+from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
@@ -47,9 +48,8 @@ class CudnnBackend:
     holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
-    kernels: see `gpu.lab`.
-
-    `forms` are those that cuDNN's steps were given, by their work.
+    ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
+    what `improve` found.
     """
 
     xp: Any = cupy
@@ -62,6 +62,7 @@ class CudnnBackend:
         store: PlanStore | None = None,
         suggested: Suggested | None = None,
         settled: bool = False,
+        ways: Mapping[str, str] | None = None,
         kernels: Any = None,
     ):
         self.name = device.device_name() or "GPU"
@@ -69,7 +70,8 @@ class CudnnBackend:
         self.side_by_side = tune != "none"  # which way is faster is measured
         self.progress = progress
         self.budget_s = budget_s
-        self.forms: dict[str, Parts] = {}
+        self.decided: Decided | None = None
+        self._ways = ways or {}
         self._kernels = kernels
         here = device.detect()
         target = here.name if here is not None else ""
@@ -107,14 +109,16 @@ class CudnnBackend:
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
         no plan."""
-        found = (kernels.find(step.nodes, step.outputs) for step in others)
-        self._launcher.compile(kernel for kernel in found if kernel is not None)
+        self._launcher.compile(self._found(others))
+        self._ready(graphs, footprint_bytes)
+        self._keep(graphs.values(), footprint_bytes)
+
+    def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
         self._choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
-        self._keep(graphs.values(), footprint_bytes)
         need = max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0)
         self._reserve(need)
 
@@ -144,19 +148,21 @@ class CudnnBackend:
             lab = self._laboratory(footprint_bytes)
             self._tuned.update(self._kept.revived(missing, lab))
             missing = {key: graph for key, graph in missing.items() if key not in self._tuned}
-            known = {key: entry.choice for key in missing if (entry := self._kept.entry(key)) is not None}
-            carried = {key: g for key, g in missing.items() if key not in known and self._kept.carried(key)}
+            entries = {key: entry for key in missing if (entry := self._kept.entry(key)) is not None}
+            tuned: dict[str, Tuned] = {}
             if self.tune == "quick":
+                carried = {key: g for key, g in missing.items() if key not in entries and self._kept.carried(key)}
                 tuned = tune(carried, Carried(lab, self._kept), "full", self.budget_s, progress=report)
                 tuned = {key: result for key, result in tuned.items() if result.plans}
-            else:
-                tuned, carried = {}, {}
+            enough = {key: self._kept.enough(entry) for key, entry in entries.items()}
+            known = {key: replace(e.choice, complete=enough[key]) for key, e in entries.items()}
+            untried = {*tuned, *(key for key, e in entries.items() if not e.choice.complete and enough[key])}
             rest = {key: graph for key, graph in missing.items() if key not in tuned}
             tuned |= tune(rest, lab, self.tune, self.budget_s, known, report)
         for key, result in tuned.items():
-            if key in carried:  # not every plan there is was tried
+            if key in untried:  # there are plans that were not timed
                 result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
-            if result.plans and not (self.tune == "none" and self._kept.carried(key)):  # which somebody named
+            if result.plans and self.tune != "none":
                 self._kept.choose(key, result.plans[0][0])
         self._tuned.update(tuned)
 
@@ -173,7 +179,10 @@ class CudnnBackend:
         with out_of_memory("keeping plans"), self._stream:
             lab = self._laboratory(footprint_bytes)
             for graph in built:
-                self._kept.keep(graph, *self._tuned[graph.key].plans[0], lab)
+                choice, plan = self._tuned[graph.key].plans[0]
+                if self.tune == "none" and not self._kept.carried(graph.key):  # else somebody named it
+                    self._kept.choose(graph.key, choice)
+                self._kept.keep(graph, choice, plan, lab)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
@@ -187,13 +196,14 @@ class CudnnBackend:
         def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
             return self._kernels_us(asked, footprint_bytes)
 
+        def prices(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us)
+
         level = "none" if kept else self.tune
-        if level != "none":
-            program = worthwhile(
-                program,
-                lambda graph, steps: prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us),
-            )
-        program = program if kept else self.joined(program)
+        concats = families(program)
+        partitioned = self._with_concats(program, concats, launch_us, prices) if level != "none" else program
+        where = placed(concats, partitioned)
+        program = partitioned if kept else grouped(partitioned)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
@@ -204,18 +214,39 @@ class CudnnBackend:
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
             for work, parts in decided.items():
                 self._kept.keep_form(_name(work, tensor_cores), launch_us, parts)
-        self.forms = {**known, **decided}
-        program = arranged(program, self.forms)
-        program = program if kept else self.joined(program)
+            for work, place in where.items():
+                self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
+        forms = {**known, **decided}
+        program = arrange(partitioned, forms, kept)
+        found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":
-            found = (kernels.find(step.nodes, step.outputs) for step in program.steps if step.kind is Kind.KERNEL)
-            kernels_us({k.key: k for k in found if k is not None and k.others and not self._launcher.is_measured(k)})
+            kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
+        ways = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
+        self.decided = Decided(partitioned, forms, ways, where)
         return program
+
+    def _with_concats(
+        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, prices_us: Prices
+    ) -> Program:
+        """The program with those of its concats as copies that are faster so, measured or as it is known."""
+        known = {work: self._kept.form(work, launch_us) for work in concats}
+        if all(form is not None for form in known.values()):
+            return copied(program, {work for work, form in known.items() if form and form[0].runs == "copy"})
+        return worthwhile(program, prices_us)
+
+    def _found(self, steps: Iterable[Partition]) -> list[Kernel]:
+        """The kernels of steps that cuDNN does not run; of several that do the same, those named are taken."""
+        found = (kernels.find(step.nodes, step.outputs) for step in steps if step.kind is Kind.KERNEL)
+        wanted = [kernel for kernel in found if kernel is not None]
+        for kernel in wanted:
+            if kernel.key in self._ways and not self._launcher.take(kernel, self._ways[kernel.key]):
+                raise ExecutionError(f"{kernel.name}: there is no kernel {self._ways[kernel.key]}")
+        return wanted
 
     def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
         """The forms that were found to be the fastest earlier, of those steps where they still fit."""
         known: dict[str, Parts] = {}
-        for work in {work_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
+        for work in {canonical_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
             parts = self._kept.form(_name(work, tensor_cores), launch_us)
             if parts is not None:
                 known[work] = parts
@@ -224,10 +255,6 @@ class CudnnBackend:
         except ValueError:
             return {}
         return known
-
-    def joined(self, program: Program) -> Program:
-        """The program with steps joined where one kernel runs them all; nothing is measured for that."""
-        return grouped(program)
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
         """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
@@ -437,7 +464,7 @@ class CudnnBackend:
 
     def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
         """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
-        self.prepare({graph.key: graph}, 0)
+        self._ready({graph.key: graph}, 0)
         with self.calling():
             device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
             self.bind(graph, device)()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -84,17 +85,31 @@ def serialize(
     return {key: made[key] for key in by_key}
 
 
-def can_build(graph: CudnnGraph, choice: Choice, target: Target) -> bool:
-    """Whether cuDNN builds the plan for the target, in its list or not; TargetError if cuDNN does not come up."""
-    worker = WorkerProcess(target, False, _MODULE)
-    try:
+class Tries:
+    """Whether cuDNN builds a plan for the target, in its list or not; one process answers all questions.
+    TargetError if cuDNN does not come up."""
+
+    def __init__(self, target: Target):
+        self._target = target
+        self._workers: list[WorkerProcess] = []
+        self._finalizer = weakref.finalize(self, _close, self._workers)
+
+    def __call__(self, graph: CudnnGraph, choice: Choice) -> bool:
+        if not self._workers:
+            self._workers.append(WorkerProcess(self._target, False, _MODULE))
         question = {"graph": graph.to_json(), "choices": [choice.to_json()], "skip": [], "count": 1}
-        answer = worker.exchange(question)
-    finally:
-        worker.close()
-    if not isinstance(answer, Died) and "defect" in answer:
-        raise RuntimeError(f"fusec failed to build a plan of\n{graph}\n{answer['defect']}")
-    return not isinstance(answer, Died) and any(entry["blob"] for entry in answer.get("entries", ()))
+        answer = self._workers[0].exchange(question)
+        if isinstance(answer, Died):
+            _close(self._workers)
+            return False
+        if "defect" in answer:
+            raise RuntimeError(f"fusec failed to build a plan of\n{graph}\n{answer['defect']}")
+        return any(entry["blob"] for entry in answer.get("entries", ()))
+
+
+def _close(workers: list[WorkerProcess]) -> None:
+    while workers:
+        workers.pop().close()
 
 
 def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:

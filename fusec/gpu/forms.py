@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
@@ -29,6 +31,26 @@ PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 # How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
 # the one before left it there, it reads two or three times as fast.
 HOPEFUL = 1.5
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Whether concats are in place, and of what shapes, for people."""
+
+    shapes: str
+    in_place: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
+    for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
+    `gpu.joins.families`."""
+
+    partitioned: Program
+    forms: Mapping[str, Parts]
+    ways: Mapping[str, str]
+    concats: Mapping[str, Placed]
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
@@ -88,7 +110,7 @@ def decide(
     known: Mapping[str, Parts] | None = None,
     together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
 ) -> dict[str, Parts]:
-    """The fastest form of each of cuDNN's steps, by `work_of`; steps that are `known` are left out.
+    """The fastest form of each of cuDNN's steps, by `canonical_of`; steps that are `known` are left out.
 
     time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. together_us:
     those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
@@ -97,7 +119,7 @@ def decide(
     sample: dict[str, Partition] = {}
     for step in program.steps:
         if step.kind is Kind.CUDNN:
-            work = work_of(program.graph, step)
+            work = canonical_of(program.graph, step)
             if work not in (known or {}):
                 sample.setdefault(work, step)
     options = {work: _offers(program.graph, step, level, tensor_cores) for work, step in sample.items()}
@@ -122,6 +144,14 @@ def decide(
             form = made[costs.index(least_us)][0] if made else (step,)
             decided[work] = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
     return decided
+
+
+def arrange(program: Program, decided: Mapping[str, Parts], as_source: bool = False) -> Program:
+    """The program as it runs on a device: its steps in these forms, and kernels joined with what is beside them, before
+    and after; not `as_source`, since joining would round otherwise. ValueError if a form does not fit."""
+    if as_source:
+        return arranged(program, decided)
+    return grouped(arranged(grouped(program), decided))
 
 
 def prices_us(
@@ -169,31 +199,36 @@ def _costs_us(
 
 
 def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
-    """The program with steps in these forms, by `work_of`; the others stay. ValueError if a form does not fit."""
+    """The program with steps in these forms, by `canonical_of`; the others stay. ValueError if a form does not fit."""
     steps: list[Partition] = []
     for step in program.steps:
-        parts = decided.get(work_of(program.graph, step)) if step.kind is Kind.CUDNN else None
-        if parts is None or parts == (Part(len(step.nodes), "cudnn", step.spelling),):
-            steps.append(step)
-        else:
-            steps += _parts(program.graph, step, parts)
+        parts = decided.get(canonical_of(program.graph, step)) if step.kind is Kind.CUDNN else None
+        steps += (step,) if parts is None else parts_of(program.graph, step, parts)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten
 
 
-def work_of(graph: Graph, step: Partition) -> str:
+def canonical_of(graph: Graph, step: Partition) -> str:
     """What a step computes, in whatever form: equal for equal work."""
     return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
 
 
-def _parts(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
-    if sum(part.nodes for part in parts) != len(step.nodes):
-        raise ValueError(f"a form of {sum(part.nodes for part in parts)} ops for {step.signature}")
+def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
+    """The steps that take the place of one of cuDNN's in a form; ops that run each by itself are a step each.
+    ValueError if it does not fit."""
+    if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == ("cudnn", step.spelling):
+        yield step
+        return
     start = 0
-    for part in parts:
-        nodes = step.nodes[start : start + part.nodes]
-        start += part.nodes
+    for place, part in enumerate(parts, 1):
+        end = start + part.nodes if part.nodes else len(step.nodes)
+        nodes = step.nodes[start:end]
+        if not nodes or end > len(step.nodes) or (place == len(parts) and end < len(step.nodes)):
+            raise ValueError(f"a form of {' + '.join(str(p.nodes) for p in parts)} ops does not fit {step.signature}")
+        start = end
+        if part.runs in ("in place", "copy"):
+            raise ValueError(f"{step.signature} is no concat")
         if part.runs == "ops":
             yield from (alone(graph, node) for node in nodes)
             continue
@@ -204,13 +239,12 @@ def _parts(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
                 raise ValueError(f"no kernel runs {names}")
             yield Partition(nodes, Kind.KERNEL, body)
             continue
-        whole = len(parts) == 1 and part.spelling == step.spelling
         for name in part.spelling:
             changed = REWRITES[name](body) if name in REWRITES else None
             if changed is None:
                 raise ValueError(f"spelling {name} does not apply to {names}")
             body = changed
-        yield Partition(nodes, Kind.CUDNN, body, part.spelling, step.verdict if whole else None)
+        yield Partition(nodes, Kind.CUDNN, body, part.spelling)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:

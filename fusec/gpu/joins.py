@@ -3,8 +3,9 @@ rows with gaps between them, for which cuDNN may have slower engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from fusec.gpu.forms import Placed, canonical_of
 from fusec.ir import Graph
 from fusec.passes.partition.in_place import Family, apart, joined
 from fusec.program import Kind, Partition, Program
@@ -29,6 +30,32 @@ def worthwhile(program: Program, prices_us: Prices) -> Program:
         graph.set_type(value, type)
     slower = [f for f, a, b in zip(families, in_place, apart_us, strict=True) if a > b]
     return apart(program, slower) if slower else program
+
+
+def families(program: Program) -> dict[str, list[Family]]:
+    """The concats that are in place, by what they and the steps that write their parts compute."""
+    found: dict[str, list[Family]] = {}
+    for family in joined(program):
+        parts = family.types.keys()
+        steps = [s for s in program.steps if s.nodes[0] in family.concats or not parts.isdisjoint(s.outputs)]
+        found.setdefault("\n\n".join(canonical_of(program.graph, step) for step in steps), []).append(family)
+    return found
+
+
+def placed(before: Mapping[str, Sequence[Family]], program: Program) -> dict[str, Placed]:
+    """What became of the concats that were in place before."""
+    left = {node for family in joined(program) for node in family.concats}
+    found: dict[str, Placed] = {}
+    for work, alike in before.items():
+        shapes = ", ".join(str(node.result.type) for node in alike[0].concats)
+        found[work] = Placed(shapes, all(family.concats <= left for family in alike))
+    return found
+
+
+def copied(program: Program, works: Collection[str]) -> Program:
+    """The program with the concats of that work as copies; types of its graph change."""
+    wanted = [family for work, alike in families(program).items() if work in works for family in alike]
+    return apart(program, wanted) if wanted else program
 
 
 def _makers(program: Program, family: Family) -> list[Partition]:

@@ -33,6 +33,10 @@ class RevivingLaboratory(Laboratory, Protocol):
         """A plan as cuDNN serializes it; None if it cannot be."""
         ...
 
+    def is_revived(self, plan: Any) -> bool:
+        """Whether a plan was read from what cuDNN serialized."""
+        ...
+
 
 @dataclass(frozen=True)
 class Place:
@@ -103,7 +107,7 @@ class Kept:
         return found
 
     def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory) -> None:
-        """Keep a plan serialized, if what comes of that computes the same."""
+        """Keep a plan serialized, if what comes of that computes the same; one that was revived does."""
         at = self._where(graph.key, choice)
         known = self.store.get(at)
         if known is not None and known.blob is not None and known.choice == choice:
@@ -112,7 +116,7 @@ class Kept:
         if blob is None:
             return
         try:
-            error = lab.error(graph, lab.revive(graph, blob), plan)
+            error = 0.0 if lab.is_revived(plan) else lab.error(graph, lab.revive(graph, blob), plan)
         except ExecutionError as reason:
             warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=3)
             return
@@ -167,7 +171,7 @@ class Kept:
     # forms -------------------------------------------------------------------------------------------
 
     def form(self, work: str, launch_us: float) -> tuple[Part, ...] | None:
-        """The form found to be the fastest for a step of that work (`forms.work_of`)."""
+        """The form found to be the fastest for a step of that work (`forms.canonical_of`)."""
         found = self.store.form(self._form_key(work, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
@@ -200,8 +204,12 @@ def contenders() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
     here = resources.files("fusec")
-    names = ("gpu/forms.py", "gpu/blas.py", "gpu/cublaslt.py", "passes/partition/spell_gelu.py")
-    files = [*map(here.joinpath, names), *here.joinpath("gpu/kernels").iterdir()]
+    names = ("forms", "together", "joins", "blas", "cublaslt")
+    files = [
+        *(here.joinpath(f"gpu/{name}.py") for name in names),
+        here.joinpath("passes/partition/spell_gelu.py"),
+        *here.joinpath("gpu/kernels").iterdir(),
+    ]
     for file in sorted((f for f in files if f.name.endswith((".py", ".cuh"))), key=lambda f: f.name):
         digest.update(file.read_bytes())
     return digest.hexdigest()

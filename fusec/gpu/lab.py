@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cudnn
@@ -15,10 +15,11 @@ from fusec.gpu.blobs import revive
 from fusec.gpu.cublaslt import Blas, BlasPlan, is_algorithm
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
+from fusec.gpu.samples import distance, random_data
 from fusec.gpu.tune import Offer
 from fusec.gpu.worker import PYTHON_ENGINES, knobs_of
 from fusec.hazards import wrong_plan
-from fusec.ir import Array, DType
+from fusec.ir import Array
 from fusec.plans import BLAS, Choice
 from fusec.simulate import extent, simulate
 
@@ -116,6 +117,9 @@ class GpuLaboratory:
             return plan.blob
         plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
         return bytes(plan.pygraph.serialize())
+
+    def is_revived(self, plan: AnyPlan) -> bool:
+        return not isinstance(plan, BlasPlan) and plan.blob is not None
 
     def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
         self._turn_to(graph)
@@ -226,47 +230,6 @@ def _has_precompiled(pygraph: Any) -> bool:
     note = cudnn.behavior_note.RUNTIME_COMPILATION
     count = pygraph.get_execution_plan_count()
     return any(note not in pygraph.get_behavior_notes_for_plan_at_index(place) for place in range(count))
-
-
-def random_data(tensor: CudnnTensor) -> Array:
-    """Bytes of normal numbers, filters scaled to unit gain; small integers and coin flips for other types."""
-    size = max(extent(tensor), 1)
-    if tensor.dtype is DType.BOOL:
-        return (cupy.random.random_sample(size) < 0.5).view(cupy.uint8)
-    if tensor.dtype.is_int:
-        return cupy.random.randint(0, 9, size).astype(tensor.dtype.numpy).view(cupy.uint8)
-    array = cupy.random.standard_normal(size).astype(cupy.float32)
-    if len(tensor.dims) >= 4 and tensor.dims[0] > 1:
-        array *= 1.0 / np.sqrt(max(1, np.prod(tensor.dims[1:])))
-    if tensor.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
-        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2]).view(cupy.uint8)
-    return array.astype(tensor.dtype.numpy).view(cupy.uint8)
-
-
-def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
-    """The largest relative L2 distance of results, given as bytes; NaN if one has a NaN or infinity that the other
-    has not."""
-    worst = 0.0
-    for tensor, raw in got.items():
-        a, b = as_float64(raw, tensor.dtype), as_float64(want[tensor], tensor.dtype)
-        alike = (a == b) | (cupy.isnan(a) & cupy.isnan(b))
-        a, b = cupy.where(alike, 0.0, a), cupy.where(alike, 0.0, b)
-        scale = float(cupy.linalg.norm(as_finite(as_float64(want[tensor], tensor.dtype))))
-        error = float(cupy.linalg.norm(a - b)) / (scale or 1.0)
-        worst = error if not error <= worst else worst  # NaN stays
-    return worst
-
-
-def as_float64(raw: Array, dtype: DType) -> Array:
-    """Bytes of a dtype as numbers."""
-    if dtype is DType.BF16:
-        return (raw.view(cupy.uint16).astype(cupy.uint32) << 16).view(cupy.float32).astype(cupy.float64)
-    return raw.view(dtype.numpy).astype(cupy.float64)
-
-
-def as_finite(array: Array) -> Array:
-    """Zero in place of NaN and infinities."""
-    return cupy.where(cupy.isfinite(array), array, 0.0)
 
 
 def work(graph: CudnnGraph) -> float:

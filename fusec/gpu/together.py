@@ -8,7 +8,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import kernels
 from fusec.gpu.forms import Form
 from fusec.gpu.kernels.launch import Launcher, random_array
-from fusec.gpu.lab import random_data
+from fusec.gpu.samples import random_data
 from fusec.ir import Array, TensorType, Value
 from fusec.lower_cudnn import lower
 from fusec.program import Kind, outputs_of

@@ -211,9 +211,13 @@ def _check(lab: Laboratory, result: Tuned) -> None:
         error = lab.error(result.graph, plan, None)
         others = _voters(result)
         if error is None and others:
-            errors = [lab.error(result.graph, plan, other) for other in others]
+            errors: list[float | None] = []
+            for other in others:  # until one agrees
+                errors.append(lab.error(result.graph, plan, other))
+                if (last := errors[-1]) is not None and last <= TOLERANCE:
+                    break
             agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
-            error = min(agreeing) if agreeing else errors[0]
+            error = agreeing[0] if agreeing else errors[0]
         if error is None or error <= TOLERANCE:
             result.plans[0] = (replace(choice, error=error), plan)
             return

@@ -44,10 +44,12 @@ def test_a_model_compiled_to_a_lock_has_its_plans(lock: Path, model: Path, tmp_p
     assert result.exit_code == 0, result.stderr
     loaded, wanted = artifact.load(path, "h200"), lockfile.read(lock)
     assert loaded.plans
-    for key, choices in wanted.choices(loaded.compiled).items():
-        assert [entry.choice.identity for entry in loaded.plans[key]] == [choices[0].identity]
+    kept = lockfile.apply(wanted, loaded.compiled)
+    assert kept.choices.keys() == loaded.plans.keys()
+    for key, choice in kept.choices.items():
+        assert [entry.choice.identity for entry in loaded.plans[key]] == [choice.identity]
         assert all(entry.blob for entry in loaded.plans[key])
-    assert all(wanted.choice(e.work, "h200") is not None for e in loaded.lock.entries)
+    assert [e for e in wanted.entries if e.target == "h200"] == list(loaded.lock.entries)
 
 
 def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path:
     assert "on l4: has no entry" in missing.stderr
     other = tmp_path / "fusec.lock"
     text = lock.read_text()
-    engine = lockfile.read(lock).entries[-1].choice.engine
+    engine = next(e.choice.engine for e in lockfile.read(lock).entries if e.target == "h200" and e.choice)
     other.write_text(text.replace(f"engine = {engine}\n", "engine = 4711\n"))
     gone = fusec("compile", model, *SHAPE, "--target", "h200", "--locked", other)
     assert gone.exit_code == 1
@@ -79,7 +81,7 @@ def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     assert fusec(*compile).exit_code == 0
     for key, entries in artifact.load(path, "h200").plans.items():
         assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
-    for key, (choice,) in lockfile.read(lock).choices(loaded.compiled).items():
+    for key, choice in lockfile.apply(lockfile.read(lock), loaded.compiled).choices.items():
         store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")
     result = fusec(*compile, "--locked", lock)
     assert result.exit_code == 1

@@ -6,25 +6,13 @@ import sys
 
 import pytest
 from gpu.stand_in_blaslt import Bindings
-from gpu.stand_in_gpu import Machine
+from gpu.stand_in_gpu import Machine, install
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    from fusec.gpu import backend, calls, capture, cublaslt, lab, products
-    from fusec.gpu.kernels import launch
-
     machine = Machine()
-    cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (calls, capture, launch, products):
-        monkeypatch.setattr(module, "cupy", cupy)
-    for module in (backend, lab):
-        monkeypatch.setattr(module, "cupy", cupy)
-        monkeypatch.setattr(module, "cudnn", cudnn)
-    monkeypatch.setattr(lab, "emit", machine.emit)
-    monkeypatch.setattr(lab, "revive", machine.revive)
-    monkeypatch.setattr(backend.CudnnBackend, "xp", cupy)
-    monkeypatch.setattr(cublaslt, "version", lambda: "")
+    install(machine, monkeypatch.setattr)
     return machine
 
 

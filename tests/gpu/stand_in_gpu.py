@@ -81,11 +81,11 @@ class Machine:
         self.emitted: list[tuple[CudnnGraph, Any]] = []  # with the kernel cache
         self.needs_sizes = False
         self.uncapturable: list[Callable[[], None]] = []
+        self.refuses_blobs = False
         self.copied: list[tuple[int, int]] = []  # kinds of copies between a caller's memory and a model's, and streams
         self.streams = 0
         self.current: Any = None  # the caller's stream
         self.waits: list[tuple[int, int]] = []  # a stream, and that of the event it waits for
-        self.serialized: dict[str, CudnnGraph] = {}  # by key
         self.revived: list[int] = []  # engines
         self.cudnn_version = 91900
         self.spoils_blobs = False  # whether what is revived computes something else
@@ -107,10 +107,10 @@ class Machine:
         """As `fusec.gpu.blobs.revive`."""
         try:
             data = json.loads(blob)
-            graph = self.serialized[data["graph"]]
+            graph = CudnnGraph.from_json(data["graph"])
         except (ValueError, KeyError) as error:
             raise ExecutionError(f"cuDNN does not read a serialized plan: {error}") from error
-        if data["cudnn"] != self.cudnn_version:
+        if data["cudnn"] != self.cudnn_version or self.refuses_blobs:
             raise ExecutionError("cuDNN does not read a serialized plan: version mismatch")
         self.revived.append(data["engine"])
         return Pygraph(self, graph, revived=(data["engine"], data["place"]))
@@ -264,6 +264,23 @@ class Machine:
         )
 
 
+def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
+    """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
+    from fusec.gpu import backend, calls, capture, cublaslt, lab, products, samples
+    from fusec.gpu.kernels import launch
+
+    cupy, cudnn = machine.cupy(), machine.cudnn()
+    for module in (calls, capture, launch, products, samples):
+        patch(module, "cupy", cupy)
+    for module in (backend, lab):
+        patch(module, "cupy", cupy)
+        patch(module, "cudnn", cudnn)
+    patch(lab, "emit", machine.emit)
+    patch(lab, "revive", machine.revive)
+    patch(backend.CudnnBackend, "xp", cupy)
+    patch(cublaslt, "version", lambda: "")
+
+
 class Pygraph:
     """A frontend graph whose plans read and write host memory by address."""
 
@@ -302,8 +319,7 @@ class Pygraph:
 
     def serialize(self) -> list[int]:
         assert self.selected is not None
-        self.machine.serialized[self.graph.key] = self.graph
-        data = {"graph": self.graph.key, "engine": self.machine.engines[self.selected], "place": self.selected}
+        data = {"graph": self.graph.to_json(), "engine": self.machine.engines[self.selected], "place": self.selected}
         return list(json.dumps({**data, "cudnn": self.machine.cudnn_version}).encode())
 
     def get_workspace_size(self) -> int:

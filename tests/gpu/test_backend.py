@@ -457,22 +457,78 @@ def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest
     from fusec import driver, lockfile
 
     of = compiled()
-    monkeypatch.setattr(driver, "build", lambda *_, **__: compiled())
-    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
-    monkeypatch.setattr(lockfile.Lock, "require", lambda *_: None)
-    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    _at_hand(tmp_path, monkeypatch, TEXT)
     (key,) = {lowered.graph.key for lowered in of.lowered if lowered is not None}
     for choice, engine in ((Choice(3, ((2, 2),)), 3), (Choice(9, ((2, 2),)), None)):
         lock = lockfile.make([of], {("h200", key): [Entry(choice)]})
         lockfile.write(tmp_path / "fusec.lock", lock)
         if engine is None:
-            with pytest.raises(CheckError, match="engine 9 does not build on this GPU"):
+            with pytest.raises(CheckError, match=r"fusec\.lock: engine 9 does not build on this GPU"):
                 driver.compile("model", lock=tmp_path / "fusec.lock")
             continue
-        net = driver.compile("model", lock=tmp_path / "fusec.lock")
-        assert isinstance(net.backend, SimulatorBackend) is False
-        assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
+        for _ in range(2):
+            machine.built.clear()
+            machine.now_us = 0.0
+            net = driver.compile("model", lock=tmp_path / "fusec.lock")
+            assert isinstance(net.backend, SimulatorBackend) is False
+            assert {c.engine for c in net.backend.choices().values()} == {engine}  # type: ignore[attr-defined]
+        assert (machine.built, machine.now_us) == ([], 0.0), "nothing is timed, and what was built is kept"
         check(net, 0)
+
+
+@needs_compiler
+def test_what_a_device_chose_is_locked_and_comes_back_without_timing(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec import driver, lockfile
+    from fusec.gpu.kernels.launch import Launcher
+
+    text = KERNELS.replace("%p, %s", "%r, %s, %q").replace(
+        "  return", "  %r = relu(%p)\n  %a = add(%x, %x)\n  %q = relu(%a)\n  return"
+    )
+    _at_hand(tmp_path, monkeypatch, text)
+    slow = Launcher.measure
+
+    def measured(self: Any, kernel: Any, time_us: Any) -> float:
+        took = slow(self, kernel, time_us)
+        self._fastest[kernel.key] = len(kernel.others)  # the last
+        return took
+
+    monkeypatch.setattr(Launcher, "measure", measured)
+    net = driver.compile("model")
+    steps = [(s.signature, s.kind.value) for s in net.compiled.program.steps]
+    assert ("add+relu", "kernel") in steps, "the stand-in's kernels take no time"
+    lock = net.lock()
+    lockfile.write(tmp_path / "fusec.lock", lock)
+    named = {entry.name: entry.parts[0].kernel for entry in lock.entries}
+    assert set(named) == {name for name, _ in steps}
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(Launcher, "measure", None)  # nobody asks
+    machine.now_us = 0.0
+    again = driver.compile("model", lock=tmp_path / "fusec.lock")
+    assert [(s.signature, s.kind.value) for s in again.compiled.program.steps] == steps
+    assert machine.now_us == 0.0
+    assert again.lock().entries == lock.entries
+    again.save(tmp_path / "model.fusec")
+    assert driver.load_artifact(tmp_path / "model.fusec").lock.entries == lock.entries
+    loaded = driver.load(tmp_path / "model.fusec")
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    want = Executable(compiled(text), SimulatorBackend()).run(None, {"x": x})
+    for one in (net, again, loaded):
+        machine.launched.clear()
+        for got, right in zip(one.run(None, {"x": x}), want, strict=True):
+            assert_close(got, right, 1e-6)
+        assert {entry.split(":")[0] for entry in named.values()} == set(machine.launched)
+
+
+def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Whatever is compiled is that text, and the GPU is there."""
+    from fusec import driver
+
+    monkeypatch.setattr(driver, "build", lambda *_, **__: compiled(text))
+    monkeypatch.setattr(driver.device, "is_present", lambda target: True)
+    monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
+    monkeypatch.setenv("FUSEC_CACHE", str(path))
 
 
 @pytest.mark.parametrize(("compiled_late", "needs_sizes"), [(True, False), (True, True), (False, False)])

@@ -13,7 +13,7 @@ from helpers import assert_close
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.blobs import can_build, reload, revive, serialize
+from fusec.gpu.blobs import Tries, reload, revive, serialize
 from fusec.gpu.device import detect
 from fusec.gpu.oracle import PROBE
 from fusec.ir import DType
@@ -86,8 +86,8 @@ def test_this_process_stays_free_of_cudnn() -> None:
 def test_an_engine_that_only_the_device_has_is_kept_without_a_blob() -> None:
     graph, choice = conv("bias", "relu"), Choice(4, (), 0, 9.5, 1e-4)
     assert serialize([graph], H200, choices={graph.key: [choice]})[graph.key] == (Entry(choice),)
-    assert not can_build(graph, choice, H200)
-    assert can_build(graph, Choice(0, ()), H200)
+    tries = Tries(H200)
+    assert [tries(graph, each) for each in (choice, Choice(0, ()), Choice(4711, ()))] == [False, True, False]
 
 
 @pytest.mark.gpu

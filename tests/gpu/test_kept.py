@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
 import threading
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +18,18 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
+from lowers_judge import LowersJudge
 
+from fusec import lockfile
+from fusec.compiled import Compiled
+from fusec.errors import CheckError
+from fusec.ir import Graph
+from fusec.passes.base import Options
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
+from fusec.program import Partition
 from fusec.runtime import Executable
+from fusec.target import load
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -85,13 +100,18 @@ def test_a_blob_of_another_cudnn_is_not_asked_for(machine: Machine, tmp_path: Pa
 def test_a_blob_that_cudnn_refuses_is_dropped_and_its_plan_built_by_name(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
     first = build(tmp_path)
-    machine.serialized.clear()  # the library reads none of it any more
+    machine.refuses_blobs = True
     machine.built.clear()
-    with pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"):
+    with (
+        pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"),
+        pytest.warns(UserWarning, match=r"engine 3 cannot be kept serialized: cuDNN does not read"),
+    ):
         net = build(tmp_path)
     assert engines(net) == engines(first) == {3}
     assert set(machine.built) == {3}, "the choice is kept, nothing is timed"
     check(net, 0)
+    machine.refuses_blobs = False
+    build(tmp_path)
     machine.built.clear()
     build(tmp_path)
     assert machine.built == [], "it was serialized again"
@@ -204,13 +224,22 @@ def test_a_carried_blob_that_cudnn_refuses_is_built_by_name(machine: Machine, tm
     from fusec.gpu.backend import CudnnBackend
 
     blobs = _carried(machine, tmp_path)
-    machine.serialized.clear()
+    machine.refuses_blobs = True
     machine.times_us = {7: 30.0, 4: 5.0, 3: 1.0}
     store = PlanStore(tmp_path / "here")
-    with pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve"):
+    refused = pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve")
+    with refused, pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
         net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
     assert engines(net) == {4}
     check(net, 0)
+    machine.built.clear()
+    machine.now_us = 0.0
+    with pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
+        again = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
+    assert (engines(again), set(machine.built), machine.now_us) == ({4}, {4}, 0.0), "what was found is enough"
+    machine.refuses_blobs = False
+    tuned_here = Executable(compiled(), CudnnBackend("quick", store=store))
+    assert engines(tuned_here) == {3}, "compiled here, all are timed"
 
 
 def _carried(machine: Machine, path: Path) -> dict[str, list[Entry]]:
@@ -245,6 +274,47 @@ def test_threads_that_compile_at_once_share_the_store(machine: Machine, tmp_path
     assert np.isfinite(net.run(None, {"x": x})[0]).all()
 
 
+COMPILER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from gpu.stand_in_gpu import Machine, install
+install(Machine(), setattr)
+from gpu import test_kept
+for turn in range(int(sys.argv[2])):
+    net = test_kept.tuned(Path(sys.argv[1]))
+    test_kept.check(net, turn)
+    print(turn, flush=True)
+"""
+
+
+def compiler(path: Path, turns: int) -> subprocess.Popen[str]:
+    """A process that compiles again and again."""
+    command = [sys.executable, "-W", "error", "-c", COMPILER, str(path), str(turns)]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root)
+
+
+def test_processes_that_compile_at_once_or_are_killed_leave_a_store_that_serves(
+    machine: Machine, tmp_path: Path
+) -> None:
+    at_once = [compiler(tmp_path, 3) for _ in range(2)]
+    errors = [process.communicate()[1] for process in at_once]
+    assert [process.returncode for process in at_once] == [0, 0], errors
+    killed = compiler(tmp_path / "killed", 1000)
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    for path in (tmp_path, tmp_path / "killed"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            net = tuned(path)
+        assert (machine.built, machine.now_us) == ([], 0.0), "what one process chose another one revives"
+        check(net, 0)
+        machine.now_us = 0.0
+
+
 def test_a_file_saved_on_the_device_has_the_plans_chosen_there(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,3 +338,43 @@ def test_a_file_saved_on_the_device_has_the_plans_chosen_there(
         there = driver.load(tmp_path / "model.fusec")
     assert (engines(there), set(machine.built)) == ({3}, {3})
     check(there, 1)
+
+
+@needs_compiler
+def test_which_concats_are_in_place_is_kept_and_locked(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpu.test_joins import LINKED
+    from partition.test_in_place import joins, place
+
+    from fusec.gpu import backend
+
+    def fresh_one() -> Compiled:
+        program = place(LINKED)
+        return Compiled(program.graph, program, load("h200"), Options(), LowersJudge())
+
+    def improved(store: Path) -> Compiled:
+        of, gpu = fresh_one(), backend.CudnnBackend("quick", store=PlanStore(store))
+        return dataclasses.replace(of, program=gpu.improve(of.program, True, 1.0), decided=gpu.decided)
+
+    def prices(graph: Graph, steps: Sequence[Partition], *_: object) -> list[float]:
+        """A gap costs more than a copy where a sine is written, and nothing elsewhere."""
+        gaps = [any(v.type.within for v in s.outputs) and s.nodes[0].op.name in ("sin", "cos") for s in steps]
+        return [10.0 * gap + (s.nodes[0].op.name == "concat") for s, gap in zip(steps, gaps, strict=True)]
+
+    monkeypatch.setattr(backend, "prices_us", prices)
+    first = improved(tmp_path)
+    monkeypatch.setattr(backend, "prices_us", None)  # nobody asks again
+    again = improved(tmp_path)
+    assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
+    lock = lockfile.make([first])
+    runs = [e.form[0].runs for e in lock.entries if e.name == "concat"]
+    assert sorted(runs) == ["copy", "in place", "in place", "kernel"], "and the kernel that copies"
+    assert lockfile.parse(lockfile.text_of(lock)).entries == lock.entries
+    assert lockfile.changes(lock, fresh_one(), lambda graph, choice: True) == []
+    kept = lockfile.apply(lock, fresh_one(), lambda graph, choice: True).compiled
+    assert [str(step.body) for step in kept.program.steps] == [str(step.body) for step in first.program.steps]
+    less = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if e.form[0].runs != "copy"))
+    with pytest.raises(CheckError, match=r"fusec\.lock: concat f32\[2,\d+,4,4\].* on h200: has no entry"):
+        lockfile.apply(less, fresh_one(), lambda graph, choice: True)
+    assert joins(fresh_one().program) == ["c view", "f view", "i view"]
