@@ -111,6 +111,7 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer
     memory = executable.memory
     row["peak_bytes"]["fusec"] = memory.nbytes + sum(a.nbytes for a in executable._constants.values())
     row |= {"limit_ms": bench.limit_us / 1000, "sum_ms": bench.sum_us / 1000, "call_us": bench.call.median_us}
+    row["lanes"], row["recorded_otherwise_us"], _ = executable.recorded
     row["arena_over_live"] = memory.nbytes / max(1, memory.live_bytes)
     row["ok"] = all(e <= TOLERANCE for e in row["errors"].values())
     ms = {one: time["median_ms"] for one, time in row["times"].items()}

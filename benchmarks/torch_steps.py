@@ -30,7 +30,16 @@ def first_weights(name: str) -> dict[str, torch.Tensor]:
 class Step:
     """A model with its optimiser; `run` is one step on `images` and `labels`, which stay where they are."""
 
-    def __init__(self, kind: str, name: str, weights: Mapping[str, torch.Tensor], batch: int, side: int, scale: float):
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        weights: Mapping[str, torch.Tensor],
+        batch: int,
+        side: int,
+        scale: float,
+        compile_mode: str,
+    ):
         half = kind.endswith("half")
         model = getattr(torchvision.models, name)()
         model.load_state_dict(dict(weights))
@@ -61,7 +70,7 @@ class Step:
         self.forward: Callable[[], torch.Tensor] = self._forward
         if kind.startswith("compile"):
             torch._dynamo.reset()
-            self.forward = torch.compile(self._forward, mode="max-autotune-no-cudagraphs")
+            self.forward = torch.compile(self._forward, mode=compile_mode)
 
     def _forward(self) -> torch.Tensor:
         if self.half:

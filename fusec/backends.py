@@ -21,11 +21,13 @@ from fusec.storage import unpack
 class Recorded(Protocol):
     """Steps that were recorded. at_once: as one piece, which a call may queue on its caller's own stream. lanes: how
     many are side by side at most. times_us: of this, and of the other way (in order, or side by side), if both were
-    timed."""
+    timed. declined: why steps could not be recorded side by side, where that was tried, or some not at
+    all."""
 
     at_once: bool
     lanes: int
     times_us: tuple[float, float] | None
+    declined: str
 
     def takes(self, place: int, array: Array) -> bool:
         """Whether the next run reads an input, by its place, from this very array: then it need not be copied."""
@@ -115,6 +117,7 @@ class _Steps:
     at_once = True
     lanes = 1
     times_us: tuple[float, float] | None = None
+    declined = ""
 
     def __init__(self, runs: Sequence[Callable[[], None]]):
         self._runs = runs

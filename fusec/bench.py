@@ -52,7 +52,7 @@ class StepTime:
 class Bench:
     """call: from arrays of the caller to results, on the host's clock. whole: the steps alone, as a call runs them.
     first_call_s: the first, which runs step by step and records. lanes: how many steps run side by side at most;
-    other_us: the whole recorded the other way, if both were timed."""
+    other_us: the whole recorded the other way, if both were timed; declined: why it could not be."""
 
     device: str
     first_call_s: float
@@ -63,6 +63,7 @@ class Bench:
     live_bytes: int
     lanes: int = 1
     other_us: float | None = None
+    declined: str = ""
 
     @property
     def sum_us(self) -> float:
@@ -120,6 +121,8 @@ class Bench:
             ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")
             this, other = reversed(ways) if self.lanes > 1 else ways
             lines.append(f"steps run {this}; {other} they took {self.other_us:.1f} us")
+        if self.declined:
+            lines.append(f"as recorded: {self.declined}")
         if self.excess is not None:
             lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
         return "\n".join(lines)

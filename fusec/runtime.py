@@ -152,13 +152,13 @@ class Executable:
         return self._held[name]
 
     @property
-    def recorded(self) -> tuple[int, float | None]:
-        """How many steps run side by side at most, and how long, in microseconds, the whole took recorded the other
-        way, if both were timed; known from the second call on."""
+    def recorded(self) -> tuple[int, float | None, str]:
+        """How many steps run side by side at most; how long, in microseconds, the whole took recorded the other way, if
+        both were timed, or why it could not be recorded. Known from the second call on."""
         if self._replay is None:
-            return 1, None
+            return 1, None, ""
         times_us = self._replay.times_us
-        return self._replay.lanes, None if times_us is None else times_us[1]
+        return self._replay.lanes, None if times_us is None else times_us[1], self._replay.declined
 
     @property
     def device(self) -> str:

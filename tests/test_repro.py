@@ -203,6 +203,14 @@ def test_odd_names_stay_in_their_comments() -> None:
     assert text.isascii()
 
 
+# computes 16 of 32 channels from 16 of 48
+WITHIN = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1} of [2,48,4,4]) {
+  %w = constant weight("w") : f32[16,16,1,1]{0,2,3,1}
+  %y = conv(%x, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1]} : f32[2,16,4,4]{0,2,3,1} of [2,32,4,4]
+  return %y
+}"""
+
+
 # a whole run, on stand-ins -----------------------------------------------------------------------------------------
 
 
@@ -215,8 +223,9 @@ def test_odd_names_stay_in_their_comments() -> None:
         SCALED.format("bf16"),
         LOGARITHM,
         BODIES["a value needed outside is a second output"],
+        WITHIN,
     ],
-    ids=["residual", "scalar", "bf16", "nan is right", "two outputs"],
+    ids=["residual", "scalar", "bf16", "nan is right", "two outputs", "parts of larger tensors"],
 )
 def test_a_right_plan_passes(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lowered = write(tmp_path / "r", load(text))
@@ -252,7 +261,7 @@ def last_not_written(graph: CudnnGraph, buffers: Mapping[int, np.ndarray]) -> No
 
 @pytest.mark.cudnn
 @pytest.mark.parametrize("execute", [wrong_everywhere, one_nan, nothing_written, last_not_written])
-@pytest.mark.parametrize("text", [RESIDUAL, SCALED.format("bf16")], ids=["f16", "bf16"])
+@pytest.mark.parametrize("text", [RESIDUAL, SCALED.format("bf16"), WITHIN], ids=["f16", "bf16", "parts"])
 def test_a_wrong_plan_fails(execute: Any, text: str, tmp_path: Path) -> None:
     lowered = write(tmp_path / "r", load(text))
     assert run(tmp_path / "r", lowered.graph, execute=execute) == 1

@@ -417,10 +417,11 @@ class CudnnBackend:
             for i, w in enumerate(waits)
         )
         placed = lanes(told)
-        forked = None
-        if max(placed, default=0) > 0:
-            forked = side_by_side(self._streams, works, told, placed, self._on_lane)
-        if forked is None:
+        if max(placed, default=0) < 1:
+            return ordered
+        forked = side_by_side(self._streams, works, told, placed, self._on_lane)
+        if isinstance(forked, str):
+            ordered.declined = forked
             return ordered
         pair = (ordered, forked)
         for each in pair:

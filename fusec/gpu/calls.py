@@ -37,10 +37,15 @@ class Streams:
             stream.wait_event(self.done)
         self.current, self.running = stream, True
 
-    def end(self) -> None:
-        """The call is queued."""
-        self.done.record(self.current)
-        self.last, self.current, self.running = self.current, self.own, False
+    def end(self, failed: bool = False) -> None:
+        """The call is queued, or failed: then whatever the device still says of it would hide why."""
+        try:
+            self.done.record(self.current)
+        except cupy.cuda.runtime.CUDARuntimeError:
+            if not failed:
+                raise
+        finally:
+            self.last, self.current, self.running = self.current, self.own, False
 
     def synchronize(self) -> None:
         """Wait for what the call has queued up to now; between calls, for the last one."""
@@ -49,15 +54,17 @@ class Streams:
     @contextmanager
     def own_call(self) -> Generator[None]:
         """A call on the own stream: it waits for what its caller's stream holds, and that stream for the call."""
-        with self.lock, out_of_memory("running the model"):
+        with self.lock, _told("running the model"):
             caller = cupy.cuda.get_current_stream()
             self.begin(self.own)
-            self.own.wait_event(caller.record())
             try:
+                self.own.wait_event(caller.record())
                 with self.own:
                     yield
-            finally:
-                self.end()
+            except BaseException:
+                self.end(failed=True)
+                raise
+            self.end()
             caller.wait_event(self.done)
 
 
@@ -82,11 +89,12 @@ class AtOnce:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._streams.end()
+            with _told("running the model"):
+                self._streams.end(failed=error is not None)
+                if error is not None:
+                    raise error
         finally:
             self._streams.lock.release()
-        if error is not None and isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-            raise _without_memory("running the model", error) from error
 
 
 class Ahead:
@@ -117,12 +125,14 @@ class Ahead:
 
 class Replay:
     """CUDA graphs, and what could not be captured between them, in order. lanes: how many steps are side by side at
-    most. times_us: of this one, and of the other way to record the same, if both were timed. kept: memory in use."""
+    most. times_us: of this one, and of the other way to record the same, if both were timed. declined: why steps could
+    not be recorded side by side, or some not at all. kept: memory in use."""
 
     def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
         self._streams, self._parts, self._kept = streams, parts, kept
         self.lanes = lanes
         self.times_us: tuple[float, float] | None = None
+        self.declined = ""
         self.at_once = all(hasattr(part, "launch") for part in parts)
         self.ahead: Ahead | None = None
 
@@ -170,20 +180,24 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
     source = int(buffer.data.ptr) if nbytes else 0
     shape, dtype = type.shape, type.dtype.numpy
 
+    def new() -> Array:
+        if dtype.kind == "V":  # bfloat16, which CuPy views but does not make
+            return cupy.empty(nbytes, cupy.uint8).view(dtype).reshape(shape)
+        return cupy.empty(shape, dtype)
+
     def fetch(into: Array | None, host: bool) -> Array:
-        if into is None:
-            into = np.empty(shape, dtype) if host else cupy.empty(shape, dtype)
-        direct = into.strides == strides or (plain and into.flags.c_contiguous)
-        if isinstance(into, cupy.ndarray):
+        held: Array = into if into is not None else np.empty(shape, dtype) if host else new()
+        direct = held.strides == strides or (plain and held.flags.c_contiguous)
+        if isinstance(held, cupy.ndarray):
             if not direct:
-                into[...] = place
+                held[...] = place
             elif nbytes:
-                cupy.cuda.runtime.memcpyAsync(into.data.ptr, source, nbytes, ON_DEVICE, streams.current.ptr)
+                cupy.cuda.runtime.memcpyAsync(held.data.ptr, source, nbytes, ON_DEVICE, streams.current.ptr)
         elif not direct:
-            into[...] = place.get()
+            held[...] = place.get()
         elif nbytes:
-            cupy.cuda.runtime.memcpyAsync(into.ctypes.data, source, nbytes, TO_HOST, streams.current.ptr)
-        return into
+            cupy.cuda.runtime.memcpyAsync(held.ctypes.data, source, nbytes, TO_HOST, streams.current.ptr)
+        return held
 
     return fetch
 
@@ -195,6 +209,16 @@ def out_of_memory(what: str) -> Generator[None]:
         yield
     except cupy.cuda.memory.OutOfMemoryError as error:
         raise _without_memory(what, error) from error
+
+
+@contextmanager
+def _told(what: str) -> Generator[None]:
+    """The same, and any other error of the device, which may be that of an earlier call."""
+    with out_of_memory(what):
+        try:
+            yield
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise ExecutionError(f"the GPU reported an error while {what}: {error}") from error
 
 
 def _without_memory(what: str, error: BaseException) -> ExecutionError:

@@ -42,23 +42,27 @@ def in_order(
 ) -> Replay:
     """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
     parts: list[Any] = []
+    reasons: list[str] = []
     start = 0
     while start < len(runs):
-        graph, end = _captured(streams.own, runs, start, scratch)
+        graph, end, reason = _captured(streams.own, runs, start, scratch)
         if graph is not None:
             graph.upload(streams.own)
             parts.append(graph)
         if end < len(runs):
             parts.append(runs[end])
+            reasons.append(f"step {end} cannot be captured: {reason}")
         start = end + 1
-    return Replay(streams, parts)
+    replay = Replay(streams, parts)
+    replay.declined = "; ".join(reasons)
+    return replay
 
 
 def _captured(
     stream: Any, runs: Sequence[Callable[[], None]], start: int, scratch: Callable[[], AbstractContextManager[None]]
-) -> tuple[Any, int]:
-    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured."""
-    end = len(runs)
+) -> tuple[Any, int, str]:
+    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured, and why."""
+    end, reason = len(runs), ""
     while start < end:
         stream.synchronize()
         failed = end
@@ -72,18 +76,19 @@ def _captured(
                     failed = end
             finally:
                 graph = stream.end_capture()
-            return graph, end
-        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
+            return graph, end, reason
+        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+            reason = str(error) or type(error).__name__
             # most often CuPy's own word on cuBLAS, or on what waits for the device
             end = failed if failed < end else start + (end - start) // 2
-    return None, end
+    return None, end, reason
 
 
 def side_by_side(
     streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
-) -> Replay | None:
-    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; None if they cannot be
-    captured so."""
+) -> Replay | str:
+    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; why not, if they
+    cannot be captured so."""
     count = max(lanes) + 1
     others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
     needs = [1] * count
@@ -116,8 +121,8 @@ def side_by_side(
                 streams.own.wait_event(_recorded(track))
         finally:
             graph = streams.own.end_capture()
-    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError):
-        return None
+    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+        return str(error) or type(error).__name__
     graph.upload(streams.own)
     return Replay(streams, [graph], count, scratch)
 

@@ -22,6 +22,8 @@ from fusec.ops import (
     AttentionTrain,
     AvgPool,
     BatchNorm,
+    BatchNormBackward,
+    BatchNormTrain,
     Cast,
     Concat,
     Conv,
@@ -30,9 +32,11 @@ from fusec.ops import (
     GroupNorm,
     InstanceNorm,
     LayerNorm,
+    LayerNormBackward,
     LocalResponseNorm,
     MatMul,
     MaxPool,
+    MaxPoolBackward,
     Pad,
     Pointwise,
     Reduce,
@@ -54,6 +58,7 @@ Order = tuple[int, ...]
 _FIRST_OPERAND = (
     AvgPool,
     BatchNorm,
+    BatchNormTrain,
     Cast,
     GroupNorm,
     InstanceNorm,
@@ -65,13 +70,17 @@ _FIRST_OPERAND = (
     Slice,
     Split,
 )
+_FIRST_TWO = (BatchNormBackward, MaxPoolBackward)
 # what cuDNN runs over one iteration space: there the operands' order must be the result's
 _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
-_KERNELS = (AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary)
+_KERNELS = (
+    *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary),
+    *(BatchNormTrain, BatchNormBackward, MaxPoolBackward),
+)
 _CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
-_ROW_MAJOR = (MatMul, LayerNorm, RmsNorm)  # cuDNN writes rows
-_READS_ROWS = (MatMul, LayerNorm, RmsNorm, Softmax)
+_ROW_MAJOR = (MatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN writes rows, and so does the kernel
+_READS_ROWS = (MatMul, LayerNorm, RmsNorm, LayerNormBackward, Softmax)
 _ATTENTIONS = (Attention, AttentionTrain, AttentionBackward)
 _FREE = (Reshape, Transpose)  # nothing moves if the orders of operand and result fit
 _CANDIDATES = 4  # orders weighed per region; the pass stays linear
@@ -147,6 +156,8 @@ def tied_operands(node: Node) -> Iterator[int]:
         yield from range(len(node.operands))
     elif isinstance(node.op, _FIRST_OPERAND) or (isinstance(node.op, Reduce) and node.op.keepdims):
         yield 0
+    elif isinstance(node.op, _FIRST_TWO):
+        yield from range(2)
 
 
 def _tied(node: Node) -> list[Value]:
@@ -156,17 +167,18 @@ def _tied(node: Node) -> list[Value]:
 
 
 def _movable(graph: Graph) -> Iterator[Value]:
-    """Values whose order is free: results of nodes, constants left out (they are stored as first used)."""
+    """Values whose order is free: results of nodes, constants left out (they are stored as first used), and what has
+    but one order."""
     for node in graph.nodes:
         if not isinstance(node.op, (Constant, Relayout)):
-            yield from node.results
+            yield from (v for v in node.results if v.type.rank > 1)
 
 
 def _lets_go(node: Node) -> bool:
     """Whether a kernel's result may lie otherwise than its operands: no cuDNN graph reads it, and what
     does would perhaps copy."""
     return isinstance(node.op, _KERNELS) and all(
-        isinstance(user.op, (Return, *_FREE, *_READS_ROWS)) for user in node.result.users
+        isinstance(user.op, (Return, *_FREE, *_READS_ROWS)) for user in node.results[0].users
     )
 
 
@@ -180,7 +192,7 @@ class _Regions:
             if isinstance(node.op, _CONVOLUTIONS):
                 self.orders[node.result] = channels_last(node.result.type.rank)
             elif isinstance(node.op, _ROW_MAJOR):
-                self.orders[node.result] = ()
+                self.orders[node.results[0]] = ()
             elif isinstance(node.op, _ATTENTIONS):
                 self.orders.update({value: _as_turned(value) for value in node.results})
         for node in graph.nodes:
@@ -333,7 +345,7 @@ def _as_turned(value: Value) -> Order:
 def _as_rows(user: Node, index: int, type: TensorType) -> bool:
     """Whether a matrix product, row norm or softmax reads an operand so stored row by row; products
     take transposed matrices too."""
-    if index and not isinstance(user.op, MatMul):
+    if index and not isinstance(user.op, (MatMul, LayerNormBackward)):
         return True
     if isinstance(user.op, MatMul) and type.rank >= 2:
         rank = type.rank

@@ -30,6 +30,8 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("no image of three channels", x)
     if not _pays(x, w.type.shape[2:]):
         raise NoMatch("it would not pay", x)
+    if literal is None and not _overlap_of(w.type.shape[2:], op.strides):
+        raise NoMatch("the filters are not constant, and patches are a matrix product's", w)
     wide = graph.insert(WIDER, [x], before=node).result
     if literal is None:  # state, say: a small tensor is padded with each call
         filters = graph.insert(WIDER, [w], before=node).result
@@ -49,7 +51,7 @@ def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
     op, shape = node.op, node.result.type.shape
     if not isinstance(op, ConvWgrad) or not _is_image(x, op.groups):
         raise NoMatch("no image of three channels", x)
-    if not _pays(x, op.window):
+    if not _pays(x, op.window) or not _overlap_of(op.window, op.strides):
         raise NoMatch("it would not pay", x)
     wide = graph.insert(WIDER, [x], before=node).result
     filters = graph.insert(op, [wide, dy], before=node).result
@@ -58,6 +60,11 @@ def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
 
 def _is_image(x: Value, groups: int) -> bool:
     return x.type.rank == 4 and x.type.shape[1] == 3 and groups == 1
+
+
+def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Measured for those of ResNets alone (64 images: 120 us instead of 260, the gradient 163 instead of 273)."""
+    return any(k > s for k, s in zip(window, strides, strict=True))
 
 
 def _pays(x: Value, window: tuple[int, ...]) -> bool:

@@ -66,8 +66,8 @@ def test_both_halves_are_one_step_each_and_read_the_projection_as_it_lies(name: 
     program = build(layer(*SHAPES[name]).graph(), target="h200").program
     found = [s.signature for s in program.steps if s.kind.value != "view"]
     assert found.count("attention_train") == found.count("attention_backward") == 1
-    kernels = [s.signature for s in program.steps if s.kind.value == "kernel"]
-    assert kernels == ["concat"]
+    # and what it gets is written where the projection's gradient lies: no parts are put together
+    assert not [s.signature for s in program.steps if s.kind.value == "kernel"]
 
 
 @pytest.mark.cudnn

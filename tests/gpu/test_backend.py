@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,31 @@ def test_a_call_that_fails_leaves_the_next_one_free(machine: Machine, tmp_path: 
         net.run(None, {"x": x})
     machine.limit = limit
     check(net, 1)
+
+
+def test_an_error_of_the_device_is_told_with_the_step(machine: Machine, tmp_path: Path) -> None:
+    """Whatever else fails after it: a context that is lost fails everything."""
+    net = build(tmp_path, "none")
+    fault = net.backend.xp.cuda.runtime.CUDARuntimeError("cudaErrorIllegalAddress")
+
+    def fails(*_: Any) -> None:
+        raise fault
+
+    streams = net.backend._streams
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(streams.done, "record", fails)
+        patched.setattr(type(streams.own), "synchronize", fails)
+        patched.setattr(net.backend, "give_up", lambda *_: False)
+        with pytest.raises(ExecutionError, match=r"step 0 bias.*: the GPU reported an error: cudaErrorIllegalAddress"):
+            net.run(None, {"x": fresh(0)})
+    for seed in range(2):
+        check(net, seed)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(net.backend.xp.cuda.runtime, "memcpyAsync", fails)
+        patched.setattr(net._replay, "_parts", [types.SimpleNamespace(launch=fails)])
+        with pytest.raises(ExecutionError, match="the GPU reported an error while running the model: cudaError"):
+            net.run(None, {"x": on_device(fresh(0))})
+    check(net, 2)
 
 
 TEXT_BIAS = np.array([1.0, 2.0, 3.0, 4.0, -1.0, -2.0, -3.0, 0.5], np.float32)
@@ -387,6 +413,8 @@ def test_what_cannot_be_captured_runs_between_graphs(
         done.clear()
         replay()
         assert done == [0, 1, 2, 3, 4]
+    assert bool(replay.declined) == bool(where)
+    assert not where or "cannot be captured: " in replay.declined
     alone = {(): 1, (0,): 1, (2,): 2, (4,): 1, (1, 2): 2, (0, 1, 2, 3, 4): 0}[where]
     assert machine.replayed == 2 * alone or (how == "spoils" and machine.replayed >= 2 * alone)
 

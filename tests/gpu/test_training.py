@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu.test_training_on_stand_in import network as attending
 from helpers import assert_close
+from test_training_models import SIZES, first
 
 import fusec
+from examples.training_models import training_step
 from fusec import training
 from fusec.builder import Builder
 from fusec.gpu import device
@@ -101,3 +104,33 @@ def test_random_bits_are_the_same() -> None:
     b.output(bits=b.random_bits(b.input("state", (2,), "u64"), (1000, 3)))
     state = np.array([3, 9], np.uint64)
     np.testing.assert_array_equal(fusec.compile(b)(state), fusec.compile(b, target="cpu")(state))
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_lists_of_parameters_and_attention_in_fp16(optimiser: str, rng: np.random.Generator) -> None:
+    """Master weights cast, gradients searched and parameters moved by kernels over all of them, in place."""
+    b = attending(optimiser, heads=2, size=128)
+    here, there = fusec.compile(b), fusec.compile(b, target="cpu")
+    names = [step.signature for step in here.compiled.program.steps]
+    assert {"attention_train", "attention_backward", "all_finite"} <= set(names)
+    assert any(" x " in name for name in names)
+    for _ in range(4):
+        x, labels = rng.standard_normal((4, 8, 128)).astype(np.float16), rng.integers(0, 10, 4)
+        assert_close(here.step(x, labels), there.step(x, labels), 5e-3)
+    for name in ("qkv", "head"):
+        assert_close(here.value(name), there.value(name), 2e-2)
+    here.step(np.full((4, 8, 128), np.inf, np.float16), labels)  # not finite: nothing moves but the scale
+    assert_close(here.value("qkv"), there.value("qkv"), 2e-2)
+    assert here.value("loss.scale") == there.value("loss.scale") / 2
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_models_learn_what_they_do_in_numpy(name: str, rng: np.random.Generator) -> None:
+    held = first(training_step(name, 2, 32, **SIZES[name]))
+    b = training_step(name, 2, 32, first=held, **SIZES[name])
+    here, there = fusec.compile(b), fusec.compile(b, target="cpu")
+    for _ in range(4):
+        x, labels = rng.standard_normal((2, 3, 32, 32)).astype(np.float16), rng.integers(0, 1000, 2)
+        assert_close(here.step(x, labels), there.step(x, labels), 1e-2)
+    kernels = {step for step in here.compiled.program.steps if step.kind is Kind.KERNEL}
+    assert kernels == here.kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from helpers import assert_close
+from test_training_models import SIZES, first
 
 import fusec
+from examples.training_models import training_step
 from fusec import driver, training
 from fusec.builder import Builder
 from fusec.gpu.kernels import find
@@ -71,3 +74,26 @@ def test_steps_are_those_of_numpy(optimiser: str, machine: Machine, tmp_path: Pa
     # keys' biases change no weight: what their gradient is, is rounding alone
     for name in set(here.state) - {n for n in here.state if n.startswith("qkv.bias")}:
         assert_close(here.value(name), there.value(name), 2e-2)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_models_in_the_forms_a_gpu_chooses(
+    name: str, machine: Machine, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Kernels joined with what is beside them, plans timed: nothing is left to run op by op, and losses are NumPy's."""
+    from fusec.gpu.backend import CudnnBackend
+    from fusec.plan_store import PlanStore
+
+    b = training_step(name, 2, 32, first=first(training_step(name, 2, 32, **SIZES[name])), **SIZES[name])
+    state = {parameter: b.updates.get(parameter, "") for parameter in b.parameters}
+    compiled = driver.build(b.graph(), target="h200", state=state)
+    backend = CudnnBackend("quick", store=PlanStore(tmp_path))
+    program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
+    here = Executable(replace(compiled, program=program), backend)
+    here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
+    there = fusec.compile(b, target="cpu")
+    for _ in range(3):
+        x, labels = rng.standard_normal((2, 3, 32, 32)).astype(np.float16), rng.integers(0, 1000, 2)
+        assert_close(here.step(x, labels), there.step(x, labels), 3e-3)
+    kernels = {step for step in program.steps if step.kind is Kind.KERNEL}
+    assert kernels == here.kernels

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import assert_close
 from lowers_judge import LowersJudge
 
+from fusec import artifact
 from fusec.compiled import Compiled
 from fusec.errors import VerifyError
+from fusec.hazards import deadly
 from fusec.ir import DType, Graph, TensorType
+from fusec.lower_cudnn import lower
 from fusec.memory import located, plan_memory
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
@@ -237,3 +241,41 @@ def test_places_that_contradict_each_other_are_an_error() -> None:
     steps = tuple(s if s.kind is not Kind.VIEW else replace(s, kind=Kind.KERNEL) for s in lone.steps)
     with pytest.raises(VerifyError, match="nothing says where it lies"):
         plan_memory(replace(lone, steps=steps))
+
+
+def test_a_body_knows_what_its_values_are_parts_of() -> None:
+    program = place(BLOCK)
+    graph = program.graph
+    (part,) = (v for v in graph.values() if v.name == "f1")
+    graph.set_type(part, replace(part.type, within=()))
+    with pytest.raises(VerifyError, match=r"%f1 is f32\[2,16,4,4\]\{0,2,3,1\}, not .* of \[2,48,4,4\]"):
+        program.verify()
+
+
+def test_a_convolution_may_read_some_channels_through_other_ops() -> None:
+    def reason(strides: tuple[int, ...]) -> str | None:
+        text = f"""graph "g" (%x: f16[2,16,4,4]{LAST}) {{
+          %w = constant weight("w") : f16[16,16,1,1]{LAST}
+          %r = relu(%x) : f16[2,16,4,4]{LAST}
+          %y = conv(%r, %w) {CONV} : f16[2,16,4,4]{LAST}
+          return %y
+        }}"""
+        graph = lower(parse(text, {"w": np.ones((16, 16, 1, 1), np.float16)})).graph
+        (image,) = (t for t in graph.inputs if t.dims == (2, 16, 4, 4))
+        tensors = tuple(replace(t, strides=strides) if t is image else t for t in graph.tensors)
+        return deadly(replace(graph, tensors=tensors))
+
+    assert reason((256, 1, 64, 16)) is None
+    assert reason((768, 1, 192, 48)) is None, "16 of 48 channels"
+    for strides in ((256, 16, 4, 1), (512, 2, 128, 32), (768, 1, 48, 192), (1024, 1, 128, 16)):
+        assert "not stored channels last" in str(reason(strides)), strides
+
+
+def test_a_saved_program_keeps_its_concats_in_place(rng: np.random.Generator, tmp_path: Path) -> None:
+    program = place(BLOCK)
+    net = check(program, BLOCK, rng)
+    net.save(tmp_path / "block.fusec")
+    again = artifact.load(tmp_path / "block.fusec", "h200").compiled
+    assert joins(again.program) == ["c1 view", "c2 view"]
+    x = rng.standard_normal((2, 16, 8, 8)).astype(np.float32)
+    np.testing.assert_array_equal(Executable(again, SimulatorBackend())(x), net(x))

@@ -37,8 +37,10 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     read = [v.type for v in inputs_of([*part.before, anchor]) if v.type.size != 1 and v not in part.parameters]
     early = [v.type for v in part.early]
-    again = [v.type for v in inputs_of(part.again) if v.type.size != 1 and v not in part.parameters]
-    written = [v.type for v in (*inputs_of(part.behind), *part.late) if v.type.size != 1 and v is not part.y]
+    straight = [v for v in part.elements if v.node not in part.before]  # read as they are
+    again = [v.type for v in (*inputs_of(part.again), *straight) if v.type.size != 1 and v not in part.parameters]
+    behind = [v for v in inputs_of(part.behind) if v is not part.y]
+    written = [v.type for v in (*behind, *part.late) if v.type.size != 1]  # perhaps in another order than x
     sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
     write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
     source = ChannelSource(part, sums, write)
@@ -65,6 +67,6 @@ def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> P
     lanes = 1 if row else min(LANES, power_of_two(numbers))
     threads = min(BLOCK // lanes, power_of_two(count))
     lanes = max(lanes, 32 // threads)
-    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED)
+    plan = Plan(axes, row, vector, threads, lanes, count, numbers, unrolled=UNROLLED, whole=threads * UNROLLED)
     plan = replace(plan, chunks=max(1, min(ceil_div(blocks, plan.blocks), count // (threads * turns))))
     return replace(plan, chunks=ceil_div(count, plan.each))

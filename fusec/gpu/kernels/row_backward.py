@@ -24,8 +24,9 @@ from fusec.program import inputs_of
 
 # Numbers of a row that a thread keeps, of each of four kinds, and blocks at most: more of these leave more sums to put
 # together. Where nothing is measured, the first.
-SHARED_OUT = ((16, 264), (8, 528), (8, 264), (24, 132))
+SHARED_OUT = ((24, 132), (16, 264), (16, 132), (8, 528))
 MOST = 512  # threads for a row
+SHARED_BYTES = 40 << 10  # for the columns of the rows a block is at
 
 
 def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -46,11 +47,16 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
     for kept, blocks in SHARED_OUT:
         plan = _planned(part, kept)
-        if plan is not None:
+        if plan is not None and plan.lanes * _columns_bytes(part) <= SHARED_BYTES:
             source = _Source(part, plan, blocks)
             made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
+
+
+def _columns_bytes(part: Part) -> int:
+    """Of one number for each column, as it is computed in."""
+    return part.parameters[0].type.size * (8 if part.x.type.dtype is DType.F64 else 4)
 
 
 def _adds_rows(node: Node, anchor: Node) -> bool:
@@ -60,12 +66,10 @@ def _adds_rows(node: Node, anchor: Node) -> bool:
 
 
 def _planned(part: Part, kept: int) -> Plan | None:
-    """Who goes through what; None unless all lies in rows that threads can keep."""
+    """Who goes through what; None if rows are longer than threads can keep."""
     x, axis = part.x.type, part.anchor.op.attributes["axis"] % part.x.type.rank
     read = inputs_of([*part.before, *part.behind])
     types: list[Laid] = [v.type for v in (*part.elements, *read, *part.early, *part.late) if v.type.size != 1]
-    if x.order:
-        return None
     sizes = [d for d in range(x.rank) if x.shape[d] != 1]
     leading = merged(x.shape, [d for d in sizes if d < axis], types) if any(d < axis for d in sizes) else []
     trailing = merged(x.shape, [d for d in sizes if d >= axis], types) if any(d >= axis for d in sizes) else []
@@ -122,7 +126,7 @@ class _Source:
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
         turns, vector, count = plan.turns, plan.vector, f"{kind}({self.size})"
         reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
-        lines = [f"__shared__ {kind} shared[{plan.block * max(3, vector)}];"]
+        lines = [f"__shared__ {kind} shared[{plan.block * 3}];"]
         lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
         own = ("by_scale", "by_bias")[: len(part.anchor.results) - 1]
         names = (*own, *(f"by_sum{number}" for number in range(len(part.sums))))
@@ -173,15 +177,21 @@ class _Source:
                 last.store(value)
         lines += ["if (live) {", *self._loop(last.lines()), "}", "}"]
         pointer = arguments.scratch(kind)
+        if plan.lanes > 1:
+            lines.append(f"__shared__ {kind} columns[{plan.lanes * self.size}];")
         for number, name in enumerate(names):
-            lines += ["#pragma unroll", f"for (int turn = 0; turn < {turns}; ++turn) {{"]
-            if plan.lanes > 1:
-                lines.append(f"  reduce_threads<{plan.block}, {plan.lanes}, {plan.threads}, {vector}>")
-                lines.append(f"    ({name}[turn], shared, Add());")
+            place = f"{pointer} + ({number * self.blocks}u + blockIdx.x) * {self.size}u"
+            lines += [f"{{ {kind}* const sums = {place};", "#pragma unroll"]
+            lines.append(f"for (int turn = 0; turn < {turns}; ++turn) {{")
             lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
-            place = f"({number * self.blocks}u + blockIdx.x) * {self.size}u + r * {vector}u + j"
-            lines.append(f"  if (lane == 0 && r < {plan.count}u)")
-            lines.append(f"    for (int j = 0; j < {vector}; ++j) {pointer}[{place}] = {name}[turn][j];")
+            to = f"columns[lane * {self.size}u + r * {vector}u + j]" if plan.lanes > 1 else f"sums[r * {vector}u + j]"
+            lines.append(f"  if (r < {plan.count}u)")
+            lines += [f"    for (int j = 0; j < {vector}; ++j) {to} = {name}[turn][j];", "}"]
+            if plan.lanes > 1:  # side by side, the lanes in their order
+                lines += ["__syncthreads();", f"for (u32 c = threadIdx.x; c < {self.size}u; c += {plan.block}u) {{"]
+                lines += [f"  {kind} sum = columns[c];", "  #pragma unroll"]
+                lines.append(f"  for (u32 l = 1; l < {plan.lanes}u; ++l) sum += columns[l * {self.size}u + c];")
+                lines += ["  sums[c] = sum;", "}", "__syncthreads();"]
             lines.append("}")
         return arguments.launch("norm_backward_rows", lines, self.blocks, plan.block)
 

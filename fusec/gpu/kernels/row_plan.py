@@ -41,6 +41,7 @@ class Plan:
     groups: int  # of numbers, in vectors
     chunks: int = 1  # that go to blocks of their own, where there are too few numbers to fill the GPU
     unrolled: int = 1  # turns whose elements are asked for before the first of them has come
+    whole: int = 1  # what the size of a chunk, the last one's excepted, is a multiple of
 
     @property
     def along(self) -> int:
@@ -49,7 +50,7 @@ class Plan:
     @property
     def each(self) -> int:
         """What one chunk goes through, in vectors."""
-        return ceil_div(self.count, self.chunks)
+        return ceil_div(ceil_div(self.count, self.chunks), self.whole) * self.whole
 
     @property
     def turns(self) -> int:

@@ -68,7 +68,7 @@ def loop(plan: Plan, body: Sequence[str], cached: bool = False) -> list[str]:
         f"#pragma unroll {plan.unrolled}",
         *_block("for (u32 turn = 0; turn < full; ++turn)", [first, *lines]),
     ]
-    if plan.each % plan.threads or plan.count % plan.each:
+    if plan.each % plan.threads or plan.count % plan.each % plan.threads:
         whole += _block(f"for (u32 r = begin + full * {plan.threads}u + t; r < end; r = end)", lines)
     return _block("", whole)
 

@@ -13,6 +13,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 from fusec.gpu.kernels import channels as family
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, pw
+from fusec.text import parse
 
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 SHAPES = ((3, 16, 9, 5), (2, 6, 3, 4), (5, 40, 12), (33, 24), (4, 1, 3, 3), (1, 3, 1, 1), (2, 264, 2, 3))
@@ -58,6 +59,26 @@ def channel_cases() -> list[Case]:
     return cases
 
 
+def turned_channels() -> list[Case]:
+    """Results, and losses, in another memory order than the image."""
+    shape, turned = "f16[3,24,5,4]", "f16[3,24,5,4]{0,2,3,1}"
+    texts = {
+        "train": f"""graph "g" (%x: {turned}, %s: f32[24], %b: f32[24]) {{
+  %y, %m, %i = batch_norm_train(%x, %s, %b) : {shape}, f32[24], f32[24]
+  return %y, %m, %i
+}}""",
+        "backward": f"""graph "g" (%dy: {shape}, %x: {turned}, %s: f32[24], %m: f32[24], %i: f32[24]) {{
+  %dx, %ds, %db = batch_norm_backward(%dy, %x, %s, %m, %i) : {turned}, f32[24], f32[24]
+  return %dx, %ds, %db
+}}""",
+        "written turned": f"""graph "g" (%dy: {turned}, %x: {turned}, %s: f32[24], %m: f32[24], %i: f32[24]) {{
+  %dx, %ds, %db = batch_norm_backward(%dy, %x, %s, %m, %i) : {shape}, f32[24], f32[24]
+  return %dx, %ds, %db
+}}""",
+    }
+    return [Case(f"turned {name}", parse(text), positive) for name, text in texts.items()]
+
+
 def surrounded_channels() -> list[Case]:
     """With pointwise ops before and behind, and what an optimiser makes of the statistics."""
 
@@ -100,6 +121,7 @@ def surrounded_channels() -> list[Case]:
 @needs_compiler
 def test_batch_norm(rng: np.random.Generator) -> None:
     check(channel_cases(), rng)
+    check(turned_channels(), rng)
 
 
 @needs_compiler

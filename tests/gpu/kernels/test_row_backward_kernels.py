@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, check, rows
+from gpu.kernels.cases import Case, assert_same, build, check, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import row_backward as family
@@ -40,6 +40,10 @@ def norm_backward_cases() -> list[Case]:
                 name = f"{dtype} {parameter} {shape} {centred}"
                 make = lambda g, *v, op=op: g.insert(op, list(v)).results  # noqa: E731  # a line of its own says less
                 cases.append(build(name, [x, x, p], make, shifted))
+    x = last(F16, 2, 4, 5, 24)  # one of both lies otherwise
+    for types in ([rows(F16, 2, 4, 5, 24), x], [x, rows(F16, 2, 4, 5, 24)], [x, x]):
+        make = lambda g, *v: g.insert(LayerNormBackward(), list(v)).results  # noqa: E731
+        cases.append(build(f"orders {types[0].order} {types[1].order}", [*types, rows(F16, 24)], make, shifted))
     return cases
 
 
