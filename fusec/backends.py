@@ -63,6 +63,10 @@ class Backend(Protocol):
         """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
         ...
 
+    def library(self, work: CudnnGraph | Partition) -> str:
+        """Who executes a prepared graph, or a step that is none, once it is bound: cudnn, cublaslt or kernel."""
+        ...
+
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
         value, a constant's in the memory order of the type."""
@@ -154,6 +158,9 @@ class SimulatorBackend:
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
         return lambda: simulate(graph, buffers)
+
+    def library(self, work: CudnnGraph | Partition) -> str:
+        return "cudnn" if isinstance(work, CudnnGraph) else work.kind.value
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
         return None

@@ -38,8 +38,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step that works: views, which do not, are left out. kind: cudnn, kernel, or reference (op by op through
-    CuPy or NumPy). limit_us: what its bytes or operations take at least."""
+    """One step that works: views, which do not, are left out. kind: cudnn, cublaslt, kernel, or reference (op by op
+    through CuPy or NumPy). limit_us: what its bytes or operations take at least."""
 
     index: int
     signature: str
@@ -141,12 +141,14 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         executable.backend.finish()
         calls.append(1e6 * (time.perf_counter() - start))
     whole, times = executable.time_us(runs)
-    compiled = executable.compiled
+    compiled, libraries = executable.compiled, executable.libraries()
     steps = [
         StepTime(
             index,
             step.signature,
-            "reference" if step.kind is Kind.KERNEL and step not in executable.kernels else step.kind.value,
+            "reference"
+            if step.kind is Kind.KERNEL and step not in executable.kernels
+            else libraries.get(step, step.kind.value),
             Timing.of(times[index]),
             limit_us(step.nodes, compiled.target),
         )

@@ -147,8 +147,7 @@ def compile(
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != kept.choices[key].identity:
-                    engine = kept.choices[key].engine
-                    raise CheckError(f"{os.fspath(lock)}: engine {engine} does not build on this GPU")
+                    raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
         backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
         options, goal = compiled.options, compiled.target

@@ -25,7 +25,7 @@ from fusec.ir import Graph
 from fusec.lock_text import parse, read, text_of, write
 from fusec.locked import NAME, Lock, Locked, LockedPart, in_order
 from fusec.lower_cudnn import lower
-from fusec.plans import Choice, Entry, Part
+from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 from fusec.target import Target
 
@@ -335,7 +335,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
             if choice is not None and (problem := _unoffered(part, choice, target, cores, try_)):
                 lines.append(f"~ {what}: {problem}")
             elif choice is not None and _unknown(part, choice, target):
-                lines.append(f"? {what}: {_plan(choice)}: cuDNN tells of it on the device alone")
+                lines.append(f"? {what}: {_plan(choice)}: {_library(choice)} tells of it on the device alone")
     for step in arrange(compiled.program, forms, as_source).steps:
         entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
         if entry is not None and (problem := _other_kernel(kernels.find(step.nodes, step.outputs), entry)):
@@ -364,7 +364,9 @@ def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) 
             if problem := _unoffered(step, entry.choice, target, cores, builds):
                 lines.append(f"~ {what}: {problem}")
             elif _unknown(step, entry.choice, target):
-                lines.append(f"? {what}: {_plan(entry.choice)}: cuDNN tells of it on the device alone")
+                lines.append(
+                    f"? {what}: {_plan(entry.choice)}: {_library(entry.choice)} tells of it on the device alone"
+                )
     return list(dict.fromkeys(lines))
 
 
@@ -375,6 +377,8 @@ def _tries(target: Target) -> Builds:
 
 def _unknown(step: Partition, choice: Choice, target: Target) -> bool:
     """Whether only the device can say if a plan is to be had."""
+    if choice.engine == BLAS:  # it is looked for when the plan is built
+        return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
     return not listed and choice.engine in blobs.DEVICE_ONLY and not device.is_present(target)
 
@@ -403,9 +407,13 @@ def _runner(locked: LockedPart) -> str:
     return f"kernel {locked.kernel}" if locked.kernel else "joined with a kernel"
 
 
+def _library(choice: Choice) -> str:
+    return "cuBLASLt" if choice.engine == BLAS else "cuDNN"
+
+
 def _plan(choice: Choice) -> str:
     knobs = ", ".join(f"{k}={v}" for k, v in choice.knobs)
-    return f"engine {choice.engine}{f' with knobs {knobs}' if knobs else ''}"
+    return f"{choice.name}{f' with knobs {knobs}' if knobs else ''}"
 
 
 def _form(form: Sequence[Part]) -> str:

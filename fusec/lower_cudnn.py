@@ -75,15 +75,16 @@ class Lowered:
         return buffer[start:] if start else buffer
 
 
-def lower(body: Graph, tensor_cores: bool = True) -> Lowered:
-    """Lower a partition's body. `tensor_cores` False excludes engines that round fp32 to tf32.
+def lower(body: Graph, tensor_cores: bool = True, for_cudnn: bool = True) -> Lowered:
+    """Lower a partition's body. `tensor_cores` False excludes engines that round fp32 to tf32. for_cudnn: refuse what
+    cuDNN is known to compute wrongly; otherwise the graph is for another library to read.
 
     Raises LoweringError if the body cannot be written as one cuDNN graph.
     """
     anchors = [n for n in body.nodes if isinstance(n.op, ANCHORS)]
     folds = (True, False) if any(isinstance(n.op, MatMul) for n in anchors) else (False,)
     for fold_batch in folds:
-        builder = _Builder(body, tensor_cores, fold_batch, pointwise_only=not anchors)
+        builder = _Builder(body, tensor_cores, fold_batch, pointwise_only=not anchors, for_cudnn=for_cudnn)
         try:
             return builder.lower(anchors)
         except LoweringError:
@@ -98,6 +99,7 @@ class _Builder:
     tensor_cores: bool
     fold_batch: bool
     pointwise_only: bool
+    for_cudnn: bool
     tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
     calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
     uids: dict[Value, int] = field(default_factory=dict[Value, int])  # of computed values
@@ -129,7 +131,7 @@ class _Builder:
         products = any(isinstance(n.op, (Conv, ConvTranspose, ConvWgrad, MatMul)) for n in anchors)
         fp32 = any(v.type.dtype is DType.F32 for n in anchors for v in n.operands)
         graph = CudnnGraph(tuple(self.tensors), tuple(self.calls), self.tensor_cores or not (products and fp32))
-        wrong = misread(graph)
+        wrong = misread(graph) if self.for_cudnn else None
         if wrong is not None:
             raise LoweringError(wrong)
         offsets = tuple(self.offsets.items())

@@ -15,6 +15,7 @@ from typing import Any
 from fusec.verdict import Plan
 
 Knobs = tuple[tuple[int, int], ...]  # (knob type, value), sorted
+BLAS = 1 << 20  # stands for an engine where cuBLASLt runs a graph; the knobs are its algorithm's attributes
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,18 @@ class Choice:
         return cls(plan.engine, plan.knobs, plan.workspace_bytes)
 
     @property
+    def library(self) -> str:
+        """Whose plan it is."""
+        return "cublaslt" if self.engine == BLAS else "cudnn"
+
+    @property
+    def name(self) -> str:
+        """What messages call the plan, without its knobs."""
+        return f"engine {self.engine}" if self.engine != BLAS else "cuBLASLt"
+
+    @property
     def identity(self) -> tuple[int, Knobs]:
-        """What names the plan to cuDNN."""
+        """What names the plan to its library."""
         return self.engine, self.knobs
 
     def to_json(self) -> dict[str, Any]:

@@ -244,7 +244,14 @@ class Executable:
 
     def explain(self) -> Explanation:
         """What fused into which step and, for every op left out, why not."""
-        return explain(self.compiled.program, self.compiled.target, self.compiled.judge)
+        return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
+
+    def libraries(self) -> dict[Partition, str]:
+        """Who runs the steps that work: `cudnn`, `kernel`, or `cublaslt` where that was faster or cuDNN declined; of
+        the latter it is known from the first call on."""
+        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+        works = {step: step if lowered is None else lowered.graph for step, lowered in steps}
+        return {step: self.backend.library(work) for step, work in works.items() if step.kind is not Kind.VIEW}
 
     def assert_fused(self, pattern: str) -> None:
         """CheckError unless every chain of ops that matches the glob, such as `conv*+add+relu`, is one

@@ -19,7 +19,7 @@ from fusec.lockfile import Lock, Locked, LockedPart
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.plans import Choice, Entry, Part
+from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind
 from fusec.target import load as load_target
 from fusec.text import parse
@@ -179,6 +179,18 @@ def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> No
     assert all(
         line.startswith("? conv") and "engine 4: cuDNN tells of it on the device alone" in line for line in lines
     )
+
+
+def test_plans_of_another_library_are_said_and_not_refused() -> None:
+    c, choice = compiled(), Choice(BLAS, ((0, 66),))
+    lock = lockfile.make([c])
+    entries = tuple(whole(e, choice) if e.choice is not None else e for e in lock.entries)
+    other = dataclasses.replace(lock, entries=entries)
+    lockfile.apply(other, c, never)
+    lines = lockfile.changes(other, c, never)
+    assert len(lines) == 3
+    assert all("cuBLASLt with knobs 0=66: cuBLASLt tells of it on the device alone" in line for line in lines)
+    assert lockfile.parse(lockfile.text_of(other)) == other
 
 
 def with_form(lock: Lock, name: str, *parts: LockedPart) -> Lock:

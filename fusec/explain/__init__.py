@@ -6,7 +6,7 @@ side. What cuDNN declined is reduced to its smallest refused core (fusec.core_se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fusec import rounding
@@ -44,11 +44,18 @@ COPIES = "elements change places in memory here, so it is no view; cuDNN graphs 
 
 
 def explain(
-    program: Program, target: Target, judge: Oracle | None = None, cores: bool = True, progress: Progress | None = None
+    program: Program,
+    target: Target,
+    judge: Oracle | None = None,
+    cores: bool = True,
+    progress: Progress | None = None,
+    libraries: Mapping[Partition, str] | None = None,
 ) -> Explanation:
     """Explain a program. With a `judge` and `cores`, each distinct refusal is reduced to its smallest core,
-    at most 60 questions each; without, what the partitioner was told is all there is."""
-    steps = tuple(_step(index, step) for index, step in enumerate(program.steps))
+    at most 60 questions each; without, what the partitioner was told is all there is. libraries: who runs steps,
+    where plans were chosen (`Executable.libraries`)."""
+    libraries = libraries or {}
+    steps = tuple(_step(index, step, libraries.get(step, "")) for index, step in enumerate(program.steps))
     kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
     left_out = _grouped(_left_out(step, program.refusals, judge) for step in kernels)
     declined = _grouped((_declined(r), r) for r in _minimal(program))
@@ -63,7 +70,7 @@ def explain(
     return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined))
 
 
-def _step(index: int, step: Partition) -> Step:
+def _step(index: int, step: Partition, library: str = "") -> Step:
     verdict = step.verdict
     fused = step.kind is Kind.CUDNN
     inside = [e for e in rounding.edges(step.nodes) if e.kept != rounding.OWN] if fused else []
@@ -75,7 +82,7 @@ def _step(index: int, step: Partition) -> Step:
         ops=step.signature,
         values=tuple(v.name for n in step.nodes for v in n.results),
         nodes=_origin(step.nodes),
-        engine=verdict.kind if verdict else "",
+        engine=library if library == "cublaslt" else verdict.kind if verdict else "",
         plans=len(verdict.plans) if verdict else 0,
         precompiled=verdict.precompiled if verdict else 0,
         spelling=tuple(_spelling_words(name) for name in step.spelling),

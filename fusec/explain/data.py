@@ -41,7 +41,7 @@ class Step:
     ops: str
     values: tuple[str, ...]  # results of its nodes, by their names in the optimised graph
     nodes: tuple[str, ...]  # source-model nodes
-    engine: str  # precompiled or runtime; empty unless cuDNN runs it
+    engine: str  # precompiled, runtime, or cublaslt, where that runs it instead; empty where neither does
     plans: int
     precompiled: int
     spelling: tuple[str, ...]  # what was reassociated, in words
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def runs_as(self) -> str:
-        """`precompiled`, `runtime`, `kernel` or `view`."""
+        """`precompiled`, `runtime`, `cublaslt`, `kernel` or `view`."""
         return self.engine or self.kind
 
 
@@ -114,10 +114,11 @@ class Explanation:
         return {
             "steps": len(self.steps),
             "launches": sum(s.kind != "view" for s in self.steps),
-            "cudnn": sum(s.kind == "cudnn" for s in self.steps),
+            "cudnn": sum(s.kind == "cudnn" and s.engine != "cublaslt" for s in self.steps),
             "precompiled": sum(s.engine == "precompiled" for s in self.steps),
             "runtime": sum(s.engine == "runtime" for s in self.steps),
-            "kernels": sum(s.kind == "kernel" for s in self.steps),
+            "cublaslt": sum(s.engine == "cublaslt" for s in self.steps),
+            "kernels": sum(s.kind == "kernel" and s.engine != "cublaslt" for s in self.steps),
             "views": sum(s.kind == "view" for s in self.steps),
             "read_bytes": sum(s.read_bytes for s in self.steps),
             "written_bytes": sum(s.written_bytes for s in self.steps),
@@ -133,11 +134,12 @@ class Explanation:
     def summary(self) -> str:
         """The totals in words."""
         t = self.totals
+        cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
         return (
             f"{self.target}: {t['launches']} launches: {t['cudnn']} cuDNN steps ({t['precompiled']} precompiled, "
-            f"{t['runtime']} compiled at run time), {t['kernels']} other kernels; {t['views']} views cost nothing. "
-            f"{bytes_text(t['read_bytes'])} read, {bytes_text(t['written_bytes'])} written, "
-            f"{bytes_text(t['virtual_bytes'])} kept virtual."
+            f"{t['runtime']} compiled at run time), {cublaslt}{t['kernels']} other kernels; "
+            f"{t['views']} views cost nothing. {bytes_text(t['read_bytes'])} read, "
+            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
         )
 
     def reasons(self) -> str:

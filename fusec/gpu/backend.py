@@ -18,6 +18,7 @@ from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, side_by_side
+from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
@@ -25,6 +26,7 @@ from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory, ways
 from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.products import lone_product
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array, Graph, TensorType
@@ -32,7 +34,7 @@ from fusec.memory import plan_memory
 from fusec.parallel import Waits, lanes
 from fusec.passes.partition.in_place import Family
 from fusec.plan_store import PlanStore
-from fusec.plans import Choice, Entry, Part
+from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
@@ -74,12 +76,15 @@ class CudnnBackend:
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
-        place = Place(target, self.name, driver, version, cudnn.__version__)
+        place = Place(target, self.name, driver, version, f"{cudnn.__version__} {competitor()}".strip())
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._streams = Streams(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
+        named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
+        self._blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
+        self._competes = tune != "none" or named
         # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
         self._pool = cupy.cuda.MemoryPool()
         self._tuned: dict[str, Tuned] = {}
@@ -87,6 +92,8 @@ class CudnnBackend:
         self._chosen_again: set[str] = set()
         self._workspace: Array | None = None
         self._lane_workspace: Array | None = None
+        self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
+        self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
 
     def from_any(self, array: Any) -> Array:
@@ -161,7 +168,8 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, self._kernels)
+        shared = (self._kernels, self._blas if self._competes else None)
+        return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
         """Keep the plans of these graphs that were built, as cuDNN serializes them."""
@@ -297,7 +305,7 @@ class CudnnBackend:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
         result = self._tuned[graph.key]
         choice, _ = result.plans.pop(0)
-        what = f"engine {choice.engine}"
+        what = choice.name
         if result.revived:  # perhaps it is not the engine's fault
             what = f"the serialized plan of {what}"
             self._kept.drop(graph.key, choice, reason)
@@ -328,6 +336,11 @@ class CudnnBackend:
             found[key] = Entry(choice, plan.blob or (known.blob if same and known is not None else None))
         return found
 
+    def library(self, work: CudnnGraph | Partition) -> str:
+        if isinstance(work, CudnnGraph):
+            return self._tuned[work.key].plans[0][0].library
+        return "cublaslt" if work in self._products else work.kind.value
+
     def _reserve(self, workspace_bytes: int) -> None:
         """Scratch memory for the plan that needs the most."""
         if self._workspace is None or self._workspace.size < workspace_bytes:
@@ -352,9 +365,20 @@ class CudnnBackend:
     def kernel(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
         kernel = kernels.find(step.nodes, step.outputs)
         if kernel is None or not self._launcher.runs(kernel):
-            return None
+            return self._product(step, memory)
         shares = self._launcher.fastest(kernel).scratch_bytes > 0
         return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
+
+    def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
+        """A product that cuDNN declines, by cuBLASLt."""
+        with self._stream:
+            product = None if self._blas is None else lone_product(self._blas, step, self._right)
+        if product is None:
+            return None
+        self._products.add(step)
+        self._reserve(product.plan.workspace_bytes)
+        run = product.bound(memory, self._workspace, lambda: self._lane_workspace)
+        return Launch(run, product.plan.workspace_bytes)
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
         return feeder(self._streams, buffer, type)

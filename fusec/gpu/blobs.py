@@ -22,7 +22,7 @@ from fusec.gpu.process import Died, WorkerProcess
 from fusec.gpu.reasons import reason_of
 from fusec.gpu.worker import PYTHON_ENGINES, Answer, knobs_of, serve
 from fusec.hazards import wrong_plan
-from fusec.plans import Choice, Entry, Knobs
+from fusec.plans import BLAS, Choice, Entry, Knobs
 from fusec.target import Target
 
 SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes up to a second
@@ -43,7 +43,7 @@ def serialize(
 ) -> dict[str, tuple[Entry, ...]]:
     """For each graph, by its key, plans built and serialized for the target: those of `choices` (by key),
     else the first `count` that cuDNN offers and builds, without those of `skip` (such as quarantined ones).
-    A named plan of an engine that comes up on the device alone (DEVICE_ONLY) has no blob.
+    A named plan of an engine that comes up on the device alone (DEVICE_ONLY), or of cuBLASLt, has no blob.
 
     Raises TargetError if cuDNN does not come up, builds no plan of a graph, or not one that was named.
     """
@@ -201,6 +201,9 @@ class _Builder:
         offered = {self._identity(g, i): i for i in range(g.get_execution_plan_count())}
         entries: list[dict[str, Any]] = []
         for choice in named:
+            if choice.engine == BLAS:  # another library's, which has no word without a device
+                entries.append({"choice": choice.to_json(), "blob": None})
+                continue
             try:
                 index = offered.get(choice.identity)
                 if index is None:  # not in its list devicelessly, but perhaps it builds

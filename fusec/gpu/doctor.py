@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fusec import cache
 from fusec.errors import FusecError
-from fusec.gpu import deviceless
+from fusec.gpu import cublaslt, deviceless
 from fusec.gpu.device import device_name
 from fusec.gpu.oracle import Oracle
 from fusec.target import load, names
@@ -58,6 +58,12 @@ def _cupy() -> Check:
         if check.ok:
             return check
     return Check("cupy", False, "not installed (only needed to run on a GPU)", _INSTALL, device_name() is not None)
+
+
+def _cublaslt() -> Check:
+    found = cublaslt.version()
+    what = f"through nvmath-python {found}" if found else "not installed: products are left to cuDNN alone"
+    return Check("cublasLt", bool(found), what, "pip install 'fusec[cublaslt]'", required=False)
 
 
 def _package(name: str, package: str, remedy: str, required: bool = True) -> Check:
@@ -141,5 +147,6 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _driver,
     _gpu,
     _cupy,
+    _cublaslt,
     _answers,
 )

@@ -19,7 +19,7 @@ from fusec.lower_cudnn import lower
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
-from fusec.passes.partition.spell import REWRITES, spellings
+from fusec.passes.partition.spell import REWRITES, quicker, spellings
 from fusec.plans import Part
 from fusec.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
 from fusec.views import is_view
@@ -60,6 +60,7 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     if step.kind is not Kind.CUDNN or level == "none":
         return found
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
+    found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
         for first, second in _cuts(step.nodes):

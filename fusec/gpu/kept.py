@@ -118,12 +118,12 @@ class Kept:
         try:
             error = 0.0 if lab.is_revived(plan) else lab.error(graph, lab.revive(graph, blob), plan)
         except ExecutionError as reason:
-            warnings.warn(f"engine {choice.engine} cannot be kept serialized: {reason}", stacklevel=3)
+            warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=3)
             return
         if error is not None and error <= TOLERANCE:
             self.store.put(at, Entry(choice, blob))
         else:
-            warnings.warn(f"engine {choice.engine} is not kept: revived, its results are off by {error}", stacklevel=3)
+            warnings.warn(f"{choice.name} is not kept: revived, its results are off by {error}", stacklevel=3)
 
     def drop(self, graph: str, choice: Choice, reason: str) -> None:
         """Forget a plan as it was serialized, though not that it is the one to take."""
@@ -132,7 +132,7 @@ class Kept:
         entries = list(self._suggested.get(graph, ()))
         for place, entry in enumerate(entries):
             if entry.blob is not None and entry.choice.identity == choice.identity:
-                warnings.warn(f"engine {choice.engine}: its serialized plan does not serve ({reason})", stacklevel=3)
+                warnings.warn(f"{choice.name}: its serialized plan does not serve ({reason})", stacklevel=3)
                 entries[place] = replace(entry, blob=None)
         self._suggested = {**self._suggested, graph: entries}
 
@@ -203,10 +203,12 @@ def work_digest(work: str) -> str:
 def contenders() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
-    here = resources.files("fusec.gpu")
+    here = resources.files("fusec")
+    names = ("forms", "together", "joins", "blas", "cublaslt")
     files = [
-        *(here.joinpath(f"{name}.py") for name in ("forms", "together", "joins")),
-        *here.joinpath("kernels").iterdir(),
+        *(here.joinpath(f"gpu/{name}.py") for name in names),
+        here.joinpath("passes/partition/spell_gelu.py"),
+        *here.joinpath("gpu/kernels").iterdir(),
     ]
     for file in sorted((f for f in files if f.name.endswith((".py", ".cuh"))), key=lambda f: f.name):
         digest.update(file.read_bytes())

@@ -12,6 +12,7 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
 from fusec.gpu.blobs import revive
+from fusec.gpu.cublaslt import Blas, BlasPlan, is_algorithm
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
 from fusec.gpu.samples import distance, random_data
@@ -19,11 +20,14 @@ from fusec.gpu.tune import Offer
 from fusec.gpu.worker import PYTHON_ENGINES, knobs_of
 from fusec.hazards import wrong_plan
 from fusec.ir import Array
-from fusec.plans import Choice
+from fusec.plans import BLAS, Choice
 from fusec.simulate import extent, simulate
 
 SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
 SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
+
+
+AnyPlan = BuiltPlan | BlasPlan
 
 
 class GpuLaboratory:
@@ -32,7 +36,8 @@ class GpuLaboratory:
     footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
     come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
     key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
-    graphs for which it has nothing precompiled are planned for all sizes and share it.
+    graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, whose plans
+    follow cuDNN's, if it is there.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class GpuLaboratory:
         quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
         note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
         kernels: Any = None,
+        blas: Blas | None = None,
     ):
-        self._handle, self._stream = handle, stream
+        self._handle, self._stream, self._blas = handle, stream, blas
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
@@ -70,12 +76,17 @@ class GpuLaboratory:
                 wrong = reason or wrong
                 continue
             offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
+        others = [] if self._blas is None else self._blas.offers(graph)
+        sound = [choice for choice in others if self._quarantined(graph.key, choice) is None]
+        offers += [Offer(place, choice, True) for place, choice in enumerate(sound)]
         if not offers:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
-    def build(self, graph: CudnnGraph, offer: Offer) -> BuiltPlan:
+    def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
         self._turn_to(graph)
+        if offer.choice.engine == BLAS:
+            return self._library().build(graph, offer.choice)
         pygraph = self._pygraphs[graph.key]
         try:
             pygraph.build_plan_at_index(offer.place)
@@ -85,25 +96,32 @@ class GpuLaboratory:
         _require_free(workspace_bytes)
         return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
 
-    def revive(self, graph: CudnnGraph, blob: bytes) -> BuiltPlan:
+    def _library(self) -> Blas:
+        if self._blas is None:
+            raise ExecutionError("cuBLASLt is not there")
+        return self._blas
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> AnyPlan:
         """A serialized plan of the graph, in milliseconds. ExecutionError if cuDNN does not take it. Only for a blob
         that is trusted."""
+        if is_algorithm(blob):
+            return self._library().revive(graph, blob)
         plan = revive(blob, self._handle)
         workspace_bytes = int(plan.get_workspace_size())
         _require_free(workspace_bytes)
         return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
 
-    def serialized(self, plan: BuiltPlan) -> bytes | None:
+    def serialized(self, plan: AnyPlan) -> bytes | None:
         """A plan as cuDNN serializes it; None for one that leans on a cache of kernels."""
-        if plan.blob is not None or self._kernels is not None:
+        if isinstance(plan, BlasPlan) or plan.blob is not None or self._kernels is not None:
             return plan.blob
         plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
         return bytes(plan.pygraph.serialize())
 
-    def is_revived(self, plan: BuiltPlan) -> bool:
-        return plan.blob is not None
+    def is_revived(self, plan: AnyPlan) -> bool:
+        return not isinstance(plan, BlasPlan) and plan.blob is not None
 
-    def time_us(self, graph: CudnnGraph, plan: BuiltPlan) -> float:
+    def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
         return self.run_us(lambda: self._run(plan, addresses, scratch))
@@ -122,7 +140,7 @@ class GpuLaboratory:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
         return 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
 
-    def error(self, graph: CudnnGraph, plan: BuiltPlan, other: BuiltPlan | None) -> float | None:
+    def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:
         self._turn_to(graph)
         want = self._simulated() if other is None else self._results(other)
         return None if want is None else distance(self._results(plan), want)
@@ -162,18 +180,18 @@ class GpuLaboratory:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
         return pygraph
 
-    def _bound(self, plan: BuiltPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
+    def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
         with self._stream:
             scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
         return plan.addresses({uid: array.data.ptr for uid, array in data.items()}), scratch
 
-    def _run(self, plan: BuiltPlan, addresses: dict[int, int], scratch: Array | None) -> None:
+    def _run(self, plan: AnyPlan, addresses: dict[int, int], scratch: Array | None) -> None:
         try:
             plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
         except RuntimeError as error:
             raise ExecutionError(f"cuDNN failed to run it: {error}") from error
 
-    def _results(self, plan: BuiltPlan) -> dict[CudnnTensor, Array]:
+    def _results(self, plan: AnyPlan) -> dict[CudnnTensor, Array]:
         """The outputs, in memory that was poisoned before."""
         assert self._graph is not None
         data = dict(self._data)

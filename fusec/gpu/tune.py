@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.plans import Choice
+from fusec.plans import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
 # The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
@@ -24,6 +24,7 @@ ROUNDS = 7
 KEPT = 3  # built plans of a graph: the best, and who takes its place should it fail
 HOPELESS = 3.0  # how many times the best a first run may take
 CLOSE = 1.15  # who is timed to the end
+TIE = 1.03  # cuDNN keeps a graph that another library, which takes most of a second to load, is not so much faster at
 # Relative L2 between engines: sums of normal numbers in fp32 of operands in 16 bits or tf32.
 TOLERANCE = 2.0**-7
 
@@ -41,8 +42,8 @@ class Laboratory(Protocol):
     """What the tuner needs of a device."""
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        """cuDNN's plans, in its order, without those known to be wrong. ExecutionError if it takes the graph for
-        none."""
+        """cuDNN's plans, in its order, without those known to be wrong, and other libraries'. ExecutionError if it
+        takes the graph for none."""
         ...
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
@@ -139,8 +140,9 @@ def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> 
     _timed(lab, result)
     if level == "full":
         return rest
-    compiled = [o for o in rest if not o.precompiled][:QUICK_COMPILED]
-    return [*[o for o in rest if o.precompiled][:QUICK_PRECOMPILED], *compiled]
+    others = [o for o in rest if o.choice.engine == BLAS]  # few, and built at once
+    precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
+    return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
 
 
 def _built(lab: Laboratory, result: Tuned, offer: Offer) -> bool:
@@ -198,7 +200,7 @@ def _rest(
         (replace(choice, time_us=statistics.median(times.get(id(plan), [_us(choice)]))), plan)
         for choice, plan in result.plans
     ]
-    result.plans.sort(key=lambda item: _us(item[0]))
+    result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
     return finished
 
 
@@ -207,7 +209,7 @@ def _check(lab: Laboratory, result: Tuned) -> None:
     while result.plans:
         choice, plan = result.plans[0]
         error = lab.error(result.graph, plan, None)
-        others = [other for _, other in result.plans[1:3]]
+        others = _voters(result)
         if error is None and others:
             errors: list[float | None] = []
             for other in others:  # until one agrees
@@ -225,9 +227,21 @@ def _check(lab: Laboratory, result: Tuned) -> None:
         del result.plans[0]
 
 
+def _voters(result: Tuned) -> list[Any]:
+    """At most two plans to compare the best with, of other engines if possible, since plans may share their mistakes:
+    for cuDNN's one of another library as well, for another library's cuDNN's alone."""
+    choice = result.plans[0][0]
+    rest = sorted(result.plans[1:], key=lambda p: p[0].engine == choice.engine)
+    same = [plan for c, plan in rest if c.library == choice.library]
+    others = [plan for c, plan in rest if c.library != choice.library]
+    if choice.engine == BLAS:
+        return others[:2] or same[:2]
+    return [*others[:1], *same, *others[1:]][:2]
+
+
 def _us(choice: Choice) -> float:
     return float("inf") if choice.time_us is None else choice.time_us
 
 
 def _said(choice: Choice, reason: object) -> str:
-    return f"engine {choice.engine} {dict(choice.knobs)}: {reason}"
+    return f"{choice.name} {dict(choice.knobs)}: {reason}"

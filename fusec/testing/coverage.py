@@ -16,7 +16,7 @@ from fusec.ir import Constant, DType, Graph, Node, Op, Value, channels_last
 from fusec.ops import ALL
 from fusec.passes import PIPELINE, rules
 from fusec.passes.base import PRECISIONS
-from fusec.passes.partition.spell import REWRITES
+from fusec.passes.partition.spell import FOR_ENGINES
 from fusec.program import Kind
 from fusec.testing.arrays import STYLES
 from fusec.testing.case import Case
@@ -151,7 +151,7 @@ def expected() -> dict[str, tuple[str, ...]]:
         "passes": tuple(dict.fromkeys(step.name for step in PIPELINE)),
         "rules": tuple(dict.fromkeys(f"{step}.{rule.name}" for step, known in rules().items() for rule in known)),
         "steps": tuple(kind.value for kind in Kind),
-        "spellings": tuple(REWRITES),
+        "spellings": tuple(FOR_ENGINES),
         "calls": tuple(PORTS),
     }
 

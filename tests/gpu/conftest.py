@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from gpu.stand_in_blaslt import Bindings
 from gpu.stand_in_gpu import Machine, install
 
 
@@ -11,3 +14,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     install(machine, monkeypatch.setattr)
     return machine
+
+
+@pytest.fixture
+def bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Bindings:
+    """cuBLASLt beside cuDNN on that machine."""
+    from fusec.gpu import cublaslt
+
+    made = Bindings(machine)
+    monkeypatch.setitem(sys.modules, cublaslt.MODULE, made)  # type: ignore[arg-type]
+    monkeypatch.setattr(cublaslt, "version", lambda: "1.0.0")
+    return made

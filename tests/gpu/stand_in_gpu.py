@@ -242,7 +242,7 @@ class Machine:
             memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
             compiler=types.SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
         )
-        names = ("where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
+        names = ("matmul", "where", "isnan", "isfinite", "linalg", "float32", "float64", "uint8", "uint16")
         return types.SimpleNamespace(
             **{name: getattr(np, name) for name in (*names, "uint32")},
             ndarray=Array,
@@ -266,11 +266,11 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, calls, capture, lab, samples
+    from fusec.gpu import backend, calls, capture, cublaslt, lab, products, samples
     from fusec.gpu.kernels import launch
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
-    for module in (calls, capture, launch, samples):
+    for module in (calls, capture, launch, products, samples):
         patch(module, "cupy", cupy)
     for module in (backend, lab):
         patch(module, "cupy", cupy)
@@ -278,6 +278,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     patch(lab, "emit", machine.emit)
     patch(lab, "revive", machine.revive)
     patch(backend.CudnnBackend, "xp", cupy)
+    patch(cublaslt, "version", lambda: "")
 
 
 class Pygraph:

@@ -23,7 +23,18 @@ def test_a_whole_machine_has_nothing_missing() -> None:
     found = {check.name: check for check in diagnose()}
     assert [str(c) for c in found.values() if c.required and not c.ok] == []
     assert found["cudnn answers"].detail.startswith("cuDNN 9")
-    assert {"python", "numpy", "cudnn frontend", "cudnn", "nvrtc", "C compiler", "libcuda", "GPU", "cupy"} < set(found)
+    assert {
+        "python",
+        "numpy",
+        "cudnn frontend",
+        "cudnn",
+        "nvrtc",
+        "C compiler",
+        "libcuda",
+        "GPU",
+        "cupy",
+        "cublasLt",
+    } < set(found)
     assert all("\n" not in str(check) for check in found.values())
 
 
@@ -65,6 +76,17 @@ def test_a_cache_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> 
     check = checks("cache_folder")["cache folder"]
     assert not check.ok
     assert "FUSEC_CACHE" in check.remedy
+
+
+def test_cublaslt_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.cublaslt, "version", lambda: "")
+    (check,) = checks("cublaslt").values()
+    assert not check.required
+    assert str(check) == (
+        "absent  cublasLt: not installed: products are left to cuDNN alone; remedy: pip install 'fusec[cublaslt]'"
+    )
+    monkeypatch.setattr(doctor.cublaslt, "version", lambda: "1.0.0")
+    assert str(*checks("cublaslt").values()) == "ok      cublasLt: through nvmath-python 1.0.0"
 
 
 def test_a_missing_package_has_its_remedy() -> None:

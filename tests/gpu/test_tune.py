@@ -13,7 +13,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
 from fusec.gpu.tune import QUICK_COMPILED, QUICK_PRECOMPILED, TOLERANCE, Offer, Tuned, tune
 from fusec.ir import DType
-from fusec.plans import Choice
+from fusec.plans import BLAS, Choice
 
 
 def graph(size: int) -> CudnnGraph:
@@ -37,17 +37,20 @@ class Table:
     noted: list[str] = field(default_factory=list[str])
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     fails: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> run from which on it fails
+    library: Sequence[float] = ()  # times of another library's plans, which follow cuDNN's
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         times = self.times[graph.tensors[0].dims[-1]]
         if not times:
             raise ExecutionError("declined")
-        return [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
+        offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
+        others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
+        return [*offers, *others]
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         self.now += self.cost_s
         size = graph.tensors[0].dims[-1]
-        time = self.times[size][offer.place]
+        time = [*self.times[size], *self.library][offer.place]
         if isinstance(time, str):
             raise ExecutionError(time)
         self.built.append((size, offer.place))
@@ -59,7 +62,7 @@ class Table:
         self.runs += 1
         if self.fails.get(place, 1 << 30) <= self.runs:
             raise ExecutionError("the GPU reported an error")
-        time = self.times[size][place]
+        time = [*self.times[size], *self.library][place]
         assert not isinstance(time, str)
         outlier = 20.0 if self.rng.random() < 0.02 else 1.0
         return time * outlier * (1 + self.noise * self.rng.random())
@@ -184,3 +187,36 @@ def test_progress_counts_up() -> None:
     tune({"a": graph(1), "b": graph(2)}, table, "full", progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_another_library_competes_and_is_found_again() -> None:
+    lab = Table({1: [10.0] * 40}, library=[9.0, 5.0])
+    tuned = tune({"a": graph(1)}, lab, "quick")["a"]
+    assert tuned.plans[0][0].identity == (BLAS, ((0, 1),))
+    assert len(lab.built) == 1 + QUICK_PRECOMPILED + 2, "it takes no place of cuDNN's"
+    again = Table({1: [10.0] * 40}, library=[9.0, 5.0])
+    for level in ("quick", "none"):
+        known = {"a": tuned.plans[0][0]}
+        assert tune({"a": graph(1)}, again, level, known=known)["a"].plans[0][0] == tuned.plans[0][0]
+    assert again.built == [(1, 41), (1, 41)]
+
+
+def test_a_tie_goes_to_cudnn() -> None:
+    for theirs, engine in ((9.9, 1), (9.0, BLAS)):
+        lab = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
+        assert best(tune({"a": graph(1)}, lab, "quick")["a"]) == engine
+
+
+def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
+    class Lenient(Table):
+        """Two plans that share a mistake agree."""
+
+        def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
+            if other is None:
+                return None
+            return 1e-4 if (plan[1] >= 2) == (other[1] >= 2) else 0.5
+
+    lab = Lenient({1: [10.0, 11.0]}, library=[5.0, 6.0, 7.0])
+    tuned = tune({"a": graph(1)}, lab, "full")["a"]
+    assert tuned.plans[0][0].engine == 0
+    assert lab.noted == ["1048576: its results are off by 0.5"] * 3

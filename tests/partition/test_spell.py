@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 from helpers import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition.test_cases import read_graph
+from scipy.special import ndtr
 
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
-from fusec.passes.partition.spell import REWRITES, respell, spellings
+from fusec.passes.partition.spell import REWRITES, quicker, respell, spellings
 from fusec.reference import evaluate
+from fusec.text import parse
 
 CONV = Conv((1, 1), (1, 1, 1, 1), (1, 1))
 
@@ -209,4 +212,40 @@ def test_products_that_are_no_linear_layer() -> None:
 
 
 def test_every_rewrite_is_exercised_here() -> None:
-    assert set(REWRITES) == {"as_convolution", "io_dtype", "residual_first", "conv_operand_first", "zero_bias"}
+    engines = {"as_convolution", "io_dtype", "residual_first", "conv_operand_first", "zero_bias"}
+    assert set(REWRITES) == {*engines, "gelu_by_tanh"}
+
+
+def gelu_body(dtype: str, count: int = 1, more: str = "%r = gelu(%m)") -> Graph:
+    return parse(
+        f'graph "b" (%x: {dtype}[{count},1], %z: {dtype}[{count},1]) {{\n  %w = constant [1.0] : {dtype}[1,1]\n'
+        f"  %m = matmul(%x, %w)\n  {more}\n  return %r\n}}"
+    )
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_gelu_without_erf_is_gelu_up_to_rounding(dtype: DType) -> None:
+    x = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
+    x = x[np.isfinite(x.astype(np.float32))].reshape(-1, 1)
+    ((names, spelled),) = quicker(gelu_body(dtype.value, len(x)))
+    assert names == ("gelu_by_tanh",)
+    with np.errstate(over="ignore"):
+        (got,) = evaluate(spelled, {"x": x, "z": x}).values()
+    exact = x.astype(np.float64) * ndtr(x.astype(np.float64))
+    units = 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 1e-300))) * float(ml_dtypes.finfo(dtype.numpy).eps)
+    off = np.abs(got.astype(np.float64) - exact)
+    assert (off <= np.maximum(0.7 * units, 6e-7)).all()  # rounding alone: half a unit; the tail below -4: absolutely
+    assert_close(got, exact, 2e-3 if dtype is DType.BF16 else 3e-4)
+
+
+def test_gelu_keeps_erf_where_that_costs_nothing_or_is_exact() -> None:
+    assert quicker(gelu_body("f32")) == []
+    assert quicker(gelu_body("f16", more="%r = gelu_tanh(%m)")) == []
+    assert quicker(gelu_body("f16", more="%g = gelu(%z)\n  %r = add(%g, %m)")) == []
+    assert all(name != "gelu_by_tanh" for names, _ in spellings(gelu_body("f16")) for name in names)
+    body = gelu_body("f16", more="%g = gelu(%m)\n  %r = add(%g, %z)")
+    assert {names[-1] for names, _ in quicker(body)} == {"gelu_by_tanh"}
+    for names, spelled in quicker(body):
+        spelled.verify()
+        assert str(respell(body, names)) == str(spelled)
+        assert [v.type for v in spelled.outputs] == [v.type for v in body.outputs]

@@ -1,0 +1,235 @@
+"""nvmath's bindings of cuBLASLt as far as fusec uses them, in NumPy over host memory: what is told is believed.
+
+Layouts, transpositions, epilogues and types are read from the descriptors alone, so that whoever describes a matrix
+wrongly gets a wrong answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from gpu.stand_in_gpu import Machine
+
+TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
+
+
+class cuBLASLtError(Exception):  # noqa: N801  # as the bindings have it
+    pass
+
+
+class MatmulDescAttribute(IntEnum):
+    TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
+
+
+class MatrixLayoutAttribute(IntEnum):
+    BATCH_COUNT, STRIDED_BATCH_OFFSET = 5, 6
+
+
+class MatmulPreferenceAttribute(IntEnum):
+    MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK = 1, 3
+    MIN_ALIGNMENT_A_BYTES, MIN_ALIGNMENT_B_BYTES, MIN_ALIGNMENT_C_BYTES, MIN_ALIGNMENT_D_BYTES = 5, 6, 7, 8
+
+
+class Bindings:
+    """The module. wrong, failing: algorithms that compute something else, or do not run."""
+
+    cuBLASLtError = cuBLASLtError  # noqa: N815  # as the bindings have it
+    MatmulDescAttribute, MatrixLayoutAttribute = MatmulDescAttribute, MatrixLayoutAttribute
+    MatmulPreferenceAttribute = MatmulPreferenceAttribute
+    matmul_heuristic_result_dtype = np.dtype(
+        [
+            ("algo", [("data_", "<u8", (8,))]),
+            ("workspace_size", "<u8"),
+            ("state", "<i4"),
+            ("waves_count", "<f4"),
+            ("reserved", "<i4", (4,)),
+        ]
+    )
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.names = itertools.count(1)
+        self.operations: dict[int, dict[int, int]] = {}
+        self.layouts: dict[int, dict[str, int]] = {}
+        self.preferences: dict[int, dict[int, int]] = {}
+        self.algorithms = (66, 71, 52)
+        self.wrong: set[int] = set()
+        self.failing: set[int] = set()
+        self.ran: list[int] = []
+        self.times_us: dict[int, float] = {}  # by algorithm; 20 where not said
+        self.asked = 0  # how many times for its heuristics
+
+    def create(self) -> int:
+        return 4711
+
+    def destroy(self, handle: int) -> None:
+        assert handle == 4711
+
+    # descriptors -----------------------------------------------------------------------------------
+
+    def matmul_desc_create(self, compute: int, scale: int) -> int:
+        assert scale == 0, "scales are in fp32"
+        name = next(self.names)
+        self.operations[name] = {-1: compute}
+        return name
+
+    def matmul_desc_set_attribute(self, name: int, attribute: int, address: int, size: int) -> None:
+        signed = attribute not in (MatmulDescAttribute.EPILOGUE, MatmulDescAttribute.BIAS_POINTER)
+        assert size == (8 if attribute == MatmulDescAttribute.BIAS_POINTER else 4)
+        self.operations[name][attribute] = _number(address, size, signed)
+
+    def matmul_desc_destroy(self, name: int) -> None:
+        del self.operations[name]
+
+    def matrix_layout_create(self, dtype: int, rows: int, columns: int, ld: int) -> int:
+        assert ld >= rows, "columns overlap"
+        name = next(self.names)
+        self.layouts[name] = {"dtype": dtype, "rows": rows, "columns": columns, "ld": ld, "batch": 1, "step": 0}
+        return name
+
+    def matrix_layout_set_attribute(self, name: int, attribute: int, address: int, size: int) -> None:
+        which = {5: ("batch", 4), 6: ("step", 8)}[attribute]
+        assert size == which[1]
+        self.layouts[name][which[0]] = _number(address, size, True)
+
+    def matrix_layout_destroy(self, name: int) -> None:
+        del self.layouts[name]
+
+    def matmul_preference_create(self) -> int:
+        name = next(self.names)
+        self.preferences[name] = {}
+        return name
+
+    def matmul_preference_set_attribute(self, name: int, attribute: int, address: int, size: int) -> None:
+        assert size == (8 if attribute == MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES else 4)
+        self.preferences[name][attribute] = _number(address, size, False)
+
+    def matmul_preference_destroy(self, name: int) -> None:
+        del self.preferences[name]
+
+    # algorithms ------------------------------------------------------------------------------------
+
+    def matmul_algo_get_heuristic(
+        self,
+        handle: int,
+        operation: int,
+        a: int,
+        b: int,
+        c: int,
+        d: int,
+        preference: int,
+        most: int,
+        to: int,
+        count: int,
+    ) -> None:
+        assert handle == 4711
+        self.asked += 1
+        assert self.preferences[preference][MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK] == 2
+        if not self.algorithms:
+            raise cuBLASLtError("not supported")
+        self._check(operation, a, b, c, d)
+        kinds = self.matmul_heuristic_result_dtype
+        results = np.frombuffer((ctypes.c_uint8 * (kinds.itemsize * most)).from_address(to), kinds)
+        for place, algorithm in enumerate(self.algorithms[:most]):
+            results[place]["algo"]["data_"][0] = algorithm
+            results[place]["workspace_size"] = 1024 * place
+        ctypes.c_int32.from_address(count).value = min(most, len(self.algorithms))
+
+    def matmul_algo_config_get_attribute(self, algo: int, attribute: int, to: int, size: int, written: int) -> None:
+        value = ctypes.c_uint64.from_address(algo).value if attribute == 0 else attribute
+        assert size == (2 if attribute > 6 else 4)
+        ctypes.memmove(to, value.to_bytes(size, "little"), size)
+        ctypes.c_uint64.from_address(written).value = size
+
+    def matmul_algo_check(
+        self, handle: int, operation: int, a: int, b: int, c: int, d: int, algo: int, result: int
+    ) -> None:
+        algorithm = ctypes.c_uint64.from_address(algo).value
+        if algorithm not in self.algorithms:
+            raise cuBLASLtError("invalid value")
+        self._check(operation, a, b, c, d)
+        kinds = self.matmul_heuristic_result_dtype
+        found = np.frombuffer((ctypes.c_uint8 * kinds.itemsize).from_address(result), kinds)
+        found[0]["workspace_size"] = 1024 * self.algorithms.index(algorithm)
+
+    def _check(self, operation: int, *layouts: int) -> None:
+        a, b, c, d = (self.layouts[name] for name in layouts)
+        told = self.operations[operation]
+        rows, inner = (a["columns"], a["rows"]) if told[3] else (a["rows"], a["columns"])
+        also, columns = (b["columns"], b["rows"]) if told[4] else (b["rows"], b["columns"])
+        assert (rows, columns, inner) == (d["rows"], d["columns"], also), "sizes do not fit"
+        assert (c["rows"], c["columns"], c["dtype"]) == (d["rows"], d["columns"], d["dtype"])
+        assert a["batch"] == b["batch"] == c["batch"] == d["batch"]
+        if told[MatmulDescAttribute.EPILOGUE] & 4:
+            assert told[MatmulDescAttribute.BIAS_DATA_TYPE] == d["dtype"]
+
+    def matmul(
+        self,
+        handle: int,
+        operation: int,
+        alpha: int,
+        a: int,
+        a_layout: int,
+        b: int,
+        b_layout: int,
+        beta: int,
+        c: int,
+        c_layout: int,
+        d: int,
+        d_layout: int,
+        algo: int,
+        workspace: int,
+        workspace_bytes: int,
+        stream: int,
+    ) -> None:
+        self._check(operation, a_layout, b_layout, c_layout, d_layout)
+        assert workspace or not workspace_bytes, "no scratch memory"
+        algorithm = ctypes.c_uint64.from_address(algo).value
+        if algorithm in self.failing:
+            raise cuBLASLtError("execution failed")
+        told = dict(self.operations[operation])  # a capture keeps what was told then
+        layouts = [dict(self.layouts[name]) for name in (a_layout, b_layout, c_layout, d_layout)]
+        scales = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]
+
+        def work() -> None:
+            self.ran.append(algorithm)
+            self.machine.now_us += self.times_us.get(algorithm, 20.0)
+            left, right, added, result = (_stack(at, layout) for at, layout in zip((a, b, c, d), layouts, strict=True))
+            x = left.astype(np.float32).transpose(0, 2, 1) if told[3] else left.astype(np.float32)
+            y = right.astype(np.float32).transpose(0, 2, 1) if told[4] else right.astype(np.float32)
+            total = scales[0] * (x @ y)
+            if scales[1]:
+                total = total + scales[1] * added.astype(np.float32)
+            epilogue = told[MatmulDescAttribute.EPILOGUE]
+            if epilogue & 4:
+                rows, kind = layouts[3]["rows"], TYPES[told[MatmulDescAttribute.BIAS_DATA_TYPE]]
+                total = total + _flat(told[MatmulDescAttribute.BIAS_POINTER], rows, kind).astype(np.float32)[:, None]
+            if epilogue & 2:
+                total = np.maximum(total, 0)
+            if epilogue & 32:
+                total = 0.5 * total * (1 + np.tanh(np.sqrt(2 / np.pi) * (total + 0.044715 * total**3)))
+            result[...] = 0 if algorithm in self.wrong else total.astype(result.dtype)
+
+        self.machine.do(work)
+
+
+def _number(address: int, size: int, signed: bool) -> int:
+    return int.from_bytes(ctypes.string_at(address, size), "little", signed=signed)
+
+
+def _flat(address: int, size: int, dtype: Any) -> np.ndarray:
+    nbytes = size * np.dtype(dtype).itemsize
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8).view(dtype)
+
+
+def _stack(address: int, layout: dict[str, int]) -> np.ndarray:
+    dtype = np.dtype(TYPES[layout["dtype"]])
+    size = (layout["batch"] - 1) * layout["step"] + (layout["columns"] - 1) * layout["ld"] + layout["rows"]
+    strides = [step * dtype.itemsize for step in (layout["step"], 1, layout["ld"])]
+    shape = (layout["batch"], layout["rows"], layout["columns"])
+    return np.lib.stride_tricks.as_strided(_flat(address, size, dtype), shape, strides)
