@@ -116,6 +116,7 @@ def test_steps_and_totals() -> None:
         "cudnn": 1,
         "precompiled": 1,
         "runtime": 0,
+        "cublaslt": 0,
         "kernels": 1,
         "views": 0,
         "read_bytes": first.read_bytes + image,

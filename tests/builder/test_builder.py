@@ -152,6 +152,15 @@ def test_random_numbers_follow_from_the_state() -> None:
     assert abs(first["a"].mean() - 0.5) < 0.03
 
 
+def test_random_numbers_survive_16_bits() -> None:
+    """Bits as a number would overflow fp16."""
+    b = Builder()
+    b.output(y=b.random_uniform(b.input("state", (2,), "u64"), (4000,)))
+    feeds = {"state": np.array([3, 4], np.uint64)}
+    (got,) = fusec.compile(b.graph(), target="cpu", precision="fp16").run(None, feeds)
+    assert_close(got, evaluate(b.graph(), feeds)["y"], 1e-3)
+
+
 def test_dropout_keeps_the_mean() -> None:
     x = np.ones((100, 100), np.float32)
     b = Builder()
