@@ -109,7 +109,7 @@ def test_random_bits_are_the_same() -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
 def test_lists_of_parameters_and_attention_in_fp16(optimiser: str, rng: np.random.Generator) -> None:
     """Master weights cast, gradients searched and parameters moved by kernels over all of them, in place."""
-    b = attending(optimiser, heads=2, size=128)
+    b = attending(optimiser, heads=2, size=128, rate=1e-3)
     here, there = fusec.compile(b), fusec.compile(b, target="cpu")
     names = [step.signature for step in here.compiled.program.steps]
     assert {"attention_train", "attention_backward", "all_finite"} <= set(names)

@@ -181,7 +181,7 @@ DEVICE float quick_gelu_tanh_gradient(float dy, float x) {
   return dy * quick_gelu_tanh_cdf(x) * (1.0f + x * slope * quick_gelu_tanh_cdf(-x));
 }
 DEVICE float quick_swish_gradient(float dy, float x, float beta) {
-  float z = clipped(beta * x, -80.0f, 80.0f);
+  float z = clipped(beta * x, -800.0f, 800.0f);
   return dy * quick_sigmoid(z) * (1.0f + z * quick_sigmoid(-z));
 }
 template <class T> DEVICE T float_floor_mod(T x, T y) {

@@ -14,7 +14,8 @@ from fusec.gpu.kernels import row_backward as family
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Cast, LayerNormBackward, Reduce, pw
 
-SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 1), -1), ((3, 1500), 1), ((4, 33), 1))
+# Not of one or two elements a row: there the gradient is zero, or nearly so, and what is left of it is rounding.
+SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 3), -1), ((3, 1500), 1), ((4, 33), 1))
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 
 
@@ -26,14 +27,7 @@ def shifted(rng: np.random.Generator, type: TensorType) -> np.ndarray:
 def norm_backward_cases() -> list[Case]:
     cases: list[Case] = []
     for dtype, parameter in ((F32, F32), (F16, F32), (F16, F16), (BF16, BF16), (F64, F64)):
-        for shape, axis in (
-            ((9, 96), -1),
-            ((2, 7, 40), -1),
-            ((3, 5, 6), 1),
-            ((5, 1), -1),
-            ((3, 1500), 1),
-            ((4, 33), 1),
-        ):
+        for shape, axis in SHAPES:
             for centred in (True, False):
                 op = LayerNormBackward(axis, 1e-3, centred)
                 x, p = rows(dtype, *shape), rows(parameter, *shape[axis:])
