@@ -12,7 +12,7 @@ from fusec.compiled import Compiled
 from fusec.ir import Constant, DType, Graph, Node, Value, quote
 from fusec.lower_cudnn import Lowered
 from fusec.passes.partition import canonical_key
-from fusec.passes.partition.spell import REWRITES, spellings
+from fusec.passes.partition.spell import FOR_ENGINES, spellings
 from fusec.program import Kind, Partition, body_of
 from fusec.simulate import simulate
 from fusec.storage import pack, unpack
@@ -28,13 +28,13 @@ Array = np.ndarray[Any, Any]
 
 
 def spellings_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Every spelling of every partition means what the partition's own nodes do."""
+    """Every spelling of every partition means what the partition's own nodes do, but those that approximate it."""
     shared = prepared(graph, case)
     for index, step in enumerate(shared.compiled.program.steps):
         if step.kind is not Kind.CUDNN:
             continue
         body = body_of(shared.compiled.graph, step.nodes)
-        spelled = {f"spelling {name}": changed for name, f in REWRITES.items() if (changed := f(body)) is not None}
+        spelled = {f"spelling {name}": changed for name, f in FOR_ENGINES.items() if (changed := f(body)) is not None}
         spelled |= {f"spelling {'+'.join(names)}": changed for names, changed in spellings(body) if names}
         if not spelled:
             continue

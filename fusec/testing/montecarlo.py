@@ -169,6 +169,10 @@ class _Sampler:
             return [self._constant(node)]
         if all(v in self.constant for v in node.operands) and node.operands:
             self.constant.update(node.results)
+        if node.op.name == "attention_train" and all(
+            v in self.constant for v in (*node.operands[:2], *node.operands[3:])
+        ):
+            self.constant.add(node.results[1])  # the sums do not depend on v
         op, plain = node.op, [s.plain for s in operands]
         operands = [self._as_read(s, i) for i, s in enumerate(operands)]
         results = self._evaluate(node, plain)
@@ -186,7 +190,11 @@ class _Sampler:
         if self.rounding.device:
             made = [self._approximated(op, plain, s) for s in made]
         if flipped is not None:
-            made = [self._flip(s, flipped) for s in made]
+            alike = [flipped.shape == s.plain.shape for s in made]
+            made = [
+                self._flip(s, flipped if a else np.full(s.plain.shape, flipped.any()))
+                for s, a in zip(made, alike, strict=True)
+            ]
         return made
 
     def _joined(self, node: Node, made: Samples) -> Samples:
