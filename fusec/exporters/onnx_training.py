@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.ir import DType, Node, Value
+from fusec.ir import DType, Node, Value, print_node
+from fusec.ops import MaxPoolBackward
 
 Exporter = Any  # fusec.exporters.onnx's, which imports this module
 
@@ -32,7 +33,9 @@ def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
 
 
 def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
-    """Each gradient is added where MaxPool says that the maximum was."""
+    """Each gradient is added where MaxPool says that the maximum was: LoweringError if a window has none."""
+    if not _sees_something(node):
+        raise LoweringError(f"{print_node(node)}: a window over padding alone has no maximum in ONNX")
     a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
     _, places = e.several("MaxPool", [x], 2, {"kernel_shape": a.pop("window"), **a})
     shape = node.result.type.shape
@@ -40,6 +43,18 @@ def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
     zeros = e.op("Expand", e.number(0, node), e.ints([math.prod(shape)]))
     added = e.op("ScatterElements", zeros, *flat, axis=0, reduction="add")
     return e.op("Reshape", added, e.ints(shape))
+
+
+def _sees_something(node: Node) -> bool:
+    """Whether every window of a pool's gradient covers an element."""
+    op = cast(MaxPoolBackward, node.op)
+    dy, x = (v.type.shape[2:] for v in node.operands)
+    dims = zip(x, dy, op.window, op.strides, op.pads, op.dilations, strict=False)  # the pads in front
+    return all(
+        any(0 <= i * step - pad + tap * apart < size for tap in range(taps))
+        for size, count, taps, step, pad, apart in dims
+        for i in range(count)
+    )
 
 
 def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
