@@ -62,7 +62,7 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "sdpa_backward": (
         ("dO", "q", "k", "v", "o", "stats", "bias"),
         ("dq", "dk", "dv"),
-        ("attn_scale", "use_causal_mask"),
+        ("attn_scale", "use_causal_mask", "use_deterministic_algorithm"),
     ),
     "reduction": (("x",), ("y",), ()),  # mode: add, mul, min, max, amax
     "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value

@@ -20,8 +20,9 @@ from fusec.gpu.forms import arrange
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
-from fusec.ir import Graph, quote
-from fusec.passes.base import PRECISIONS, ROUNDINGS, UNROUNDED, Options, run
+from fusec.ir import Graph, print_node, quote
+from fusec.ops import Scatter
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, run
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
@@ -73,6 +74,7 @@ def compile(
     budget: float = float("inf"),
     disable: Collection[str] = (),
     rounding: str = "fused",
+    deterministic: bool = False,
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     family: Family | None = None,
@@ -93,6 +95,8 @@ def compile(
     disable: names of passes and rewrite rules to leave out.
     rounding: `fused`: inside a step, values of 16 bits stay in fp32 from op to op; `source`: each is rounded to its
         storage type wherever the model does, and fusions and rewrites that would change that are left out.
+    deterministic: every call gives the same bits for the same inputs: plans that add in no fixed order are left out,
+        and FusecError is raised for what has no other on a GPU.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
@@ -112,11 +116,14 @@ def compile(
             budget=budget,
             disable=disable,
             rounding=rounding,
+            deterministic=deterministic,
             lock=lock,
             progress=progress,
         )
         executable.bind(**first)
         return executable
+    if deterministic:
+        disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
         return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
     compiled = build(
@@ -139,17 +146,21 @@ def compile(
         compiled = kept.compiled
     if here:
         _require_types_of_the_device(compiled.graph)
+        same = compiled.options.deterministic
+        if same:
+            _require_fixed_order(compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
-            backend = CudnnBackend("none", progress, suggested=named, ways=kept.ways)
+            backend = CudnnBackend("none", progress, suggested=named, ways=kept.ways, deterministic=same)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != kept.choices[key].identity:
                     raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
-        backend = CudnnBackend(tune, progress, budget, kernels=None if family is None else family.kernels())
+        shared = None if family is None else family.kernels()
+        backend = CudnnBackend(tune, progress, budget, kernels=shared, deterministic=same)
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
@@ -263,7 +274,11 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         compiled = found.compiled
         program = arrange(compiled.program, {}, compiled.options.as_source)
         ways = lockfile.ways(found.lock, program, compiled.target, compiled.options.tensor_cores)
-        backend = CudnnBackend(tune, suggested=found.plans, settled=tune != "full", ways=ways)
+        same = compiled.options.deterministic
+        if same:
+            _require_fixed_order(compiled.graph)
+        plans = {} if same else found.plans  # those of a file were not chosen for that
+        backend = CudnnBackend(tune, suggested=plans, settled=tune != "full", ways=ways, deterministic=same)
         return Executable(replace(compiled, program=program), backend)
     return Executable(found.compiled, SimulatorBackend())
 
@@ -277,6 +292,15 @@ def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> artifac
             raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
         target = here.name if here is not None else known[0]
     return artifact.load(file, target)
+
+
+def _require_fixed_order(graph: Graph) -> None:
+    """What scatters updates into floats adds them by atomics there."""
+    for node in graph.nodes:
+        if isinstance(node.op, Scatter) and node.op.reduction != "none" and node.result.type.dtype.is_float:
+            raise FusecError(
+                f"{print_node(node)}: a GPU adds updates of one place in no fixed order, which deterministic rules out"
+            )
 
 
 def _require_types_of_the_device(graph: Graph) -> None:

@@ -449,6 +449,8 @@ def _attention(b: _Builder, node: Node) -> None:
             raise LoweringError(f"{quote(name)}: the last dim of an attention's result must lie side by side in memory")
         results.append(b.result(value, heads_frame(value.type.shape)))
     attributes: dict[str, Attribute] = {"attn_scale": op.scale, "use_causal_mask": op.causal}
+    if isinstance(op, AttentionBackward) and op.ordered:
+        attributes["use_deterministic_algorithm"] = True
     b.call(call, tuple(uids), tuple(results), attributes=attributes)
 
 

@@ -64,7 +64,9 @@ class CudnnBackend:
         settled: bool = False,
         ways: Mapping[str, str] | None = None,
         kernels: Any = None,
+        deterministic: bool = False,
     ):
+        self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
         self.tune = tune
         self.side_by_side = tune != "none"  # which way is faster is measured
@@ -76,7 +78,8 @@ class CudnnBackend:
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
-        place = Place(target, self.name, driver, version, f"{cudnn.__version__} {competitor()}".strip())
+        frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
+        place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -168,7 +171,7 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        shared = (self._kernels, self._blas if self._competes else None)
+        shared = (self._kernels, self._blas if self._competes else None, self.deterministic)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:

@@ -37,7 +37,7 @@ class GpuLaboratory:
     come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
     key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
     graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, whose plans
-    follow cuDNN's, if it is there.
+    follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do not build.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class GpuLaboratory:
         note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
         kernels: Any = None,
         blas: Blas | None = None,
+        deterministic: bool = False,
     ):
+        self._deterministic = deterministic
         self._handle, self._stream, self._blas = handle, stream, blas
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
@@ -178,6 +180,8 @@ class GpuLaboratory:
             raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
         if not graph.tensor_cores:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+        if self._deterministic:
+            pygraph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
         return pygraph
 
     def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:

@@ -44,11 +44,13 @@ class AttentionTrain(Op):
 class AttentionBackward(Op):
     """Gradients of q, k and v of attention_train, from dy, these three, its two results, and its bias if it has one.
 
-    The sums may have the other operands' dtype, too.
+    The sums may have the other operands' dtype, too. `ordered`: an engine must add in a fixed order, so that it gives
+    the same bits every time.
     """
 
     scale: float = 1.0
     causal: bool = False
+    ordered: bool = False
     name: ClassVar[str] = "attention_backward"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusec.passes.attend import Attend
-from fusec.passes.base import CONCAT_IN_PLACE, UNROUNDED, Pass
+from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass
 from fusec.passes.canonicalise import Canonicalise
 from fusec.passes.cse import MergeEqual
 from fusec.passes.fold_batchnorm import FoldBatchNorm
@@ -14,6 +14,7 @@ from fusec.passes.layout import Layout
 from fusec.passes.mask_by_norm import MaskByNorm
 from fusec.passes.merge_siblings import MergeSiblings
 from fusec.passes.move_views import MoveViews
+from fusec.passes.order_gradients import OrderGradients
 from fusec.passes.order_sums import OrderSums
 from fusec.passes.own_views import OwnViews
 from fusec.passes.patches import Patches
@@ -70,6 +71,8 @@ FINISH: tuple[Pass, ...] = (
     # After the last merging of equal nodes, which would undo it.
     Rematerialise(),
     OwnViews(),
+    # Only where it was asked for, and of the ops that are left.
+    OrderGradients(),
     # Last: a node made after it would have no considered memory order.
     Layout(),
 )
@@ -95,7 +98,7 @@ def rules() -> dict[str, tuple[Rewriter, ...]]:
 def names() -> frozenset[str]:
     """Everything `Options.disable` can name."""
     found = frozenset(step.name for step in PIPELINE) | {r.name for known in rules().values() for r in known}
-    return found | {UNROUNDED, CONCAT_IN_PLACE}
+    return found | {UNROUNDED, UNORDERED, CONCAT_IN_PLACE}
 
 
 __all__ = ["CLEAN_UP", "FINISH", "PIPELINE", "REROUNDING", "UNLAID", "names", "rules"]

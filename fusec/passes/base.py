@@ -14,6 +14,7 @@ from fusec.ir import DType, Graph, print_graph
 ROUNDINGS = ("fused", "source")
 UNROUNDED = "unrounded"  # what `disable` calls the fusions that keep a value in fp32 that the model rounds
 CONCAT_IN_PLACE = "concat_in_place"  # what `disable` calls it that concats are written to where they are joined
+UNORDERED = "unordered_sums"  # what `disable` calls plans that give other bits from one run to the next
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -38,6 +39,11 @@ class Options:
     def as_source(self) -> bool:
         """Whether values are to be rounded to 16 bits wherever the model rounds them."""
         return UNROUNDED in self.disable
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a program must give the same bits each time it runs."""
+        return UNORDERED in self.disable
 
     @property
     def tensor_cores(self) -> bool:

@@ -73,6 +73,7 @@ class Machine:
         self.engines = (7, 4, 3)
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
+        self.unordered: set[int] = set()  # engines that are not deterministic
         self.built: list[int] = []
         self.launched: list[str] = []  # kernels, by entry
         self.allocated = 0
@@ -123,7 +124,7 @@ class Machine:
             __version__="1.28.0",
             heur_mode=types.SimpleNamespace(A=0, FALLBACK=1),
             behavior_note=types.SimpleNamespace(RUNTIME_COMPILATION=1),
-            numerical_note=types.SimpleNamespace(TENSOR_CORE=1),
+            numerical_note=types.SimpleNamespace(TENSOR_CORE=1, NONDETERMINISTIC=2),
             cudnnGraphNotSupportedError=type("cudnnGraphNotSupportedError", (Exception,), {}),
         )
 
@@ -290,6 +291,7 @@ class Pygraph:
         self.machine, self.graph, self.kernels = machine, graph, kernels
         self.revived = revived
         self.selected: int | None = None
+        self.deselected: set[int] = set()
 
     def validate(self) -> None:
         pass
@@ -301,7 +303,7 @@ class Pygraph:
             raise RuntimeError("no engine proposed a plan for this graph")
 
     def deselect_numeric_notes(self, notes: Any) -> None:
-        pass
+        self.deselected |= set(notes)
 
     def get_execution_plan_count(self) -> int:
         return len(self.machine.engines)
@@ -314,6 +316,8 @@ class Pygraph:
 
     def build_plan_at_index(self, place: int) -> None:
         assert self.revived is None, "what is deserialized is built"
+        if 2 in self.deselected and self.machine.engines[place] in self.machine.unordered:
+            raise RuntimeError("Deselecting execution plan due to numerical notes")
         self.machine.built.append(self.machine.engines[place])
         self.selected = place
 

@@ -571,3 +571,31 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
     check(net, 0)
     (tuned,) = net.backend._tuned.values()
     assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)
+
+
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_plans_without_a_fixed_order_are_left_out_where_that_is_asked_for(
+    machine: Machine, tmp_path: Path, tune: str
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    machine.times_us, machine.unordered = {7: 1.0, 4: 20.0, 3: 5.0}, {7}
+    store = PlanStore(tmp_path)
+
+    def engine(deterministic: bool) -> int:
+        net = Executable(compiled(), CudnnBackend(tune, store=store, deterministic=deterministic))
+        check(net, 0)
+        (choice,) = net.backend.choices().values()  # type: ignore[attr-defined]
+        return choice.engine
+
+    assert engine(False) == 7
+    assert engine(True) == (4 if tune == "none" else 3), "what was chosen before is not taken"
+    assert engine(False) == 7
+
+
+def test_a_program_with_no_other_than_unordered_plans_says_so(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    machine.unordered = set(machine.engines)
+    with pytest.raises(ExecutionError, match="Deselecting execution plan"):
+        Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), deterministic=True))

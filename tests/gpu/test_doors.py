@@ -13,6 +13,8 @@ from lowers_judge import LowersJudge
 from onnx import helper
 
 import fusec
+from fusec.errors import FusecError
+from fusec.text import parse
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -124,3 +126,13 @@ def test_the_simulator_can_be_asked_for_beside_a_gpu(machine: Machine) -> None:
     assert session.get_providers() == ["CPUExecutionProvider"]
     check(session.run(None, {"x": fresh(2)}), fresh(2))
     assert machine.emitted == []
+
+
+def test_what_has_no_fixed_order_is_refused_by_name_where_one_is_asked_for(machine: Machine) -> None:
+    graph = parse("""graph "g" (%x: f32[4,2], %i: i64[3], %u: f32[3,2]) {
+      %s = scatter(%x, %i, %u) {reduction="add"}
+      return %s
+    }""")
+    with pytest.raises(FusecError, match=r"%s = scatter.*in no fixed order, which deterministic rules out"):
+        fusec.compile(graph, deterministic=True)
+    assert fusec.compile(graph).backend.deterministic is False  # type: ignore[attr-defined]  # a GPU's

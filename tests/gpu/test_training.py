@@ -124,6 +124,15 @@ def test_lists_of_parameters_and_attention_in_fp16(optimiser: str, rng: np.rando
     assert here.value("loss.scale") == there.value("loss.scale") / 2
 
 
+def test_deterministic_steps_are_the_same_bits(rng: np.random.Generator) -> None:
+    nets = [fusec.compile(attending("sgd", heads=2, size=128, rate=1e-3), deterministic=True) for _ in range(2)]
+    batches = [(rng.standard_normal((4, 8, 128)).astype(np.float16), rng.integers(0, 10, 4)) for _ in range(6)]
+    losses = [[np.asarray(net.step(*batch)).tolist() for batch in batches] for net in nets]
+    assert losses[0] == losses[1]
+    for name in nets[0].state:
+        np.testing.assert_array_equal(nets[0].value(name), nets[1].value(name))
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_models_learn_what_they_do_in_numpy(name: str, rng: np.random.Generator) -> None:
     held = first(training_step(name, 2, 32, **SIZES[name]))

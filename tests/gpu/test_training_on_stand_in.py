@@ -18,6 +18,7 @@ from examples.training_models import training_step
 from fusec import driver, training
 from fusec.builder import Builder
 from fusec.gpu.kernels import find
+from fusec.lower_cudnn import lower
 from fusec.program import Kind
 from fusec.runtime import Executable
 
@@ -98,3 +99,14 @@ def test_models_in_the_forms_a_gpu_chooses(
         assert_close(here.step(x, labels), there.step(x, labels), 3e-3)
     kernels = {step for step in program.steps if step.kind is Kind.KERNEL}
     assert kernels == here.kernels
+
+
+@pytest.mark.cudnn
+def test_a_gradient_of_attention_in_a_fixed_order_has_plans() -> None:
+    b = network("sgd", heads=2, size=128)
+    state = {name: b.updates.get(name, "") for name in b.parameters}
+    for disable, ordered in ((["unordered_sums"], True), ([], False)):
+        compiled = driver.build(b.graph(), target="h200", state=state, disable=disable)
+        (step,) = (s for s in compiled.program.steps if s.signature == "attention_backward")
+        assert step.kind is Kind.CUDNN
+        assert ("use_deterministic_algorithm" in str(lower(step.body).graph)) is ordered
