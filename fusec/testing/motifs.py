@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from fusec.errors import VerifyError
@@ -190,8 +191,11 @@ def _masked(b: Builder, scores: Value) -> Value:
     if kind == 1:
         return b.pointwise("add", scores, b.beside(scores))
     if kind == 2:
-        mask = b.graph.constant(later == 0) if b.chance(50) else b.mask(scores)
-        shown = (mask, scores, _number(b, scores, -math.inf))
+        known, hides = b.chance(50), b.chance(40)  # hides: where it is true
+        mask = b.graph.constant((later == 0) != hides) if known else b.mask(scores)
+        least = float(ml_dtypes.finfo(scores.type.dtype.numpy).min) if known and b.chance(30) else -math.inf
+        never = _number(b, scores, least)
+        shown = (mask, never, scores) if hides else (mask, scores, never)
         if np.broadcast_shapes(mask.type.shape, scores.type.shape) != scores.type.shape:
             raise Unfit("a mask wider than the scores")
         return b.add(pw("where"), *shown)
@@ -435,6 +439,21 @@ def dense_block(b: Builder) -> None:
         draw_pointwise(b, b.pick(ACTIVATIONS), whole)
 
 
+def turned_rows(b: Builder) -> None:
+    """A linear layer between transposes of its rows, as sequences come first in some models and images in others."""
+    rows, features = [b.pick([2, 3, 4]) for _ in range(b.pick([2, 2, 3]))], b.pick([4, 8, 3])
+    count = len(rows)
+    x = b.fresh(TensorType((*rows, features), b.dtype))
+    if b.chance(80):
+        x = b.add(Transpose((*b.permutation(count), count)), x)
+    y = b.add(MatMul(), x, b.constant((features, b.pick([4, 6])), b.dtype))
+    if b.chance(60):
+        y = b.pointwise("add", y, b.constant(y.type.shape[-1:], b.dtype))
+    y = b.add(Transpose((*b.permutation(count), count)), y)
+    if b.chance(50):
+        b.add(Reshape((math.prod(y.type.shape[:-1]), y.type.shape[-1])), y)
+
+
 def sliced_twice(b: Builder) -> None:
     """Every second element from some place on, and of those a part."""
     x = b.some(lambda t: t.rank > 0 and max(t.shape) >= 4)
@@ -569,6 +588,7 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     turned_together: 4,
     branches: 5,
     dense_block: 4,
+    turned_rows: 3,
     sliced_twice: 2,
     alike: 5,
     square: 3,
