@@ -19,7 +19,7 @@ from fusec.lower_cudnn import lower
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
-from fusec.passes.partition.spell import REWRITES, quicker, spellings
+from fusec.passes.partition.spell import quicker, spelled, spellings
 from fusec.plans import Part
 from fusec.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
 from fusec.views import is_view
@@ -85,19 +85,6 @@ def lowered(form: Form, tensor_cores: bool) -> list[Work] | None:
             return None
         works.append(work)
     return works
-
-
-def rewrite(
-    program: Program,
-    tensor_cores: bool,
-    launch_us: float,
-    level: str,
-    time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
-    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
-    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
-) -> Program:
-    """The program with each step in its fastest form: see `decide`."""
-    return arranged(program, decide(program, tensor_cores, launch_us, level, time_us, kernels_us, {}, together_us))
 
 
 def decide(
@@ -240,7 +227,7 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
             yield Partition(nodes, Kind.KERNEL, body)
             continue
         for name in part.spelling:
-            changed = REWRITES[name](body) if name in REWRITES else None
+            changed = spelled(body, name)
             if changed is None:
                 raise ValueError(f"spelling {name} does not apply to {names}")
             body = changed

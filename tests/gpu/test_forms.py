@@ -13,10 +13,11 @@ from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.forms import Form, forms, lowered, rewrite
+from fusec.gpu.forms import Form, arranged, decide, forms, lowered, parts_of
 from fusec.gpu.kernels import Kernel
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
+from fusec.plans import Part
 from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
@@ -48,6 +49,11 @@ def compiled(groups: int = 1) -> Compiled:
     }
     graph, target, judge = parse(text, weights), load("h200"), LowersJudge()
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def rewrite(program: Program, *given: Any, **more: Any) -> Program:
+    """The program with each step in the form that is decided on."""
+    return arranged(program, decide(program, *given, **more))
 
 
 def signatures(program: Program) -> list[str]:
@@ -250,3 +256,23 @@ def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Mach
         ran: list[CudnnGraph] = []
         bound(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
         assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
+
+
+def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() -> None:
+    text = """graph "g" (%x: f16[16,8]) {
+      %w = constant weight("w") : f16[8,8]
+      %m = matmul(%x, %w) : f16[16,8]
+      %y = relu(%m) : f16[16,8]
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8), np.float16)})
+    nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
+    (y,) = graph.outputs
+    graph.set_type(y, replace(y.type, within=(16, 24)))
+    step = Partition(nodes, Kind.CUDNN, body_of(graph, nodes))
+    spellings = {form[0].spelling: form[0].body for form in forms(graph, step, "quick") if len(form) == 1}
+    assert ("as_convolution",) in {names[:1] for names in spellings}
+    for names, timed in spellings.items():
+        (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
+        assert str(made.body) == str(timed), "what runs is what was timed"
+        assert made.body.outputs[0].type.within == (16, 24)

@@ -196,20 +196,20 @@ def spellings(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
     """Every spelling worth asking for, precompiled engines hoped for first, the body as it is last."""
     names: list[str] = []
     current = body
-    for name, rewrite in FOR_ENGINES.items():  # in this order: each brings about the form the next looks for
-        changed = rewrite(current)
+    for name in FOR_ENGINES:  # in this order: each brings about the form the next looks for
+        changed = spelled(current, name)
         if changed is not None:
             names.append(name)
-            current = _stored_as(body, changed)
+            current = changed
     return [(tuple(names), current), ((), body)] if names else [((), body)]
 
 
 def quicker(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
     """Spellings that no engine asks for and that may be faster, behind each of the others."""
     found: list[tuple[tuple[str, ...], Graph]] = []
-    for names, spelled in spellings(body):
-        for name, rewrite in FOR_SPEED.items():
-            changed = rewrite(spelled)
+    for names, other in spellings(body):
+        for name in FOR_SPEED:
+            changed = spelled(other, name)
             if changed is not None:
                 found.append(((*names, name), changed))
     return found
@@ -218,17 +218,20 @@ def quicker(body: Graph) -> list[tuple[tuple[str, ...], Graph]]:
 def respell(body: Graph, names: tuple[str, ...]) -> Graph:
     """The body rewritten by the spellings named, which apply to it."""
     for name in names:
-        changed = REWRITES[name](body)
+        changed = spelled(body, name)
         assert changed is not None, f"spelling {name} does not apply"
-        body = _stored_as(body, changed)
+        body = changed
     return body
 
 
-def _stored_as(body: Graph, changed: Graph) -> Graph:
-    """The body changed, with its outputs still within the larger tensors they are parts of."""
-    for before, after in zip(body.outputs, changed.outputs, strict=True):
-        if before.type.within:
-            changed.set_type(after, before.type)
+def spelled(body: Graph, name: str) -> Graph | None:
+    """The body in one spelling more, with its outputs still within the larger tensors they are parts of; None if the
+    spelling does not apply, or there is none of that name."""
+    changed = REWRITES[name](body) if name in REWRITES else None
+    if changed is not None:
+        for before, after in zip(body.outputs, changed.outputs, strict=True):
+            if before.type.within:
+                changed.set_type(after, before.type)
     return changed
 
 
