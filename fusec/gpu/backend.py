@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cudnn
@@ -17,7 +18,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
-from fusec.gpu.capture import Launch, in_order, side_by_side
+from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
@@ -31,14 +32,13 @@ from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import Tuned, tune
 from fusec.ir import Array, Graph, TensorType
 from fusec.memory import plan_memory
-from fusec.parallel import Waits, lanes
+from fusec.parallel import Waits
 from fusec.passes.partition.in_place import Family
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
-FORKED_RUNS = 9  # of steps in order and side by side, in turns, to find out which is faster
 
 
 class CudnnBackend:
@@ -122,8 +122,7 @@ class CudnnBackend:
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
-        need = max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0)
-        self._reserve(need)
+        self._reserve_for(graphs)
 
     def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
@@ -274,12 +273,8 @@ class CudnnBackend:
         with out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
-            def time_us(run: Callable[[], None]) -> float:
-                lab.run_us(run)
-                return statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
-
             for key, kernel in asked.items():
-                times[key] = self._launcher.measure(kernel, time_us)
+                times[key] = self._launcher.measure(kernel, partial(_median_us, lab))
                 if times[key] < float("inf"):
                     fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
                     self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
@@ -289,17 +284,14 @@ class CudnnBackend:
         """How long forms of several steps take as a whole; infinite where one of these fails."""
         graphs = graphs_of(asked, tensor_cores)
         self._choose(graphs, footprint_bytes)
-        self._reserve(
-            max((t.plans[0][1].workspace_bytes for t in map(self._tuned.get, graphs) if t and t.plans), default=0)
-        )
+        self._reserve_for(key for key in graphs if self._tuned[key].plans)
         times: list[float] = []
         with out_of_memory("timing forms"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
             for form in asked:
                 run = bound(form, tensor_cores, self.bind, self._launcher)
                 try:
-                    lab.run_us(run)
-                    times.append(statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS)))
+                    times.append(_median_us(lab, run))
                 except ExecutionError:
                     times.append(float("inf"))
         return times
@@ -343,6 +335,9 @@ class CudnnBackend:
         if isinstance(work, CudnnGraph):
             return self._tuned[work.key].plans[0][0].library
         return "cublaslt" if work in self._products else work.kind.value
+
+    def _reserve_for(self, graphs: Iterable[str]) -> None:
+        self._reserve(max((self._tuned[key].plans[0][1].workspace_bytes for key in graphs), default=0))
 
     def _reserve(self, workspace_bytes: int) -> None:
         """Scratch memory for the plan that needs the most."""
@@ -409,30 +404,9 @@ class CudnnBackend:
 
     def _recorded(self, runs: Sequence[Callable[[], None]], waits: Waits | None) -> Replay:
         ordered = in_order(self._streams, runs, self.scratch)
-        if waits is None or not self.side_by_side or not ordered.at_once:
+        if waits is None or not self.side_by_side:
             return ordered
-        if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
-            return ordered
-        works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
-        sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
-        told = tuple(
-            w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
-            for i, w in enumerate(waits)
-        )
-        placed = lanes(told)
-        if max(placed, default=0) < 1:
-            return ordered
-        forked = side_by_side(self._streams, works, told, placed, self._on_lane)
-        if isinstance(forked, str):
-            ordered.declined = forked
-            return ordered
-        pair = (ordered, forked)
-        for each in pair:
-            each()
-        rounds = [[self.time_us(each, 1)[0] for each in pair] for _ in range(FORKED_RUNS)]
-        in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
-        ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
-        return forked if side < in_turn else ordered
+        return or_side_by_side(ordered, self._streams, runs, waits, self._on_lane, self.time_us)
 
     @contextmanager
     def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:
@@ -481,6 +455,12 @@ class CudnnBackend:
             self._streams.synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
+
+
+def _median_us(lab: GpuLaboratory, run: Callable[[], None]) -> float:
+    """Of some runs, behind one that warms up."""
+    lab.run_us(run)
+    return statistics.median(lab.run_us(run) for _ in range(KERNEL_RUNS))
 
 
 def _nothing() -> None:

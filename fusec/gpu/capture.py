@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ import cupy
 
 from fusec.errors import ExecutionError
 from fusec.gpu.calls import Replay, Streams
+from fusec.parallel import Waits, lanes
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
-Waits = Sequence[Sequence[int] | None]  # for each run the earlier ones it waits for; None: it does nothing
+TURNS = 9  # of steps in order and side by side, to find out which is faster
 
 
 @dataclass
@@ -82,6 +84,41 @@ def _captured(
             # most often CuPy's own word on cuBLAS, or on what waits for the device
             end = failed if failed < end else start + (end - start) // 2
     return None, end, reason
+
+
+def or_side_by_side(
+    ordered: Replay,
+    streams: Streams,
+    runs: Sequence[Callable[[], None]],
+    waits: Waits,
+    on_lane: OnLane,
+    time_us: Callable[[Callable[[], None], int], list[float]],
+) -> Replay:
+    """The runs in order, as they are recorded already, or side by side, if that can be and takes less time."""
+    if not ordered.at_once:
+        return ordered
+    if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
+        return ordered
+    works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
+    sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
+    told = tuple(
+        w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
+        for i, w in enumerate(waits)
+    )
+    placed = lanes(told)
+    if max(placed, default=0) < 1:
+        return ordered
+    forked = side_by_side(streams, works, told, placed, on_lane)
+    if isinstance(forked, str):
+        ordered.declined = forked
+        return ordered
+    pair = (ordered, forked)
+    for each in pair:
+        each()
+    rounds = [[time_us(each, 1)[0] for each in pair] for _ in range(TURNS)]
+    in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
+    ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
+    return forked if side < in_turn else ordered
 
 
 def side_by_side(
