@@ -83,10 +83,11 @@ def case(
     once: bool,
     cache: Path | None,
     compile_mode: str,
+    peer_s: float,
 ) -> dict[str, Any]:
     import cupy
     import torch
-    from contest import captured, timed
+    from contest import TooLongError, captured, timed, within
     from torch_steps import Step, first_weights
 
     from fusec.bench import measure
@@ -109,16 +110,21 @@ def case(
     for kind in peers:
         before = torch.cuda.memory_allocated()
         started = time.perf_counter()
-        step = kept[kind] = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
         losses: list[float] = []
-        for images, labels in data:
-            step.images.copy_(images)
-            step.labels.copy_(labels)
-            losses.append(float(step.run()))
-        torch.cuda.reset_peak_memory_stats()
-        step.run()
-        row["peak_bytes"][kind] = torch.cuda.max_memory_allocated() - before
-        contenders[kind], _ = captured(step.run)
+        try:
+            with within(peer_s):
+                step = kept[kind] = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
+                for images, labels in data:
+                    step.images.copy_(images)
+                    step.labels.copy_(labels)
+                    losses.append(float(step.run()))
+                torch.cuda.reset_peak_memory_stats()
+                step.run()
+                row["peak_bytes"][kind] = torch.cuda.max_memory_allocated() - before
+                contenders[kind], _ = captured(step.run)
+        except TooLongError as late:
+            row.setdefault("missing", {})[kind] = str(late)
+            continue
         contenders[kind]()
         torch.cuda.synchronize()
         row["losses"][kind] = losses
@@ -150,6 +156,7 @@ def case(
         executable.run(None, feeds)
         contenders["fusec"] = executable.replay
     row["times"] = timed(contenders, round_s=0.1)
+    peers = [kind for kind in peers if kind in contenders]
     wanted = np.mean([row["losses"][kind] for kind in peers], axis=0) if peers else np.zeros(STEPS)
     row["loss_errors"] = {
         who: float(np.max(np.abs((np.asarray(found) - wanted) / wanted))) for who, found in row["losses"].items()
@@ -205,6 +212,7 @@ def main() -> int:
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--compile-mode", default="max-autotune-no-cudagraphs", help="of torch.compile")
+    parser.add_argument("--peer-seconds", type=float, default=0.0, help="left out if not ready by then; 0: no limit")
     parser.add_argument("--tune", default="quick", help="empty: peers alone")
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "training.json")
@@ -238,6 +246,7 @@ def main() -> int:
             arguments.once,
             arguments.cache,
             arguments.compile_mode,
+            arguments.peer_seconds,
         )
         rows.append(row)
         show(row, arguments.worst)
