@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "print_float_short",
         "text",
-        "ir.py",
+        "printing.py",
         "return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise",
         'return f"{float(value):.6g}"',
         "attributes lose digits in text",
@@ -847,7 +847,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_strides",
         "in place",
-        "ir.py",
+        "tensor_type.py",
         "        shape = self.within or self.shape\n",
         "        shape = self.shape\n",
         "parts of something larger are taken for packed",
