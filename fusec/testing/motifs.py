@@ -32,7 +32,11 @@ from fusec.ops import (
 from fusec.passes import rules
 from fusec.passes.pattern import Rule, instantiate
 from fusec.testing.builder import MAX_ELEMENTS, Builder, Unfit
-from fusec.testing.operations import DRAWS, convolve, draw_pointwise, multiply, reshaped, scatter, turned
+from fusec.testing.operations import DRAWS
+from fusec.testing.operations.pointwise import draw_pointwise
+from fusec.testing.operations.products import multiply
+from fusec.testing.operations.shapes import reshaped, turned
+from fusec.testing.operations.windows import convolve, scatter
 
 ACTIVATIONS = (
     *("relu", "relu", "clip", "sigmoid", "tanh", "leaky_relu", "elu", "gelu", "gelu_tanh", "swish", "hard_swish"),

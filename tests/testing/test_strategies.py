@@ -258,7 +258,7 @@ def test_unused_constants_do_not_stay() -> None:
 
 
 def test_pointwise_attributes_have_somewhere_to_come_from() -> None:
-    from fusec.testing.operations import ATTRIBUTES
+    from fusec.testing.operations.pointwise import ATTRIBUTES
 
     needed = {key for c in CLASSES.values() for key in c.row.defaults}
     assert needed - {"axis"} == set(ATTRIBUTES)
