@@ -1,0 +1,53 @@
+"""The benchmarks' own arithmetic, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from test_runtime import executable
+
+from benchmarks import calls
+from benchmarks.machine import keep
+
+TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
+  %a = relu(%x)
+  %s = softmax(%a) {axis=1}
+  return %s
+}"""
+
+
+def test_every_kind_of_call_is_set_against_the_steps(rng: np.random.Generator) -> None:
+    net = executable(TEXT)
+    feeds = {"x": rng.standard_normal((2, 8, 6, 6)).astype(np.float32)}
+    row = calls.measured(net, feeds, rounds=3, burst=2, each=1)
+    assert row["steps"]["median_us"] > 0
+    assert set(row["more"]) == {"replay", "queued", "call", "out", "buffers", "buffers, out", "host"}
+    for timing in row["more"].values():
+        assert timing["low_us"] <= timing["median_us"] <= timing["high_us"]
+    assert calls.ways(net) == {"lanes": 1, "declined": ""}  # the simulator has one way alone
+
+
+def test_both_ways_to_record_are_told_apart() -> None:
+    class Recorded:
+        def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
+            self.recorded = (lanes, other_us, "", this_us)
+
+    side, order = calls.ways(Recorded(3, 20.0, 10.0)), calls.ways(Recorded(1, 20.0, 10.0))  # type: ignore[arg-type]  # as far as it is used
+    assert (side["in_order_us"], side["side_by_side_us"]) == (20.0, 10.0)
+    assert (order["in_order_us"], order["side_by_side_us"]) == (10.0, 20.0)
+
+
+def test_rows_of_one_machine_are_kept(tmp_path: Path) -> None:
+    path, key = tmp_path / "rows.json", ("model", "batch")
+
+    def rows() -> list[tuple[str, int, int, str]]:
+        return [(row["model"], row["batch"], row["us"], row["commit"]) for row in json.loads(path.read_text())["rows"]]
+
+    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 1, "us": 1}, key)
+    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 2, "us": 2}, key)
+    keep(path, {"gpu": "A"}, "c2", {"model": "m", "batch": 1, "us": 3}, key)
+    assert rows() == [("m", 1, 3, "c2"), ("m", 2, 2, "c1")]
+    keep(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
+    assert rows() == [("m", 2, 4, "c3")]
