@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from test_runtime import executable
 
-from benchmarks import calls
+from benchmarks import calls, choices
 from benchmarks.machine import keep
+from fusec.gpu import cublaslt
+from fusec.passes.partition.spell import quicker
+from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %a = relu(%x)
@@ -51,3 +55,36 @@ def test_rows_of_one_machine_are_kept(tmp_path: Path) -> None:
     assert rows() == [("m", 1, 3, "c2"), ("m", 2, 2, "c1")]
     keep(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
     assert rows() == [("m", 2, 4, "c3")]
+
+
+GELU = """graph "g" (%x: f16[64,64], %w: f16[64,64]) {
+  %a = matmul(%x, %w)
+  %y = gelu(%a)
+  return %y
+}"""
+
+
+def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
+    with choices.left_out("concat_in_place") as disabled:
+        assert list(disabled) == ["concat_in_place"]
+    body = parse(GELU)
+    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    with choices.left_out("gelu_by_tanh") as disabled:
+        assert not disabled and not list(quicker(body))
+    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    with choices.left_out("cublaslt") as disabled:
+        assert not disabled and not cublaslt.version()
+    with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
+        pass
+
+
+def test_who_runs_the_steps_is_counted() -> None:
+    assert choices.steps_of(executable(TEXT)) == {"cudnn": 1, "kernel": 2}
+
+
+def test_cases_of_scripts_name_choices_and_tolerances() -> None:
+    for item in choices.CASES:
+        choice, _, batch, *precision = item.split(":")
+        assert int(batch) and (precision or ["fp16"])[0] in choices.TOLERANCES
+        with choices.left_out(choice):
+            pass
