@@ -27,7 +27,7 @@ from fusec.runtime import Executable
 
 CASES = ["resnet50:1", "resnet50:32", "unet:8", "squeezenet1_1:1", "squeezenet1_1:32", "googlenet:1"]
 TOLERANCE = 2e-2  # of a whole model in fp16
-ROUNDS, BURST, EACH = 30, 50, 5
+ROUNDS, BURST, EACH = 21, 30, 5
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
