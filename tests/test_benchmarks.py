@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from test_runtime import executable
 
-from benchmarks import calls, choices
+from benchmarks import calls, choices, penalties
 from benchmarks.machine import keep
+from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
 from fusec.passes.partition.spell import quicker
 from fusec.text import parse
@@ -88,3 +89,16 @@ def test_cases_of_scripts_name_choices_and_tolerances() -> None:
         assert int(batch) and (precision or ["fp16"])[0] in choices.TOLERANCES
         with choices.left_out(choice):
             pass
+
+
+def test_penalties_are_of_whole_layers() -> None:
+    """Each graph takes as long as it has calls; MobileNetV2's 17 layers are asked for once each."""
+    asked: list[int] = []
+
+    def times_us(graphs: dict[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
+        asked.append(len(graphs))
+        return {key: float(len(graph.calls)) for key, graph in graphs.items()}
+
+    first, second = penalties.rows(times_us)
+    assert (first["us"], first["without_us"]) == (17 * 3, 17) and asked[:2] == [10, 10]
+    assert (second["us"], second["without_us"]) == (4, 4)
