@@ -37,7 +37,7 @@ def within(seconds: float) -> Generator[None]:
 
 def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
     """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among those of cuDNN and
-    torch: Triton's take minutes to try and were 5 times slower for those of ResNet-50."""
+    torch: Triton's take minutes to try."""
     import torch._inductor.config  # which takes seconds
 
     torch._dynamo.reset()

@@ -1,8 +1,8 @@
 """The two penalties of the cost model, measured: cuDNN's best plans for whole steps, with and without what is fused.
 
 Usage, on a machine with an NVIDIA GPU: python -m benchmarks.penalties [--budget SECONDS]. MobileNetV2's depthwise
-convolutions at batch 32, plain and with bias and relu; a convolution with bias, residual and relu, the bias first, which
-costs it the precompiled engines, or last. The cache is cold. Writes benchmarks/results/penalties.json.
+convolutions at batch 32, plain and with bias and relu; a convolution with bias, residual and relu, the bias first,
+which costs it precompiled engines, or last. The cache is cold. Writes benchmarks/results/penalties.json.
 """
 
 from __future__ import annotations
