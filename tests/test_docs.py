@@ -18,6 +18,13 @@ def test_results_are_generated() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == tables.main()
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)
+def test_a_script_writes_each_result(file: Path) -> None:
+    """What is typed by hand has none."""
+    scripts = (path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("tables"))
+    assert any(file.name in path.read_text() for path in scripts)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
