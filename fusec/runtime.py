@@ -152,13 +152,13 @@ class Executable:
         return self._held[name]
 
     @property
-    def recorded(self) -> tuple[int, float | None, str]:
+    def recorded(self) -> tuple[int, float | None, str, float | None]:
         """How many steps run side by side at most; how long, in microseconds, the whole took recorded the other way, if
-        both were timed, or why it could not be recorded. Known from the second call on."""
+        both were timed, or why it could not be recorded; and how long as it is. Known from the second call on."""
         if self._replay is None:
-            return 1, None, ""
-        times_us = self._replay.times_us
-        return self._replay.lanes, None if times_us is None else times_us[1], self._replay.declined
+            return 1, None, "", None
+        this_us, other_us = self._replay.times_us or (None, None)
+        return self._replay.lanes, other_us, self._replay.declined, this_us
 
     @property
     def device(self) -> str:

@@ -1,7 +1,7 @@
 """Ask the real cuDNN whether graphs are legal for a target: in child processes, with a memory.
 
 cuDNN runs in workers so that a graph that kills it is a refusal, not the end of this process, and so that
-two cores answer twice as fast (it holds Python's lock while it plans).
+several cores can answer (it holds Python's lock while it plans).
 """
 
 from __future__ import annotations
