@@ -16,7 +16,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -249,14 +249,19 @@ class Op:
 class Literal:
     """An immutable tensor payload, read when first needed; compared by identity.
 
-    `load` returns an array of the given shape and dtype; it is called once, whichever thread comes first.
+    `load` returns an array of the given shape and dtype; it is called once, whichever thread comes first. `key` is
+    equal for literals made alike of the same ones, which is known before they are read; without it, one is like no
+    other.
     """
 
-    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
 
-    def __init__(self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = ""):
+    def __init__(
+        self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = "", key: Hashable | None = None
+    ):
         self.type = TensorType(type.shape, type.dtype)
         self.label = label
+        self.key: Hashable = object() if key is None else key
         self._load = load
         self._lock = threading.Lock()
         self._array: np.ndarray[Any, Any] | None = None

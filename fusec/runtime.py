@@ -89,7 +89,7 @@ class Executable:
                 constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
-        load_all(literal for literal, _ in constants)
+        load_all(literal for literal, t in constants if weights is None or not weights.is_prepared(literal, t.order))
         for literal, type in constants:
             self._constant(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
