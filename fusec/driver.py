@@ -198,7 +198,8 @@ def build(
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     cudnn = None if family is None else family.judge
     if cudnn is None:
-        cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+        oracle = Oracle(goal, device=device.is_present(goal), kin=family is not None)
+        cudnn = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = cudnn
     judge = AsSource(cudnn) if options.as_source else cudnn

@@ -23,7 +23,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
 from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
 from fusec.gpu.process import Died, WorkerProcess
-from fusec.gpu.worker import decode, encode
+from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
 from fusec.ir import DType
 from fusec.target import Target
@@ -47,12 +47,25 @@ class Oracle:
 
     Answers are remembered in memory and in `store`, by graph, target and the versions of cuDNN, its
     frontend and NVRTC. Raises TargetError if a piece that honest answers need is missing.
+
+    kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
+    instead of a compilation, and is remembered in memory alone.
     """
 
-    def __init__(self, target: Target, *, store: Store | None = None, workers: int | None = None, device: bool = False):
+    def __init__(
+        self,
+        target: Target,
+        *,
+        store: Store | None = None,
+        workers: int | None = None,
+        device: bool = False,
+        kin: bool = False,
+    ):
         self.target = target
         self.device = device
         self.asked = 0  # graphs put to cuDNN in earnest
+        self._kin = kin
+        self._built: dict[str, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
         self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
         self._memory: dict[str, Verdict] = {}
@@ -79,8 +92,21 @@ class Oracle:
                 del new[graph_key]
         if new:
             self._prove_once()
+            if self._kin:  # from what was remembered on disk
+                for graph in graphs:
+                    self._learn(graph)
             self._ask(list(new.values()), progress)
+        if self._kin:
+            for graph in graphs:
+                self._learn(graph)
         return [self._memory[g.key] for g in graphs]
+
+    def _learn(self, graph: CudnnGraph) -> None:
+        verdict = self._memory.get(graph.key)
+        if isinstance(verdict, Legal) and graph.tensor_cores:
+            built = {(plan.engine, plan.knobs) for plan in verdict.plans if plan.built and not plan.precompiled}
+            if built:
+                self._built.setdefault(graph.kin, set()).update(built)
 
     def prove(self) -> dict[str, Any]:
         """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
@@ -123,6 +149,8 @@ class Oracle:
         self._memory[graph.key] = verdict
         if isinstance(verdict, Refused) and (verdict.code in PASSING or verdict.code.startswith("FUSEC_")):
             return
+        if isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans):
+            return
         self._store.put({self._entry(graph.key): json.dumps(encode(verdict))})
 
     def _put(self, graph: CudnnGraph) -> Verdict:
@@ -132,7 +160,7 @@ class Oracle:
         died: list[Died] = []
         for _ in range(2):
             worker = self._take()
-            answer = worker.ask(graph)
+            answer = worker.ask(graph, self._built.get(graph.kin, ()) if self._kin else ())
             if not isinstance(answer, Died):
                 self._idle.put(worker)
                 return answer
