@@ -79,6 +79,7 @@ class CudnnBackend:
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
         frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
+        frontend += [] if kernels is None else ["kernels for all sizes"]
         place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
