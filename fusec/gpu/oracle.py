@@ -13,8 +13,8 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ class Oracle:
                 f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
                 f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
             )
-        self._remember(PROBE, verdict)
+        self._remember({PROBE: verdict})
         return worker.versions
 
     def _prove_once(self) -> None:
@@ -132,10 +132,12 @@ class Oracle:
         pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
         try:
             futures = {pool.submit(self._put, graph): graph for graph in graphs}
-            for done, future in enumerate(as_completed(futures), 1):
-                self._remember(futures[future], future.result())
+            left = set(futures)
+            while left:  # what came while the last ones were written is written together: a write may take long
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                self._remember({futures[future]: future.result() for future in done})
                 if progress is not None:
-                    progress(done, len(graphs))
+                    progress(len(graphs) - len(left), len(graphs))
         except BaseException:
             # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
             pool.shutdown(wait=False, cancel_futures=True)
@@ -144,14 +146,12 @@ class Oracle:
         finally:
             pool.shutdown()
 
-    def _remember(self, graph: CudnnGraph, verdict: Verdict) -> None:
+    def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
         """In memory always; on disk, at once, what the graph alone decides."""
-        self._memory[graph.key] = verdict
-        if isinstance(verdict, Refused) and (verdict.code in PASSING or verdict.code.startswith("FUSEC_")):
-            return
-        if isinstance(verdict, Legal) and not any(plan.built for plan in verdict.plans):
-            return
-        self._store.put({self._entry(graph.key): json.dumps(encode(verdict))})
+        self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
+        lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
+        if lasting:
+            self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
 
     def _put(self, graph: CudnnGraph) -> Verdict:
         """Ask a worker. One that dies is asked again, fresh: what killed it may have come before."""
@@ -201,6 +201,13 @@ class Oracle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lasts(verdict: Verdict) -> bool:
+    """Whether an answer is the graph's own, and holds another time."""
+    if isinstance(verdict, Legal):
+        return any(plan.built for plan in verdict.plans)
+    return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
 
 
 def _end(workers: list[WorkerProcess]) -> None:
