@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -31,6 +32,7 @@ from fusec.verdict import Legal, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
 MAX_WORKERS = 4
+WRITE_S = 0.2  # answers that come within are written together: a write takes some 10 ms
 # These tell of the machine at that moment, not of the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
@@ -130,12 +132,16 @@ class Oracle:
 
     def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:
         pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
+        came, since = dict[CudnnGraph, Verdict](), time.monotonic()
         try:
             futures = {pool.submit(self._put, graph): graph for graph in graphs}
             left = set(futures)
-            while left:  # what came while the last ones were written is written together: a write may take long
+            while left:
                 done, left = wait(left, return_when=FIRST_COMPLETED)
-                self._remember({futures[future]: future.result() for future in done})
+                came |= {futures[future]: future.result() for future in done}
+                if time.monotonic() - since > WRITE_S:
+                    self._remember(came)
+                    came, since = {}, time.monotonic()
                 if progress is not None:
                     progress(len(graphs) - len(left), len(graphs))
         except BaseException:
@@ -144,10 +150,11 @@ class Oracle:
             self.close()
             raise
         finally:
+            self._remember(came)
             pool.shutdown()
 
     def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
-        """In memory always; on disk, at once, what the graph alone decides."""
+        """In memory always; on disk what the graph alone decides."""
         self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
         lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
         if lasting:
