@@ -134,7 +134,7 @@ class Text(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.words(x) + self.places)
+        y = self.norm(self.words(x) + self.places[: x.shape[1]])
         for layer in self.layers:
             y = layer(y)
         return y

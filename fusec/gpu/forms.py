@@ -45,12 +45,13 @@ class Placed:
 class Decided:
     """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
     for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
-    `gpu.joins.families`."""
+    `gpu.joins.families`; whether its steps run `side_by_side`."""
 
     partitioned: Program
     forms: Mapping[str, Parts]
     ways: Mapping[str, str]
     concats: Mapping[str, Placed]
+    side_by_side: bool = False
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:

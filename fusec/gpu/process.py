@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import TargetError
-from fusec.gpu.worker import decode
+from fusec.gpu.worker import Identity, decode
 from fusec.target import Target
 from fusec.verdict import Verdict
 
@@ -64,9 +65,9 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, graph: CudnnGraph) -> Verdict | Died:
-        """The verdict. RuntimeError for a defect of fusec in the worker: it is no answer."""
-        answer = self.exchange(graph.to_json())
+    def ask(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict | Died:
+        """The verdict. proven: see `worker.Judge`. RuntimeError for a defect of fusec in the worker: no answer."""
+        answer = self.exchange({**graph.to_json(), "proven": sorted(proven)})
         if isinstance(answer, Died):
             return answer
         if "defect" in answer:

@@ -24,6 +24,11 @@ _ENOUGH_TAPS = 32  # of the matrix product
 _ENOUGH_ELEMENTS = 1 << 16  # of the image; one more launch has to be paid
 
 
+def _turned(weight: Array) -> Array:
+    """Filters as the columns of a matrix."""
+    return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
+
+
 @local("conv", "add", equation="conv(x, w) + b = patches(x) @ w + b, windows side by side without overlap")
 def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
     conv, bias = _parts(node)
@@ -47,10 +52,7 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
     gathered = graph.insert(Transpose((0, 2, 4, 1, 3, 5)), [cut], before=node).result
     patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
 
-    def turned(array: Array) -> Array:
-        return np.ascontiguousarray(array.reshape(filters, taps).T)
-
-    matrix = derive(graph, conv, TensorType((taps, filters), w.type.dtype), (literal,), turned, literal)
+    matrix = derive(graph, conv, TensorType((taps, filters), w.type.dtype), (literal,), _turned, literal)
     product = graph.insert(MatMul(), [patches, matrix], before=node).result
     if bias is not None:
         row = graph.insert(Reshape((filters,)), [bias], before=node).result

@@ -36,12 +36,13 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
         filters = graph.insert(WIDER, [w], before=node).result
         return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
 
-    def padded(array: Array) -> Array:
-        return np.pad(array, ((0, 0), (0, 1), (0, 0), (0, 0)))
-
     type = TensorType((w.type.shape[0], 4, *w.type.shape[2:]), w.type.dtype)
-    filters = derive(graph, node, type, (literal,), padded, literal)
+    filters = derive(graph, node, type, (literal,), _padded, literal)
     return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
+
+
+def _padded(filters: Array) -> Array:
+    return np.pad(filters, ((0, 0), (0, 1), (0, 0), (0, 0)))
 
 
 @local("conv_wgrad", equation="conv_wgrad(x, dy) = conv_wgrad(pad(x), dy)[:, :3], channels padded from 3 to 4")
