@@ -82,7 +82,7 @@ def test_updates_of_given_gradients_are_equal_to_the_last_bit(rng: np.random.Gen
             executable.step(**feeds)
     for name in made[0].state:
         np.testing.assert_array_equal(made[0].value(name), made[1].value(name))
-    # op by op, all; where one kernel makes numbers of two shapes, some of its blocks read the count as others replace it
+    # op by op, all; one kernel for numbers of two shapes has blocks that read the count while others replace it
     assert [m.in_place for m in made] == [3 * len(SHAPES), 3 * len(SHAPES) + 1]
 
 
