@@ -31,6 +31,30 @@ DEVICE void store_words(void* p, u32 a, u32 b) {
 DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d));
 }
+// Memory of a block, as much as its launch asks for.
+#define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
+// So many blocks wait for each other at a door: they must all be on the GPU at once. What they wrote before, they all
+// read behind it (by `across`), and the door is left as it was found.
+DEVICE void meet(u32* door, u32 blocks) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    volatile u32* rounds = door + 1;
+    const u32 round = *rounds;
+    if (atomicAdd(door, 1u) == blocks - 1u) {
+      atomicExch(door, 0u);
+      __threadfence();
+      *rounds = round + 1u;
+    } else {
+      while (*rounds == round) {}
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+// The number is here, and is not read again: what it was read from may change from now on.
+DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 #endif
 
 #ifdef FUSEC_EMULATED
@@ -116,6 +140,10 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
     *reinterpret_cast<Pack<T, N>*>(p) = x;
   }
 }
+
+enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a line of the cache with another
+// What another block wrote before it met this one: never from this one's own cache.
+template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
 
 // NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
