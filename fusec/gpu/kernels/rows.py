@@ -23,8 +23,9 @@ ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool
 # A reduction with fewer blocks than the first is cut into chunks, until there are as many as the second; a thread of a
 # chunk goes through some vectors at least.
 FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
-# Threads of a block, and turns unrolled; where nothing is measured, the first.
-WAYS = ((BLOCK, 4), (BLOCK, 1), (32, 4), (32, 1))
+# Threads of a block, turns unrolled, and threads that share a number where neighbours have their own (few of them go
+# through long stretches, and leave more chunks to put together); where nothing is measured, the first.
+WAYS = ((BLOCK, 4, BLOCK), (BLOCK, 1, BLOCK), (32, 4, BLOCK), (32, 1, BLOCK), (BLOCK, 4, 8), (BLOCK, 8, 8))
 
 
 def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -59,8 +60,8 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     written = [] if isinstance(op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
     moved = [*read, *(t for t in written if t.size != 1)]
 
-    def kernel(block: int, unrolled: int) -> Kernel:
-        plan = planned(op, x.type, moved, block, unrolled)
+    def kernel(block: int, unrolled: int, column: int) -> Kernel:
+        plan = planned(op, x.type, moved, block, unrolled, column)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
         if not what.merge or plan.blocks >= FEW_BLOCKS or most < 2:
             return Kernel(name, (source(plan).launch(),))

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <vector>
 #define __global__
 #define __launch_bounds__(n)
 #define __shared__ static
@@ -84,6 +85,22 @@ template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   barrier(-3);
   return y;
 }
+struct Copy { void *to; const void *from; int bytes, group; };
+static std::vector<Copy> copies[MOST];  // of each thread, made when it waits for them
+static int group_of[MOST];
+static unsigned fiber() { return (blockIdx.x - first_block) * width + threadIdx.x; }
+template <int N> static void copy_ahead(void *to, const void *from) {
+  misaligned |= (size_t)to % N != 0 || (size_t)from % N != 0;
+  copies[fiber()].push_back({to, from, N, group_of[fiber()]});
+}
+static void copied() { ++group_of[fiber()]; }
+template <int LEFT> static void wait_for_copies() {
+  std::vector<Copy> waiting;
+  for (const Copy &each : copies[fiber()])
+    if (each.group < group_of[fiber()] - LEFT) memcpy(each.to, each.from, each.bytes);
+    else waiting.push_back(each);
+  copies[fiber()] = waiting;
+}
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
 static void pin(float &) {}
 static void pin(double &) {}
@@ -120,6 +137,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int meet
       fibers[t].uc_link = &scheduler;
       makecontext(&fibers[t], enter, 0);
       at[t] = 0;
+      copies[t].clear();
     }
     for (int going = 1; going && !problem;) {
       going = 0;
