@@ -725,6 +725,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]\Z")  # the parser 
 INLINE_ELEMENTS = 16  # a constant of at most this many elements is printed in full
 
 
+def copy_name(name: str, dtype: DType) -> str:
+    """What the copy of a parameter in another type is called."""
+    return f"{name} as {dtype.value}"
+
+
 def quote(name: str) -> str:
     """`%name`, in quotes where the name has characters the text form gives another meaning."""
     if _PLAIN_NAME.match(name):

@@ -32,11 +32,21 @@ class Emulator:
         sources = {launch.entry: launch.source for kernel in kernels for launch in kernel.launches}
         self._functions = functions(prelude() + "".join(sources.values()))
 
-    def run(self, kernel: Kernel, arrays: Mapping[Value, np.ndarray], outputs: Sequence[Value]) -> list[np.ndarray]:
-        """The outputs as logical arrays, from logical arrays of what is read."""
+    def run(
+        self,
+        kernel: Kernel,
+        arrays: Mapping[Value, np.ndarray],
+        outputs: Sequence[Value],
+        over: Mapping[Value, Value] | None = None,
+    ) -> list[np.ndarray]:
+        """The outputs as logical arrays, from logical arrays of what is read. over: outputs that are written over an
+        input of the same type."""
         buffers: dict[tuple[Value | None, TensorType | None], np.ndarray] = {}
         for value in outputs:
             buffers[value, value.type] = _guarded(value.type.span * value.type.dtype.itemsize)
+        for value, old in (over or {}).items():
+            buffers[old, old.type] = buffers[value, value.type]
+            buffers[old, old.type][:-GUARD] = pack(np, arrays[old], old.type).view(np.uint8)
         buffers[None, None] = _guarded(kernel.scratch_bytes)
         for launch in kernel.launches:
             for argument in launch.arguments:

@@ -175,6 +175,27 @@ def test_one_launch_whose_blocks_meet(
 
 
 @needs_compiler
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_scale_is_written_over_once_all_blocks_have_it(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(channel_resident, "BLOCKS", 3)
+    monkeypatch.setattr(channel_resident, "THREADS", 64)
+
+    def moved(g: Any, *v: Value) -> Sequence[Value]:
+        y, statistic, _ = forward(g, *v) if where == "forward" else backward(g, *v)
+        return y, g.add(pw("sub"), v[-3 if where == "backward" else -2], statistic)
+
+    x, p = last(F16, 4, 8, 12, 20), rows(F32, 8)
+    case = build("moved", [x, p, p] if where == "forward" else [x, x, p, p, p], moved, positive)
+    assert case.kernel is not None and case.kernel.others[0].launches[0].grid == 3
+    arrays, kernel = case.arrays(rng), case.kernel.others[0]
+    scale = case.graph.inputs[1 if where == "forward" else 2]
+    got = Emulator([kernel]).run(kernel, arrays, case.outputs, {case.outputs[1]: scale})
+    assert_same(case, got, case.reference(arrays))
+
+
+@needs_compiler
 def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     """Nor does one element that is far from all others, wherever it lies."""
     x, p = last(F32, 8, 8, 16, 16), rows(F32, 8)
