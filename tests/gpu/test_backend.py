@@ -286,10 +286,10 @@ def test_what_nvrtc_refuses_gives_way_to_the_reference(
 ) -> None:
     from fusec.gpu.kernels import launch
 
-    def refuses(code: str, options: tuple[str, ...], backend: str, module: Any = launch.cupy.RawModule) -> Any:
+    def refuses(code: str, module: Any = launch.cupy.RawModule, **options: Any) -> Any:
         if "softmax" in code:
             raise launch.cupy.cuda.compiler.CompileException("error: identifier is undefined")
-        return module(code, options, backend)
+        return module(code, **options)
 
     monkeypatch.setattr(launch.cupy, "RawModule", refuses)
     with pytest.warns(UserWarning, match=r"NVRTC refuses the kernel for softmax, it is not used: .*undefined"):
