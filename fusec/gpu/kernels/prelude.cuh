@@ -157,6 +157,20 @@ enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a l
 // What another block wrote before it met this one: never from this one's own cache.
 template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
 
+// Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
+DEVICE bool last_of(u32* door, u32 blocks) {
+  __shared__ u32 before;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    before = atomicAdd(door, 1u);
+    if (before == blocks - 1u) *(volatile u32*)door = 0u;
+    __threadfence();
+  }
+  __syncthreads();
+  return before == blocks - 1u;
+}
+
 // NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }

@@ -101,6 +101,8 @@ template <int LEFT> static void wait_for_copies() {
     else waiting.push_back(each);
   copies[fiber()] = waiting;
 }
+static void __threadfence() {}
+static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
 static void pin(float &) {}
 static void pin(double &) {}
