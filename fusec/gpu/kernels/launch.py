@@ -72,9 +72,15 @@ class Launcher:
                     self._functions[launch.entry] = made
 
     def runs(self, kernel: Kernel) -> bool:
-        """Whether a kernel compiles."""
+        """Whether a kernel compiles, and the GPU has room for it; if not in the way that was taken, then by itself."""
         self.compile([kernel])
-        return all(launch.entry in self._functions for launch in self.fastest(kernel).launches)
+        if all(launch.entry in self._functions for launch in self.fastest(kernel).launches):
+            return True
+        if not kernel.others or not self._fastest.get(kernel.key):
+            return False
+        warnings.warn(f"{kernel.name} does not run here the way it was found to be fastest in", stacklevel=2)
+        self._fastest[kernel.key] = 0
+        return self.runs(kernel)
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[..., None]:
         """What launches a kernel that compiles on the current stream: neither allocates nor waits. It takes arrays to
