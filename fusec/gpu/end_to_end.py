@@ -84,9 +84,10 @@ def _close(tuned: Tuned) -> int:
 def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> Found | None:
     """Try the plans of one graph after the other within the whole, and keep what makes that faster; None if it cannot
     be recorded."""
-    first = best = whole.recorded({})
+    first = whole.recorded({})
     if first is None:
         return None
+    best: Run = first
     options: dict[str, int] = {}
     tried = 0
     for contest in contests:
@@ -101,7 +102,7 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
                 options[contest.key], best = option, other
     rounds = _rounds((first, best), whole, TURNS)
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
-    if after_us >= before_us:  # what seemed faster was noise
+    if not options or after_us >= before_us:  # what seemed faster was noise
         return Found({}, before_us, before_us, tried)
     return Found(options, before_us, after_us, tried)
 
@@ -116,9 +117,13 @@ def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
 
 
 def _rounds(pair: tuple[Run, Run], whole: Whole, count: int) -> list[tuple[float, float]]:
-    """Both in turns, since clocks change; one run warms up."""
+    """Both in turns, since clocks change, and now the one first, now the other; one run warms up."""
     whole.time_us(pair[1])
-    return [(whole.time_us(pair[0]), whole.time_us(pair[1])) for _ in range(count)]
+    rounds: list[tuple[float, float]] = []
+    for number in range(count):
+        first, second = (whole.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
+        rounds.append((first, second) if number % 2 == 0 else (second, first))
+    return rounds
 
 
 @dataclass
