@@ -180,13 +180,15 @@ def training() -> list[str]:
     rows: list[list[Any]] = []
     for row in data["rows"]:
         ms = {who: f"{t['median_ms']:.2f} ({t['low_ms']:.2f} to {t['high_ms']:.2f})" for who, t in row["times"].items()}
-        peaks = "/".join(str(row["peak_bytes"].get(who, 0) >> 20) for who in ("fusec", *measured))
+        found = row["peak_bytes"]
+        peaks = "/".join(str(found[who] >> 20) if who in found else "-" for who in ("fusec", *measured))
+        missing = row.get("missing", {})
         rows.append(
             [
-                row["model"],
+                row["model"] + (f" ({row['commit'][:10]})" if row.get("commit") else ""),
                 row["batch"],
                 ms["fusec"],
-                *(ms.get(who, "not run") for who in measured),
+                *(ms.get(who, missing.get(who, "not run")) for who in measured),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.2f}",
                 row["launches"],
