@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import fusec
 from fusec import training
@@ -135,3 +136,35 @@ def test_another_memory_order_is_not_flat() -> None:
 }""")
     first, second = graph.nodes
     assert members([first]) is None and members([second]) is not None
+
+
+DIFFERENT = {
+    "another number": ("mul(%p, %x)", "mul(%q, %y)", ""),
+    "another attribute": ("clip(%p) {min=-1.0, max=1.0}", "clip(%q) {min=-1.0, max=2.0}", ""),
+    "the operands the other way round": ("sub(%p, %s)", "sub(%s, %q)", ""),
+    "one of its operands twice": ("add(%p, %g)", "add(%q, %q)", ""),
+    "a result within that is read": ("mul(%p, %s)", "mul(%q, %s)", ", %b"),
+    "another type": ("cast(%p) {to=f16}", "cast(%q) {to=bf16}", ""),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_what_does_something_else_is_no_member(what: str) -> None:
+    """One kernel runs all members as it runs the first."""
+    first, second, more = DIFFERENT[what]
+    text = f"""graph "g" (%p: f32[4], %q: f32[6], %g: f32[4], %h: f32[6], %s: f32[]) {{
+  %x = constant [0.5] : f32[]
+  %y = constant [0.25] : f32[]
+  %a = {first}
+  %b = {second}
+  %n = neg(%a)
+  %m = neg(%b)
+  return %n, %m{more}
+}}"""
+    graph = parse(text)
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    assert len(members(nodes) or []) == 2
+    assert alike(nodes) is None
+    same = parse(text.replace(f"%b = {second}", f"%b = {first.replace('%p', '%q').replace('%g', '%h')}"))
+    both = [node for node in same.nodes if node.op.name != "constant"]
+    assert (alike(both) is None) == bool(more)
