@@ -77,6 +77,15 @@ template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   barrier(-3);
   return y;
 }
+// What each thread of the warp passed, six words a thread: two buffers in turn, so that one barrier is enough.
+static unsigned words[2][MOST][6];
+static int turn[MOST];
+static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
+  unsigned self = threadIdx.x, now = turn[self]++ & 1;
+  memcpy(words[now][self], mine, sizeof(mine));
+  barrier(-4);
+  return words[now][self / 32 * 32];
+}
 static void enter() {
   body(closure);
   at[threadIdx.x] = -1;
@@ -100,7 +109,7 @@ template <class F> static const char *run_blocks(unsigned grid, unsigned block, 
       fibers[t].uc_stack.ss_size = STACK;
       fibers[t].uc_link = &scheduler;
       makecontext(&fibers[t], enter, 0);
-      at[t] = 0;
+      at[t] = turn[t] = 0;
     }
     while (at[0] != -1) {
       for (unsigned t = 0; t < block; ++t) {
