@@ -15,7 +15,7 @@ from fusec.ops import InstanceNorm
 from fusec.program import inputs_of
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
-TURNS = (8, 4, 16)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
+TURNS = (8, 4, 2)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
 BLOCKS = 1056  # of a launch over a large tensor
 FEW_PIXELS = 1024  # with fewer, one launch may be as fast: it comes first
 
