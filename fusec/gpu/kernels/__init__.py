@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from fusec.gpu.kernels import (
     channels,
     depthwise,
+    few_channels,
     few_filters,
     finite,
     instance,
@@ -36,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     pooling.pooling,
     pool_backward.pool_backward,
     depthwise.depthwise,
+    few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
     few_filters.few_filters,
     sampled.sampled,
     rotary.rotary,

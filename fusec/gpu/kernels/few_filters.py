@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from fusec.gpu.kernels.chain import Chain, Space, decoded, takes
+from fusec.gpu.kernels.chain import Chain, Space, decoded
+from fusec.gpu.kernels.products import COLUMNS, PIXELS, PROCESSORS, SHARED_BYTES, follows, nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.ir import Node, Value
-from fusec.ops import Conv, Relayout
+from fusec.ops import Conv
 
 MOST_FILTERS = 8
-PIXELS, COLUMNS = 16, 8  # of one product of a warp
 MOST_SUMS = 176  # that a thread holds; it has 255 registers
-SHARED_BYTES = 48 << 10
-PROCESSORS = 132  # of a large GPU; on each the registers are enough for one block of the larger size
 TILES, WARPS = (1, 2, 4), (4, 8)
 # What it costs to read a row, and to begin a block, beside multiplying a row by all its taps: estimates, for the order
 # in which ways are tried.
@@ -47,7 +45,7 @@ def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | Non
     """The kernel for a convolution over an image with at most 8 filters, and pointwise ops over its result; None if
     the step is no such thing."""
     conv, rest = nodes[0], nodes[1:]
-    if not isinstance(conv.op, Conv) or not all(isinstance(n.op, Relayout) or takes(n) for n in rest):
+    if not isinstance(conv.op, Conv) or not all(map(follows, rest)):
         return None
     (x, w), y = conv.operands, conv.result
     if x.type.rank != 4 or x.type.dtype not in HALVES or conv.op.groups != 1 or conv.op.strides != (1, 1):
@@ -82,7 +80,7 @@ def _ways(conv: Node) -> list[Shares]:
             continue
         if width > shares.span and shares.span <= 2 * reach:
             continue
-        at_once = max(WARPS) // warps
+        at_once = max(WARPS) // warps  # registers are enough for one block of the larger size
         for strip in STRIPS:
             down = op.dilations[0] * ceil_div(ceil_div(y.type.shape[2], op.dilations[0]), strip)
             turns = ceil_div(x.type.shape[0] * _across(conv, shares) * down, PROCESSORS * at_once)
@@ -158,7 +156,7 @@ class _Source:
         # `next` is read while `taken` is multiplied
         lines += [
             f"float acc[{high}][{tiles}][{numbers}][4];",
-            *_nested([("a", high), ("b", tiles), ("c", numbers), ("d", 4)], "acc[a][b][c][d] = 0.0f;"),
+            *nested([("a", high), ("b", tiles), ("c", numbers), ("d", 4)], "acc[a][b][c][d] = 0.0f;"),
             f"{pack} next[{tiles}][2];",
         ]
         load = self._load(image, each)
@@ -172,7 +170,7 @@ class _Source:
             lines += [f"if (s >= {steps}) break;"]
         lines += ["#pragma unroll", f"for (int chunk = 0; chunk < {chunks}; ++chunk) {{"]
         lines += [f"{pack} taken[{tiles}][2];"]
-        lines += _nested([("b", tiles), ("h", 2)], "taken[b][h] = next[b][h];")
+        lines += nested([("b", tiles), ("h", 2)], "taken[b][h] = next[b][h];")
         lines += [f"if (chunk + 1 < {chunks}) {{", *load("s", "chunk + 1"), f"}} else if (s + 1 < {steps}) {{"]
         lines += [*load("s + 1", "0"), "}"]
         lines += ["#pragma unroll", f"for (int k = 0; k < {high}; ++k) {{"]
@@ -223,7 +221,7 @@ class _Source:
             return [
                 "{",
                 f"const int row = top + ({step}) * {op.dilations[0]};",
-                *_nested(
+                *nested(
                     [("b", self.shares.tiles), ("h", 2)],
                     f"const u32 pixel = (warp * {self.shares.tiles}u + b) * {PIXELS}u + h * 8u + eighth;",
                     "const int column = left + (int)pixel;",
@@ -243,7 +241,7 @@ class _Source:
         filters, _, high, wide = w.type.shape
         lines = [f"if (s >= {high - 1}) {{", "__syncthreads();"]
         done = f"(p + 1) % {high}"
-        lines += _nested(
+        lines += nested(
             [("b", shares.tiles), ("c", numbers), ("h", 2), ("d", 2)],
             f"sums[c * 8 + fourth * 2 + d][(warp * {shares.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
             f"acc[{done}][b][c][h * 2 + d];",
@@ -265,13 +263,3 @@ class _Source:
         guard = f"if ((u32)at < {shares.span}u) " if whole else ""
         lines += [f"{guard}total += sums[k * {filters} + c1][at];", "}", *chain.lines(), "}", "}", "}"]
         return lines
-
-
-def _nested(loops: Sequence[tuple[str, int]], *body: str) -> list[str]:
-    """Statements within unrolled loops."""
-    heads = [
-        line
-        for name, size in loops
-        for line in ("#pragma unroll", f"for (int {name} = 0; {name} < {size}; ++{name}) {{")
-    ]
-    return [*heads, *body, *["}"] * len(loops)]

@@ -9,6 +9,7 @@ import pytest
 from gpu.kernels.cases import Case, assert_same
 from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.test_few_filters import wide_cases
 from gpu.kernels.test_instance_kernels import cases as instance_cases
@@ -46,6 +47,7 @@ def cases() -> list[Case]:
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),
+        *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),
         *instance_cases(),
