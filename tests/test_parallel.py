@@ -11,9 +11,10 @@ from lowers_judge import LowersJudge
 from fusec.memory import plan_memory
 from fusec.parallel import lanes, waits
 from fusec.passes.base import Options
-from fusec.passes.partition import kernels_only
+from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
-from fusec.program import Program
+from fusec.program import Kind, Program
+from fusec.target import load
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1}) {
@@ -178,3 +179,23 @@ def test_lanes_never_hold_steps_back_that_wait_for_nothing_in_them(most: int) ->
     assert max(found) == min(most, 2) - 1
     for index, lane in enumerate(found):
         assert 0 <= lane < most, index
+
+
+def test_the_short_branch_of_a_residual_block_runs_beside_the_long_one() -> None:
+    """The convolution at the end of the long branch takes the sum, wherever the exporter wrote the short one."""
+    block = """graph "g" (%x: f16[1,8,16,16]{0,2,3,1}) {
+      %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
+      %h = relu(%x) : f16[1,8,16,16]{0,2,3,1}
+      %a = conv(%h, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %c = conv(%a, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %d = conv(%h, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %s = add(%c, %d) : f16[1,8,16,16]{0,2,3,1}
+      return %s, %h
+    }"""
+    weight = np.random.default_rng(2).standard_normal((8, 8, 1, 1)).astype(np.float16)
+    of = partition(parse(block, {"w": weight}), LowersJudge(), load("h200"))
+    assert [step.signature for step in of.steps if step.kind is Kind.CUDNN][-1] == "conv+add"
+    found = waits(of, plan_memory(of, side_by_side=True))
+    assert found is not None
+    lane = {step.outputs[0].name: place for step, place in zip(of.steps, lanes(found), strict=True)}
+    assert lane["d"] != lane["a"]

@@ -49,7 +49,7 @@ class CudnnBackend:
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found.
+    what `improve` found. side_by_side: steps that can are run so, and that is not measured; else it is, if anything is.
     """
 
     xp: Any = cupy
@@ -65,11 +65,13 @@ class CudnnBackend:
         ways: Mapping[str, str] | None = None,
         kernels: Any = None,
         deterministic: bool = False,
+        side_by_side: bool = False,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
         self.tune = tune
-        self.side_by_side = tune != "none"  # which way is faster is measured
+        self._known_beside = side_by_side
+        self.side_by_side = side_by_side or tune != "none"
         self.progress = progress
         self.budget_s = budget_s
         self.decided: Decided | None = None
@@ -79,6 +81,7 @@ class CudnnBackend:
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
         frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
+        frontend += [] if kernels is None else ["kernels for all sizes"]
         place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
@@ -406,7 +409,9 @@ class CudnnBackend:
         ordered = in_order(self._streams, runs, self.scratch)
         if waits is None or not self.side_by_side:
             return ordered
-        return or_side_by_side(ordered, self._streams, runs, waits, self._on_lane, self.time_us)
+        return or_side_by_side(
+            ordered, self._streams, runs, waits, self._on_lane, None if self._known_beside else self.time_us
+        )
 
     @contextmanager
     def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:
