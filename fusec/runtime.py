@@ -17,6 +17,7 @@ import numpy as np
 from fusec import artifact, lockfile
 from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
+from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
@@ -38,6 +39,18 @@ from fusec.views import view_offset
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
 # small to fill the GPU.
 SIDE_BY_SIDE_BYTES = 16 << 20
+
+# Memory and types of the inputs, what cuDNN runs of the steps, what runs each of them, and what binds one to its memory
+# anew; the steps that have to be.
+Director = Callable[
+    [
+        Sequence[tuple[Array, TensorType]],
+        Sequence[CudnnGraph | None],
+        Sequence[Callable[[], None]],
+        Callable[[int], Callable[[], None]],
+    ],
+    Sequence[int],
+]
 
 __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
@@ -239,6 +252,19 @@ class Executable:
                 self._replay = self._recorded()
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
+
+    def rehearse(self, director: Director) -> None:
+        """Let somebody choose among plans by how long all steps take together, before the first call; nothing to do
+        for programs with state, which a run would replace."""
+        if self.state:
+            return
+        steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
+        with self._lock, self.backend.calling():
+            self._allocate()
+            inputs = [(self._buffer(v), v.type) for v in self.compiled.graph.inputs]
+            graphs = [None if lowered is None else lowered.graph for _, lowered in steps]
+            for number in director(inputs, graphs, self._launches, lambda number: self._bound(*steps[number])):
+                self._launches[number] = self._bound(*steps[number])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
