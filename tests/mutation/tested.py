@@ -655,6 +655,16 @@ TESTED: tuple[Mutant, ...] = (
         "test_donation.py",
     ),
     _m(
+        "donated_shapes",
+        "state in place",
+        "donation.py",
+        "if node not in own or node.results[0].type.shape != old.type.shape:",
+        "if node not in own:",
+        "a count is written while other blocks of its kernel read it",
+        "test_donation.py",
+        "gpu/test_state_on_stand_in.py",
+    ),
+    _m(
         "donated_later",
         "state in place",
         "donation.py",
