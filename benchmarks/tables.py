@@ -5,21 +5,11 @@ With `--plot`, draw docs/peers.svg as well, for which matplotlib is needed.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-
-
-def read(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / name).read_text())
-
-
-def table(header: list[str], rows: list[list[Any]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+from benchmarks.machine import RESULTS
+from benchmarks.tables_of_costs import builds, calls, choices, first_result, penalties, read, shapes, table
 
 
 def light_models() -> list[str]:
@@ -64,7 +54,8 @@ def light_models() -> list[str]:
         f"Target {data['target']}, fp32, cuDNN {data['cudnn']}, {machine['cores']} cores, Python {machine['python']}, "
         f"commit {data['commit'][:10]}, {data['date']}. `import fusec` takes {data['import_s']} s. Errors are "
         "relative L2: against the outputs shipped with the models, and with seeded random weights against "
-        "onnxruntime. A step is whatever launches work; cold means an empty cache of answers.",
+        "onnxruntime (`benchmarks/light_models.py`). A step is whatever launches work; cold means an empty cache of "
+        "answers.",
         "",
         *table(header, rows),
         "",
@@ -80,7 +71,7 @@ def scaling() -> list[str]:
         "## Compile time by graph size",
         "",
         f"Chains of convolution, bias, residual add and activation; answers warm; {data['cores']} cores, "
-        f"commit {data['commit'][:10]}, {data['date']}.",
+        f"commit {data['commit'][:10]}, {data['date']} (`benchmarks/scaling.py`).",
         "",
         *table(["nodes", "passes s", "passes and partitioning s", "steps"], rows),
         "",
@@ -107,8 +98,8 @@ def gpu_models() -> list[str]:
         f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
         f"{data['commit'][:10]}, {data['date']}. Outputs against torch in float64 (torchvision's models, random "
         "weights and BatchNorm statistics, batch 2) or onnxruntime (light models); every distinct cuDNN graph was "
-        "also run alone against its simulation. Compile time includes cuDNN's answers from an empty cache and the "
-        "choice of plans.",
+        "also run alone against its simulation (`benchmarks/gpu_models.py`). Compile time includes cuDNN's answers "
+        "from an empty cache and the choice of plans.",
         "",
         *table(
             ["model", "precision", "steps", "distinct cuDNN graphs", "error", "worst step", "compile s"],
@@ -180,13 +171,15 @@ def training() -> list[str]:
     rows: list[list[Any]] = []
     for row in data["rows"]:
         ms = {who: f"{t['median_ms']:.2f} ({t['low_ms']:.2f} to {t['high_ms']:.2f})" for who, t in row["times"].items()}
-        peaks = "/".join(str(row["peak_bytes"].get(who, 0) >> 20) for who in ("fusec", *measured))
+        found = row["peak_bytes"]
+        peaks = "/".join(str(found[who] >> 20) if who in found else "-" for who in ("fusec", *measured))
+        missing = row.get("missing", {})
         rows.append(
             [
-                row["model"],
+                row["model"] + (f" ({row['commit'][:10]})" if row.get("commit") else ""),
                 row["batch"],
                 ms["fusec"],
-                *(ms.get(who, "not run") for who in measured),
+                *(ms.get(who, missing.get(who, "not run")) for who in measured),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.2f}",
                 row["launches"],
@@ -226,49 +219,6 @@ def training() -> list[str]:
     ]
 
 
-def shapes() -> list[str]:
-    """Nothing if it was not measured."""
-    if not (RESULTS / "shapes.json").exists():
-        return []
-    data = read("shapes.json")
-    cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in data["rows"]:
-        cases.setdefault((row["model"], row["tune"], row["kernels"], row["cache"]), []).append(row)
-    header = ["model", "tune", "kernels", "plan cache", "first size s", "each new size s", "of these, to the program"]
-    header += ["padded size s", "runs, us (size: time)"]
-    rows: list[list[Any]] = []
-    for (model, tune, kernels, cache), found in cases.items():
-        first, new = found[0], [row for row in found[1:] if not row["padded"]]
-        padded = [f"{row['first_s']:.2f}" for row in found if row["padded"]]
-        rows.append(
-            [
-                model,
-                tune,
-                "for all sizes" if kernels == "shared" else "for each size",
-                cache,
-                f"{first['first_s']:.2f}",
-                ", ".join(f"{row['first_s']:.2f}" for row in new),
-                ", ".join(f"{row['program_s']:.2f}" for row in new),
-                *(padded or [""]),
-                ", ".join(f"{'x'.join(map(str, row['size']))}: {row['run_us']:.0f}" for row in [first, *new]),
-            ]
-        )
-    worst = max((row["error"] for row in data["rows"]), default=0.0)
-    missing = f" Not measured: {', '.join(data['missing'])}." if data["missing"] else ""
-    return [
-        "## New sizes of a dynamic model",
-        "",
-        f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, commit {data['commit'][:10]}, "
-        f"{data['date']}; {data['precision']}. `benchmarks/shapes.py`: seconds from a call with a size to its result, in "
-        "a process of its own for each row, in the order of the sizes; of the first size, bringing the libraries up is a "
-        "part. To the program: import, passes, and what cuDNN was asked. A padded size runs the program of the next "
-        f"larger one ([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.{missing}",
-        "",
-        *table(header, rows),
-        "",
-    ]
-
-
 def plot() -> None:
     """docs/peers.svg, with matplotlib."""
     import matplotlib as mpl
@@ -298,10 +248,12 @@ def plot() -> None:
 
 
 def main() -> str:
-    head = ["# Measured results", "", "Generated by `python benchmarks/tables.py --plot > docs/results.md`.", ""]
-    return (
-        "\n".join([*head, *peers(), *training(), *shapes(), *light_models(), *scaling(), *gpu_models()]).rstrip() + "\n"
-    )
+    how = "Generated by `python -m benchmarks.tables --plot > docs/results.md` from what the scripts named below wrote."
+    head = ["# Measured results", "", how, ""]
+    costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties, "shapes": shapes}
+    measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
+    on_gpu = [*peers(), *training(), *measured, *gpu_models()]
+    return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *builds()]).rstrip() + "\n"
 
 
 if __name__ == "__main__":

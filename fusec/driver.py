@@ -164,7 +164,9 @@ def compile(
         backend = CudnnBackend(tune, progress, budget, kernels=shared, deterministic=same)
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
-        return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        executable.rehearse(backend.rehearse)
+        return executable
     return Executable(compiled, SimulatorBackend(), weights)
 
 

@@ -17,12 +17,13 @@ import numpy as np
 from fusec import artifact, lockfile
 from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
+from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
 from fusec.gpu.forms import Decided
 from fusec.interface import Interface, TensorSpec, by_name, on_host
-from fusec.ir import Array, Literal, TensorType, Value, load_all, quote
+from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
@@ -38,6 +39,18 @@ from fusec.views import view_offset
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
 # small to fill the GPU.
 SIDE_BY_SIDE_BYTES = 16 << 20
+
+# Memory and types of the inputs, what cuDNN runs of the steps, what runs each of them, and what binds one to its memory
+# anew; the steps that have to be.
+Director = Callable[
+    [
+        Sequence[tuple[Array, TensorType]],
+        Sequence[CudnnGraph | None],
+        Sequence[Callable[[], None]],
+        Callable[[int], Callable[[], None]],
+    ],
+    Sequence[int],
+]
 
 __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
@@ -104,16 +117,25 @@ class Executable:
         return len(self._donated)
 
     def bind(self, **arrays: Any) -> None:
-        """Give inputs of the state their values, which are copied to the device and stay there."""
+        """Give inputs of the state their values, which are copied to the device and stay there. What is a copy of one
+        in another type (`Builder.copy`) follows it, if it is not given."""
         for name, array in arrays.items():
             if name not in self.state:
                 raise ExecutionError(
                     f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}"
                 )
             checked = self._interface.state(name, array)
-            with self._lock, self.backend.calling():
-                self.backend.feeder(self._state(name), self._kept[name].type)(checked)
-                self.backend.finish()
+            self._bind(name, checked)
+            for dtype in (DType.F16, DType.BF16, DType.F32, DType.F64):
+                copy = copy_name(name, dtype)
+                if copy in self.state and copy not in arrays:
+                    host = checked if isinstance(checked, np.ndarray) else checked.get()
+                    self._bind(copy, self._interface.state(copy, host.astype(dtype.numpy)))
+
+    def _bind(self, name: str, checked: Array) -> None:
+        with self._lock, self.backend.calling():
+            self.backend.feeder(self._state(name), self._kept[name].type)(checked)
+            self.backend.finish()
 
     def share(self, other: Executable) -> None:
         """Use the very memory of another executable's state wherever names are the same: what one of them updates,
@@ -154,13 +176,13 @@ class Executable:
         return self._held[name]
 
     @property
-    def recorded(self) -> tuple[int, float | None, str]:
+    def recorded(self) -> tuple[int, float | None, str, float | None]:
         """How many steps run side by side at most; how long, in microseconds, the whole took recorded the other way, if
-        both were timed, or why it could not be recorded. Known from the second call on."""
+        both were timed, or why it could not be recorded; and how long as it is. Known from the second call on."""
         if self._replay is None:
-            return 1, None, ""
-        times_us = self._replay.times_us
-        return self._replay.lanes, None if times_us is None else times_us[1], self._replay.declined
+            return 1, None, "", None
+        this_us, other_us = self._replay.times_us or (None, None)
+        return self._replay.lanes, other_us, self._replay.declined, this_us
 
     @property
     def device(self) -> str:
@@ -230,6 +252,19 @@ class Executable:
                 self._replay = self._recorded()
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
+
+    def rehearse(self, director: Director) -> None:
+        """Let somebody choose among plans by how long all steps take together, before the first call; nothing to do
+        for programs with state, which a run would replace."""
+        if self.state:
+            return
+        steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
+        with self._lock, self.backend.calling():
+            self._allocate()
+            inputs = [(self._buffer(v), v.type) for v in self.compiled.graph.inputs]
+            graphs = [None if lowered is None else lowered.graph for _, lowered in steps]
+            for number in director(inputs, graphs, self._launches, lambda number: self._bound(*steps[number])):
+                self._launches[number] = self._bound(*steps[number])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU

@@ -29,7 +29,7 @@ Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 # How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
-# the one before left it there, it reads two or three times as fast.
+# the one before left it there, it reads faster.
 HOPEFUL = 1.5
 
 

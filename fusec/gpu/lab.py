@@ -58,7 +58,7 @@ class GpuLaboratory:
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         cache_bytes = int(properties["l2CacheSize"])
         self._cold = footprint_bytes > cache_bytes
-        # writing it takes some ten microseconds at least, in which the launch behind it is queued: no gap is timed
+        # while it is written the launch behind it is queued: no gap is timed
         self._sweep = cupy.empty(2 * cache_bytes if self._cold else 1 << 24, cupy.uint8)
         self._graph: CudnnGraph | None = None
         self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object

@@ -1,7 +1,7 @@
 """Convolutions that cut an image of few channels into patches, as matrix products of the patches.
 
-Measured on an H200 in fp16: the first convolution of ViT-B/16 (16 by 16 of 3 channels, batch 32) takes 148 us; as a
-product of [6272, 768] with [768, 768] some 20, and 10 more to put the image in patches.
+Tensor cores take channels by eights, so a convolution of three leaves most of them idle; a product sums over the whole
+patch. What that is worth for the first layer of ViT-B/16 is among the choices in docs/results.md.
 """
 
 from __future__ import annotations
