@@ -255,9 +255,9 @@ def shapes() -> list[str]:
     return [
         "## New sizes of a dynamic model",
         "",
-        f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of its "
-        "own for each row, in the order of the sizes; bringing the libraries up is a part of the first. To the program: "
-        "import, passes, and what cuDNN was asked. A padded size runs the program of the next larger one "
+        f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of "
+        "its own for each row, in the order of the sizes; bringing the libraries up is a part of the first. To the "
+        "program: import, passes, and what cuDNN was asked. A padded size runs the program of the next larger one "
         f"([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.",
         "",
         *table(header, rows),
