@@ -50,6 +50,7 @@ def bench(
     if as_json:
         print(cli_io.json_text({"model": model, "compile_s": compile_s, **measured.to_json()}))
         return
-    print(f"{model} in {executable.compiled.options.precision}, compiled in {compile_s:.2f} s, {measured}")
+    how = "loaded" if model.endswith(".fusec") else "compiled"
+    print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if profile:
         print(measured.table())
