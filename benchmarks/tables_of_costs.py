@@ -220,3 +220,42 @@ def penalties() -> list[str]:
         *table(["penalty for", "layers", "us", "without us", "ratio"], rows),
         "",
     ]
+
+
+def shapes() -> list[str]:
+    """What a new size of a dynamic dim costs."""
+    data = read("shapes.json")
+    cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in data["rows"]:
+        cases.setdefault((row["model"], row["tune"], row["kernels"], row["cache"]), []).append(row)
+    header = ["model", "tune", "kernels", "plan cache", "first size s", "each new size s", "of these, to the program"]
+    header += ["padded size s", "runs, us (size: time)"]
+    rows: list[list[Any]] = []
+    for (model, tune, kernels, cache), found in cases.items():
+        first, new = found[0], [row for row in found[1:] if not row["padded"]]
+        padded = [f"{row['first_s']:.2f}" for row in found if row["padded"]]
+        rows.append(
+            [
+                model,
+                tune,
+                "for all sizes" if kernels == "shared" else "for each size",
+                cache,
+                f"{first['first_s']:.2f}",
+                ", ".join(f"{row['first_s']:.2f}" for row in new),
+                ", ".join(f"{row['program_s']:.2f}" for row in new),
+                *(padded or [""]),
+                ", ".join(f"{'x'.join(map(str, row['size']))}: {row['run_us']:.0f}" for row in [first, *new]),
+            ]
+        )
+    worst = max((row["error"] for row in data["rows"]), default=0.0)
+    return [
+        "## New sizes of a dynamic model",
+        "",
+        f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of "
+        "its own for each row, in the order of the sizes; bringing the libraries up is a part of the first. To the "
+        "program: import, passes, and what cuDNN was asked. A padded size runs the program of the next larger one "
+        f"([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.",
+        "",
+        *table(header, rows),
+        "",
+    ]
