@@ -14,8 +14,11 @@ from typing import Any, Protocol
 
 from fusec.gpu.calls import Streams
 from fusec.gpu.capture import in_order
-from fusec.gpu.tune import CLOSE, Tuned
+from fusec.gpu.tune import Tuned
 
+NEAR = (
+    1.25  # of the best, how long a plan may take by itself: there operands come from memory, here often from the cache
+)
 TURNS = 9  # of the whole with one plan and with another
 FIRST = 3  # turns after which one that is clearly slower is let go
 SLOWER = 1.01
@@ -75,7 +78,7 @@ def _close(tuned: Tuned) -> int:
     """How many plans, from the first on, were measured to take about as long."""
     count = 0
     for choice, _ in tuned.plans:
-        if choice.time_us is None or choice.time_us > CLOSE * tuned.time_us:
+        if choice.time_us is None or choice.time_us > NEAR * tuned.time_us:
             break
         count += 1
     return count

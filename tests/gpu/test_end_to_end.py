@@ -13,8 +13,8 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
 from gpu.test_tune import graph
 
-from fusec.gpu.end_to_end import Contest, contests, descend
-from fusec.gpu.tune import CLOSE, Tuned
+from fusec.gpu.end_to_end import NEAR, Contest, contests, descend
+from fusec.gpu.tune import Tuned
 from fusec.plans import Choice
 
 pytest.importorskip("cupy")
@@ -129,7 +129,7 @@ def tuned(*times_us: float | None) -> Tuned:
 
 def test_heavy_graphs_with_plans_that_come_close_are_tried() -> None:
     known = {
-        "few": tuned(20.0, 20.0 * CLOSE - 0.1, 20.0 * CLOSE + 0.1),
+        "few": tuned(20.0, 20.0 * NEAR - 0.1, 20.0 * NEAR + 0.1),
         "many": tuned(10.0, 10.1, 10.2),
         "light": tuned(0.5, 0.5),
         "alone": tuned(70.0),
