@@ -33,6 +33,7 @@ __all__ = [
     "TensorType",
     "Value",
     "channels_last",
+    "copy_name",
     "load_all",
     "positions",
     "print_attribute",
@@ -380,3 +381,8 @@ class Graph:
 def positions(graph: Graph) -> Mapping[Node, int]:
     """Each node's place in the graph's order; the return node comes last."""
     return {node: i for i, node in enumerate([*graph.nodes, graph.return_node])}
+
+
+def copy_name(name: str, dtype: DType) -> str:
+    """What the copy of a parameter in another type is called."""
+    return f"{name} as {dtype.value}"

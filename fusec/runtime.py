@@ -23,7 +23,7 @@ from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
 from fusec.gpu.forms import Decided
 from fusec.interface import Interface, TensorSpec, by_name, on_host
-from fusec.ir import Array, Literal, TensorType, Value, load_all, quote
+from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
@@ -117,16 +117,25 @@ class Executable:
         return len(self._donated)
 
     def bind(self, **arrays: Any) -> None:
-        """Give inputs of the state their values, which are copied to the device and stay there."""
+        """Give inputs of the state their values, which are copied to the device and stay there. What is a copy of one
+        in another type (`Builder.copy`) follows it, if it is not given."""
         for name, array in arrays.items():
             if name not in self.state:
                 raise ExecutionError(
                     f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}"
                 )
             checked = self._interface.state(name, array)
-            with self._lock, self.backend.calling():
-                self.backend.feeder(self._state(name), self._kept[name].type)(checked)
-                self.backend.finish()
+            self._bind(name, checked)
+            for dtype in (DType.F16, DType.BF16, DType.F32, DType.F64):
+                copy = copy_name(name, dtype)
+                if copy in self.state and copy not in arrays:
+                    host = checked if isinstance(checked, np.ndarray) else checked.get()
+                    self._bind(copy, self._interface.state(copy, host.astype(dtype.numpy)))
+
+    def _bind(self, name: str, checked: Array) -> None:
+        with self._lock, self.backend.calling():
+            self.backend.feeder(self._state(name), self._kept[name].type)(checked)
+            self.backend.finish()
 
     def share(self, other: Executable) -> None:
         """Use the very memory of another executable's state wherever names are the same: what one of them updates,

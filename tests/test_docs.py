@@ -27,8 +27,16 @@ def test_a_script_writes_each_result(file: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    for link, place in re.findall(r"\]\(([^)#:]*?)(?:#([^)]*))?\)", page.read_text()):
+        goal = page.parent / link if link else page
+        assert goal.exists(), f"{page.name} links to {link}"
+        assert not place or place in _anchors(goal), f"{page.name} links to {link}#{place}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 SPEED = re.compile(

@@ -25,6 +25,7 @@ from fusec.passes.recognise import Recognise
 from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
+from fusec.passes.upsampled import Upsampled
 from fusec.passes.widen_channels import WidenChannels
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
@@ -55,6 +56,8 @@ UNLAID: tuple[Pass, ...] = (
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a product of patches has no use for.
     Patches(),
     WidenChannels(),
+    # Behind Precision, too: in 16 bits alone was it measured.
+    Upsampled(),
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
     *CLEAN_UP,

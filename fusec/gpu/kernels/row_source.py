@@ -48,6 +48,18 @@ class RowSource:
 
     def partial(self) -> Launch:
         """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
+        plan, lines = self.plan, self._partial()
+        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+
+    def at_once(self) -> Launch:
+        """A reduction by chunks in one launch: whichever block is the last for its numbers puts them together."""
+        plan, lines = self.plan, self._partial()
+        door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
+        lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
+        lines += ["{", *(f"  {line}" for line in (*self._merged(at_once=True), *self._reduced())), "}"]
+        return self.arguments.launch(f"{self.anchor.op.name}_once", lines, plan.blocks * plan.chunks, plan.block)
+
+    def _partial(self) -> list[str]:
         plan = self.plan
         lines = [*self._begun(), f"const u32 size = (end - begin) * {plan.vector if plan.row else 1}u;"]
         lines += self._passes("size")
@@ -56,11 +68,18 @@ class RowSource:
         chunk = "chunk" if plan.chunks > 1 else "0u"
         stores = " ".join(f"{pointer}[{self._place(number, chunk)}] = acc{number}[w];" for number in self._numbers)
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
-        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+        return lines
 
     def merged(self) -> Launch:
         """What chunks came to together, those of all channels of a group; then what is written, again by chunks if it
         is elements."""
+        plan, lines = self.plan, self._merged()
+        if isinstance(self.op, Reduce):
+            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
+        lines += self._written()
+        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+
+    def _merged(self, at_once: bool = False) -> list[str]:
         plan, passes = self.plan, self.what.passes
         self.cached, self.early = False, ()
         lines = self._begun()
@@ -69,6 +88,8 @@ class RowSource:
             combine = passes[number].combine
             start = passes[number].start
             part = f"{pointer}[{self._place(number, 's', 'i')}]"
+            if at_once:
+                part = f"across({pointer} + ({self._place(number, 's', 'i')}))"
             if self.what.merge == "moments":
                 mean = f"{pointer}[{self._place(0, 's', 'i')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
@@ -86,10 +107,7 @@ class RowSource:
                 f"  for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {combine}()(acc{number}[w], {part});"
             )
             lines += ["}", *self._together(number), *self._ended(number, passes[number].finish)]
-        if isinstance(self.op, Reduce):
-            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
-        lines += self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+        return lines
 
     @property
     def _numbers(self) -> range:

@@ -23,8 +23,17 @@ ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool
 # A reduction with fewer blocks than the first is cut into chunks, until there are as many as the second; a thread of a
 # chunk goes through some vectors at least.
 FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
-# Threads of a block, and turns unrolled; where nothing is measured, the first.
-WAYS = ((BLOCK, 4), (BLOCK, 1), (32, 4), (32, 1))
+# Threads of a block, turns unrolled, threads that share a number where neighbours have their own (few of them go
+# through long stretches, and leave more chunks to put together), and whether the last block of a reduction by chunks
+# puts these together rather than a second launch; where nothing is measured, the first.
+WAYS = (
+    (BLOCK, 4, BLOCK, False),
+    (BLOCK, 1, BLOCK, False),
+    (32, 4, BLOCK, False),
+    (32, 1, BLOCK, False),
+    (BLOCK, 4, BLOCK, True),
+    (BLOCK, 4, 8, True),
+)
 
 
 def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -72,13 +81,15 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         of = replace(source(plan), members=x.type.shape[1] // op.groups)
         return Kernel(name, (of.partial(), of.merged()), _scratch_bytes(what, plan))
 
-    def kernel(block: int, unrolled: int) -> Kernel:
-        plan = planned(op, x.type, moved, block, unrolled)
+    def kernel(block: int, unrolled: int, column: int, at_once: bool) -> Kernel:
+        plan = planned(op, x.type, moved, block, unrolled, column)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
         if not what.merge or plan.blocks >= FEW_BLOCKS or most < 2:
             return Kernel(name, (source(plan).launch(),))
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # none of them empty
+        if at_once and isinstance(op, Reduce):
+            return Kernel(name, (source(plan).at_once(),), _scratch_bytes(what, plan))
         return Kernel(name, (source(plan).partial(), source(plan).merged()), _scratch_bytes(what, plan))
 
     def source(plan: Plan) -> RowSource:
@@ -86,7 +97,8 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
 
     ways = [kernel(*way) for way in WAYS]
     if isinstance(op, GroupNorm):
-        together = [way for way in (by_channels(*way) for way in WAYS) if way is not None]
+        shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in WAYS)
+        together = [way for way in (by_channels(*shape) for shape in shapes) if way is not None]
         narrow = x.type.shape[1] // op.groups * x.type.dtype.itemsize < COALESCED_BYTES
         ways = [*together, *ways] if narrow else [*ways, *together]
     best, *others = ways

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,24 @@ def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypat
     cases = [case for case in (*reductions(), *normed(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
     assert len(cases) > 60
     check(cases, rng)
+
+
+@needs_compiler
+def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch; and every launch finds the doors as the first one did."""
+    monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
+    monkeypatch.setattr(family, "FULL_BLOCKS", 40)
+    monkeypatch.setattr(family, "MIN_TURNS", 1)
+    monkeypatch.setattr(family, "WAYS", ((256, 4, 256, True), (256, 4, 8, True)))
+    cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
+    ways = [(case, way) for case in cases if case.kernel for way in (case.kernel, *case.kernel.others)]
+    once = [(case, way) for case, way in ways if len(way.launches) == 1]
+    assert len(once) > 40
+    emulator = Emulator([way for _, way in once])
+    for case, way in once:
+        twice = replace(way, launches=way.launches * 2)
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(twice, arrays, case.outputs), case.reference(arrays))
 
 
 def test_a_large_image_fills_the_gpu() -> None:
