@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.formulas import Formula
 from fusec.gpu.kernels.row_plan import CACHED, Plan
-from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.gpu.kernels.spec import C_TYPES, HALVES, Arguments, Launch, compute_type
 from fusec.gpu.kernels.walk import begun, loop
 from fusec.ir import Node, Op, Value
 from fusec.ops import Reduce
+
+RESIDENT = 1536  # threads of a multiprocessor
 
 
 @dataclass
@@ -26,6 +28,7 @@ class RowSource:
     behind: Sequence[Node]
     early: Sequence[Value]
     late: Sequence[Value]
+    packed: bool = False  # elements stay in registers as they were read, which takes half as many
     members: int = 1  # numbers of a plan by channels that come to one: the channels of a group
 
     def __post_init__(self) -> None:
@@ -38,13 +41,21 @@ class RowSource:
             names[axis.dim] = term if names[axis.dim] is None else f"({names[axis.dim]} + {term})"
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
-        self.cached = len(self.what.passes) > 1 and plan.turns * plan.vector <= CACHED
+        again = len(self.what.passes) > 1 or not isinstance(self.op, Reduce)
+        self.cached = again and plan.turns * plan.vector <= CACHED
+
+    @property
+    def may_be_packed(self) -> bool:
+        """Whether elements can stay as they were read: several at once, nothing done to them before, in 16 bits."""
+        straight = not self.before and self.x.type.dtype in HALVES and self.space.is_pack(self.x.type)
+        return self.cached and straight
 
     def launch(self) -> Launch:
         """All in one."""
         lines = [*self._begun(), *self._passes()]
         lines += self._reduced() if isinstance(self.op, Reduce) else self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block)
+        resident = RESIDENT // self.plan.block if self.packed else 0
+        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block, resident=resident)
 
     def partial(self) -> Launch:
         """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
@@ -110,6 +121,11 @@ class RowSource:
         return lines
 
     @property
+    def _kept(self) -> str:
+        """An element that a thread kept."""
+        return "wide(cache[turn].v[j])" if self.packed else f"cache[turn * {self.plan.vector} + j]"
+
+    @property
     def _numbers(self) -> range:
         return range(len(self.what.passes))
 
@@ -129,6 +145,8 @@ class RowSource:
         the next pass needs is then finished."""
         plan = self.plan
         lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
+        if self.packed:
+            lines = [f"Pack<{C_TYPES[self.x.type.dtype]}, {plan.vector}> cache[{plan.turns}];"]
         for number, each in enumerate(self.what.passes):
             acc = f"acc{number}"
             lines.append(f"{self.kind} {acc}[{plan.width}];")
@@ -161,7 +179,7 @@ class RowSource:
     def _turns(self, statement: str, first: bool) -> list[str]:
         """One pass over the elements; `e` is the one at hand."""
         if self.cached and not first:
-            take = f"const {self.kind} e = cache[turn * {self.plan.vector} + j];"
+            take = f"const {self.kind} e = {self._kept};"
             return self._loop([f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {take} {statement} }}"])
         return self._loop(self._read([statement], first).lines())
 
@@ -172,8 +190,11 @@ class RowSource:
         if first:
             for value in self.early:  # every lane that is not live repeats what the last one does
                 chain.store(value)
-        chain.inside.append(f"const {self.kind} e = {chain.get(self.x)};")
-        if self.cached and first:
+        element = chain.get(self.x)
+        chain.inside.append(f"const {self.kind} e = {element};")
+        if self.packed and first:
+            chain.before.append(f"cache[turn] = {element.removeprefix('wide(').removesuffix('.v[j])')};")
+        elif self.cached and first:
             chain.inside.append(f"cache[turn * {self.plan.vector} + j] = e;")
         chain.inside += statements
         return chain
@@ -182,7 +203,7 @@ class RowSource:
         """The last pass of a softmax or norm: each element again, and what becomes of it."""
         if self.cached:
             chain = Chain(self.space, self.arguments, "w")
-            chain.inside.append(f"const {self.kind} e = cache[turn * {self.plan.vector} + j];")
+            chain.inside.append(f"const {self.kind} e = {self._kept};")
         else:
             chain = self._read([], first=False)
         text = self._filled(self.what.result)

@@ -96,6 +96,9 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return RowSource(anchor, op, what, plan, before, behind, early, late)
 
     ways = [kernel(*way) for way in WAYS]
+    plain = source(planned(op, x.type, moved, *WAYS[0][:3]))
+    if plain.may_be_packed and len(ways[0].launches) == 1:
+        ways.append(Kernel(name, (replace(plain, packed=True).launch(),)))
     if isinstance(op, GroupNorm):
         shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in WAYS)
         together = [way for way in (by_channels(*shape) for shape in shapes) if way is not None]
