@@ -74,7 +74,7 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         assert isinstance(op, GroupNorm)
         plan = planned(InstanceNorm(op.epsilon), x.type, moved, block, unrolled)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
-        if plan.row or plan.along != 1 or most < 1:
+        if plan.row or plan.along != 1 or most < 1 or op.groups == x.type.shape[1] or what.merge != "moments":
             return None
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))
