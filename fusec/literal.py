@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,14 +18,19 @@ from fusec.tensor_type import DType, TensorType
 class Literal:
     """An immutable tensor payload, read when first needed; compared by identity.
 
-    `load` returns an array of the given shape and dtype; it is called once, whichever thread comes first.
+    `load` returns an array of the given shape and dtype; it is called once, whichever thread comes first. `key` is
+    equal for literals made alike of the same ones, which is known before they are read; without it, one is like no
+    other.
     """
 
-    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "label", "type")
+    __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
 
-    def __init__(self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = ""):
+    def __init__(
+        self, type: TensorType, load: Callable[[], np.ndarray[Any, Any]], label: str = "", key: Hashable | None = None
+    ):
         self.type = TensorType(type.shape, type.dtype)
         self.label = label
+        self.key: Hashable = object() if key is None else key
         self._load = load
         self._lock = threading.Lock()
         self._array: np.ndarray[Any, Any] | None = None

@@ -284,7 +284,8 @@ class CudnnBuilder:
 
         type = TensorType(shape, root.type.dtype)
         uid = self.tensor((shape, type.strides), type.dtype)
-        self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label), type))
+        key = ("expanded", type, root.type, tuple(dims), tuple(strides), literal.key)
+        self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label, key), type))
         return uid
 
     def second(self, uid: int) -> int:

@@ -605,6 +605,9 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
     check(net, 0)
     (tuned,) = net.backend._tuned.values()
     assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)
+    machine.built.clear()
+    check(Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache")), 1)
+    assert machine.built == [] and machine.revived, "the next time they are revived, shared or not"
 
 
 @pytest.mark.parametrize("tune", ["none", "quick"])

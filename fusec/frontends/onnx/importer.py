@@ -6,7 +6,7 @@ Bodies of If, Loop and Scan, and ops the standard defines as functions of others
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,16 @@ class InputsNeededError(ModelError):
 class Importer:
     """One import: the graph made so far, and the problems met."""
 
-    def __init__(self, source: GraphProto, opsets: Mapping[str, int], folder: Path | None, file: str):
+    def __init__(
+        self,
+        source: GraphProto,
+        opsets: Mapping[str, int],
+        folder: Path | None,
+        file: str,
+        weights: MutableMapping[str, Literal],
+    ):
         self.source = source
+        self.weights = weights
         self.file = file
         self.graph = Graph(source.name or "main")
         self.tensors = Tensors(folder)
@@ -274,8 +282,7 @@ class Importer:
         if name not in scope.dense and name not in scope.sparse:
             return self._value(scope.outer, name) if scope.outer is not None else None
         try:
-            held = scope.dense.get(name)
-            literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+            literal = self._literal(scope, name)
             value = self.emit.literal(literal, f"{scope.prefix}{name}" if scope.prefix else name)
             self._check(scope, name, value)
         except VerifyError as error:
@@ -286,6 +293,17 @@ class Importer:
             return None
         scope.values[name] = value
         return value
+
+    def _literal(self, scope: Scope, name: str) -> Literal:
+        """An initializer; one of the model itself that was read before is the very same literal."""
+        known = self.weights.get(name) if scope.outer is None else None
+        if known is not None:
+            return known
+        held = scope.dense.get(name)
+        literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+        if scope.outer is None:
+            self.weights[name] = literal
+        return literal
 
     def _check(self, scope: Scope, name: str, value: Held) -> None:
         """VerifyError if the model declares another type for this value; symbolic dims agree with all."""

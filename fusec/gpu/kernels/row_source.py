@@ -26,6 +26,7 @@ class RowSource:
     behind: Sequence[Node]
     early: Sequence[Value]
     late: Sequence[Value]
+    members: int = 1  # numbers of a plan by channels that come to one: the channels of a group
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
@@ -64,12 +65,14 @@ class RowSource:
         lines += self._passes("size")
         pointer = self.arguments.scratch(self.kind)
         lines.append("if (live && t == 0)")
-        stores = " ".join(f"{pointer}[{self._place(number, 'chunk')}] = acc{number}[w];" for number in self._numbers)
+        chunk = "chunk" if plan.chunks > 1 else "0u"
+        stores = " ".join(f"{pointer}[{self._place(number, chunk)}] = acc{number}[w];" for number in self._numbers)
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
         return lines
 
     def merged(self) -> Launch:
-        """What chunks came to together; then what is written, again by chunks if it is elements."""
+        """What chunks came to together, those of all channels of a group; then what is written, again by chunks if it
+        is elements."""
         plan, lines = self.plan, self._merged()
         if isinstance(self.op, Reduce):
             return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
@@ -84,16 +87,17 @@ class RowSource:
         for number in self._numbers:
             combine = passes[number].combine
             start = passes[number].start
-            part = f"{pointer}[{self._place(number, 's')}]"
+            part = f"{pointer}[{self._place(number, 's', 'i')}]"
             if at_once:
-                part = f"across({pointer} + ({self._place(number, 's')}))"
+                part = f"across({pointer} + ({self._place(number, 's', 'i')}))"
             if self.what.merge == "moments":
-                mean = f"{pointer}[{self._place(0, 's')}]"
+                mean = f"{pointer}[{self._place(0, 's', 'i')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
                 part = f"({self.kind})({term})"
             lines.append(f"{self.kind} acc{number}[{plan.width}];")
             lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {start};")
-            lines.append(f"for (u32 s = t; s < {plan.chunks}u; s += {plan.threads}u) {{")
+            lines.append(f"for (u32 i = t; i < {plan.chunks * self.members}u; i += {plan.threads}u) {{")
+            lines.append(f"  const u32 s = i / {self.members}u;")
             rest = plan.count - (plan.chunks - 1) * plan.each
             size = (
                 f"{self.kind}((s == {plan.chunks - 1}u ? {rest}u : {plan.each}u) * {plan.vector if plan.row else 1}u)"
@@ -109,9 +113,12 @@ class RowSource:
     def _numbers(self) -> range:
         return range(len(self.what.passes))
 
-    def _place(self, number: int, chunk: str) -> str:
-        plan = self.plan
-        return f"(({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1)}u + at) * {plan.width}u + w"
+    def _place(self, number: int, chunk: str, member: str = "") -> str:
+        """Where a chunk left what a pass came to; member: of this channel of the group, by its number there."""
+        plan, own = self.plan, f"at * {self.plan.width}u + w"
+        if member and self.members > 1:
+            own = f"({own}) / {self.members}u * {self.members}u + {member} % {self.members}u"
+        return f"({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1) * plan.width}u + {own}"
 
     def _begun(self) -> list[str]:
         """Which numbers a thread is about, and which elements of them."""

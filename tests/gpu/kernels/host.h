@@ -106,6 +106,15 @@ static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - 
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
 static void pin(float &) {}
 static void pin(double &) {}
+// What each thread of the warp passed, six words a thread: two buffers in turn, so that one barrier is enough.
+static unsigned words[2][MOST][6];
+static int turn[MOST];
+static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
+  unsigned self = fiber(), now = turn[self]++ & 1;
+  memcpy(words[now][self], mine, sizeof(mine));
+  barrier(-4);
+  return words[now][self / 32 * 32];
+}
 static void enter() {
   body(closure);
   at[(blockIdx.x - first_block) * width + threadIdx.x] = -1;
@@ -138,7 +147,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int meet
       fibers[t].uc_stack.ss_size = STACK;
       fibers[t].uc_link = &scheduler;
       makecontext(&fibers[t], enter, 0);
-      at[t] = 0;
+      at[t] = turn[t] = 0;
       copies[t].clear();
     }
     for (int going = 1; going && !problem;) {

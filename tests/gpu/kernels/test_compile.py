@@ -9,6 +9,10 @@ import pytest
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
 from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_few_channels import random_cases as few_channels_cases
+from gpu.kernels.test_few_filters import random_cases as few_filters_cases
+from gpu.kernels.test_few_filters import wide_cases
+from gpu.kernels.test_instance_kernels import cases as instance_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
@@ -41,6 +45,10 @@ def cases() -> list[Case]:
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),
+        *few_channels_cases(),
+        *few_filters_cases(),
+        *wide_cases(),
+        *instance_cases(),
         *move_cases(),
         *among_pointwise_ops(),
         *resize_cases(),
