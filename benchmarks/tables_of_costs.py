@@ -247,8 +247,8 @@ def genstats() -> list[str]:
         "## Statistics by the convolution in front",
         "",
         f"{where(data)}; the convolutions of a ResNet-50 with a norm behind them, batch {row['batch']}, fp16: the "
-        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), from a cold cache "
-        "(`benchmarks/genstats.py`). The pass: what reading the result once more takes by its bytes.",
+        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), from a "
+        "cold cache (`benchmarks/genstats.py`). The pass: what reading the result once more takes by its bytes.",
         "",
         *table(["convolution", "times", "alone us", "with sums us", "the pass us"], rows),
         "",
