@@ -256,7 +256,13 @@ class ResidentSource(ChannelSource):
             at = f"{number * own}u + lane * {plan.width}u"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>(factors + ({at}));")
         again = Chain(space_of(part.x.type, plan), arguments, "w")
-        for node in self._needed(()):  # what the first pass stored is not read: it might come from a stale cache
+        stored = [value for value in part.early if again.space.is_pack(value.type)]
+        for number, value in enumerate(stored):  # through the pointer it was written by: no stale cache is asked
+            source = f"{arguments.write(value)} + ({again.space.offset(value.type)})"
+            pack = f"{C_TYPES[value.type.dtype]}, {plan.vector}"
+            again.before.append(f"const Pack<{pack}> stored{number} = load_pack<{pack}>({source});")
+            again.known[value] = f"wide(stored{number}.v[j])"
+        for node in self._needed(stored):
             again.apply(node)
         kept = Chain(space_of(part.x.type, plan), arguments, "k")
         for number, value in enumerate(dict.fromkeys(part.elements)):
