@@ -144,8 +144,8 @@ class ResidentSource(ChannelSource):
         lines += [f"  {line}" for line in self.concluded("sum0", "sum1", "centres[i]", size)]
         lines.append(f"  const u32 c = blockIdx.x % {plan.blocks}u * {own}u + i;")
         lines.append(f"  if (c < {self.channels}u) {{")
-        for number in range(2):
-            place = f"({number * plan.chunks}u + chunk) * {self.channels}u + c"
+        for number in range(2):  # the chunks of a channel side by side, as they are read together
+            place = f"({number * self.channels}u + c) * {plan.chunks}u + chunk"
             lines.append(f"    {pointer}[{place}] = sum{number};")
         return [*lines, "  }", "}"]
 
@@ -225,9 +225,10 @@ class ResidentSource(ChannelSource):
         """The sums of all chunks for the channels of this block, the factors, and what else is made of them."""
         plan, kind, part, each = self.sums, self.kind, self.part, self._each
         channels, chunks, pointer = self.channels, plan.chunks, arguments.scratch(kind)
-        parts = (f"across({pointer} + s * {channels}u + c)", f"across({pointer} + ({chunks}u + s) * {channels}u + c)")
+        places = (f"c * {chunks}u", f"({channels}u + c) * {chunks}u")
+        parts = (f"across({pointer} + {places[0]} + s)", f"across({pointer} + {places[1]} + s)")
         turns = f"for (u32 s = s0; s < {chunks}u; s += {each}u)"
-        size, around = f"{kind}({self._rows('s')})", f"across({pointer} + c)"
+        size, around = f"{kind}({self._rows('s')})", f"across({pointer} + {places[0]})"
         body = [f"{kind} acc0[1] = {{{kind}(0)}}, acc1[1] = {{{kind}(0)}};"]
         body += self.merged(turns, size, around, parts, min(MERGED, ceil_div(chunks, each)))
         body += [f"reduce_threads<{plan.block}, {each}, 1, 1>(acc{n}, (({kind}*)0), Add());" for n in range(2)]
