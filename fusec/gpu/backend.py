@@ -32,6 +32,7 @@ from fusec.gpu.kernels.launch import Launcher, Memory, random_array, ways
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
+from fusec.gpu.tails import taken_along
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
 from fusec.ir import Array, Graph, TensorType
@@ -231,6 +232,12 @@ class CudnnBackend:
             for work, place in where.items():
                 self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
         forms = {**known, **decided}
+        if level != "none":
+
+            def alone_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+                return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
+
+            forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
         program = arrange(partitioned, forms, kept)
         found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":
