@@ -1,4 +1,4 @@
-"""swish behind a matrix product through tanh, which engines have in hardware: a sigmoid is an exponential and a division."""
+"""swish behind a matrix product through tanh: engines have that in hardware, where a sigmoid is two operations."""
 
 from __future__ import annotations
 
