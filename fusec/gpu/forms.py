@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import Kernel, gate
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
+from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import quicker, spelled, spellings
@@ -53,12 +53,20 @@ class Decided:
     concats: Mapping[str, Placed]
 
 
+def has_forms(step: Partition) -> bool:
+    """Whether a step can take other forms: cuDNN's, and a kernel's that does what cuDNN would do in several steps."""
+    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and gate.is_union(step.nodes))
+
+
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
-    """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in
-    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut."""
+    """Forms of a step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in two where
+    the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut. A kernel that
+    does the work of several steps: as these."""
     found: list[Form] = [(step,)]
-    if step.kind is not Kind.CUDNN or level == "none":
+    if level == "none" or not has_forms(step):
         return found
+    if step.kind is Kind.KERNEL:
+        return [*found, *apart(graph, step.nodes)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
     found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
@@ -105,7 +113,7 @@ def decide(
     """
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if step.kind is Kind.CUDNN:
+        if has_forms(step):
             work = canonical_of(program.graph, step)
             if work not in (known or {}):
                 sample.setdefault(work, step)
@@ -138,7 +146,7 @@ def arrange(program: Program, decided: Mapping[str, Parts], as_source: bool = Fa
     and after; not `as_source`, since joining would round otherwise. ValueError if a form does not fit."""
     if as_source:
         return arranged(program, decided)
-    return grouped(arranged(grouped(program), decided))
+    return grouped(arranged(grouped(program, products=True), decided))
 
 
 def prices_us(
@@ -153,7 +161,7 @@ def prices_us(
     """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
     options: dict[str, list[tuple[Form, list[Work]]]] = {}
     for number, step in enumerate(steps):
-        if step.kind is Kind.CUDNN:
+        if has_forms(step):
             options[str(number)] = _offers(graph, step, level, tensor_cores)
         else:
             kernel = _kernel_of(step.nodes)
@@ -189,7 +197,7 @@ def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
     """The program with steps in these forms, by `canonical_of`; the others stay. ValueError if a form does not fit."""
     steps: list[Partition] = []
     for step in program.steps:
-        parts = decided.get(canonical_of(program.graph, step)) if step.kind is Kind.CUDNN else None
+        parts = decided.get(canonical_of(program.graph, step)) if has_forms(step) else None
         steps += (step,) if parts is None else parts_of(program.graph, step, parts)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
@@ -204,7 +212,7 @@ def canonical_of(graph: Graph, step: Partition) -> str:
 def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
     """The steps that take the place of one of cuDNN's in a form; ops that run each by itself are a step each.
     ValueError if it does not fit."""
-    if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == ("cudnn", step.spelling):
+    if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == (step.kind.value, step.spelling):
         yield step
         return
     start = 0
@@ -232,6 +240,38 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
                 raise ValueError(f"spelling {name} does not apply to {names}")
             body = changed
         yield Partition(nodes, Kind.CUDNN, body, part.spelling)
+
+
+def apart(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
+    """What a kernel does that stands for several steps, in these: a convolution and the mean behind it, cut in two;
+    then each product of a chain with what is behind it, or the chain as a kernel."""
+    at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
+    begin, chain = nodes[:at], nodes[at:]
+    heads: list[Form] = [()]
+    if begin:
+        cuts = dict.fromkeys((1, at - 1))
+        heads = [(a, b) for cut in cuts for a in _alone(graph, begin[:cut]) for b in _kernel(graph, begin[cut:])]
+        if chain:
+            heads += [(kernel,) for kernel in _kernel(graph, begin)]
+    tails: list[Form] = [()]
+    starts = [i for i, node in enumerate(chain) if isinstance(node.op, PRODUCTS)]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(chain)], strict=True)):
+        first, cut = start if number else 0, start + 1
+        parts: list[Form] = [(step,) for step in _alone(graph, chain[first:end])]
+        if cut < end:
+            parts += [(a, b) for a in _alone(graph, chain[first:cut]) for b in _kernel(graph, chain[cut:end])]
+        tails = [(*tail, *part) for tail in tails for part in parts]
+    if begin and chain:
+        tails += [(kernel,) for kernel in _kernel(graph, chain)]
+    for head in heads:
+        for tail in tails:
+            yield (*head, *tail)
+
+
+def _alone(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
+    """A product with what is behind it as one step: of cuDNN's, or a kernel."""
+    yield next(_spelled(graph, nodes))
+    yield from _kernel(graph, nodes)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:

@@ -32,7 +32,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         found = with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
         kernels = [Kernel(name, blocks.launches(), blocks.scratch_bytes) for blocks in found]
         return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
-    if not _is_for(nodes, outputs):
+    if not is_for(nodes, outputs):
         return None
     y = conv.result
     if y.type.size == 0:
@@ -50,7 +50,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     return replace(best, others=tuple(_kernel(nodes, outputs, *other) for other in others))
 
 
-def _is_for(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+def is_for(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
     """Whether the nodes are a convolution of each channel for itself and pointwise ops over its result."""
     conv, rest = nodes[0], nodes[1:]
     if not isinstance(conv.op, Conv) or not all(takes(node) for node in rest):
@@ -68,7 +68,7 @@ def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
     the sum or mean over space of what comes of it; none if the nodes are no such thing."""
     conv, *rest, mean = nodes
     op, (summed, *_) = mean.op, mean.operands
-    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not _is_for([conv, *rest], outputs):
+    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_for([conv, *rest], outputs):
         return []
     x, y = conv.operands[0].type, conv.result.type
     if op.kind not in ("sum", "mean") or op.axes != tuple(range(2, y.rank)) or not y.dtype.is_float or not y.size:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.gpu.kernels.chain import Chain, Space, takes
-from fusec.gpu.kernels.depthwise import with_mean
+from fusec.gpu.kernels.depthwise import is_for, with_mean
 from fusec.gpu.kernels.depthwise_blocks import Blocks
 from fusec.gpu.kernels.spec import C_TYPES, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
@@ -64,6 +64,9 @@ def _behind_depthwise(
     layers = chained(rest) if nodes[0].op.name == "conv" else None
     if layers is None or layers[0].x is not mean:
         return None
+    begin = {*layers[0].nodes, layers[1].product}  # these know the mean, and nothing else of the convolution
+    if any(v in made and (v is not mean or node not in begin) for node in rest for v in node.operands):
+        return None
     kernels: list[Kernel] = []
     for blocks in with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
         launch = GateSource(layers, [v for v in outputs if v not in made or v is mean], 1, blocks).launch()
@@ -71,8 +74,26 @@ def _behind_depthwise(
     return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
 
 
-def chained(nodes: Sequence[Node]) -> list[Layer] | None:
-    """The nodes as layers, each with the vector of the one before; None if they are no such chain."""
+def is_union(nodes: Sequence[Node]) -> bool:
+    """Whether a kernel's nodes are the work of several steps that cuDNN could run: a depthwise convolution with the
+    mean of what it gives, or a chain of products. Measured times tell which is better."""
+    products = sum(isinstance(node.op, (Conv, MatMul)) for node in nodes)
+    return products > 1 or (isinstance(nodes[0].op, Conv) and any(isinstance(node.op, Reduce) for node in nodes))
+
+
+def begins(nodes: Sequence[Node]) -> bool:
+    """Whether nodes may be the beginning of such work."""
+    at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
+    if not isinstance(nodes[0].op, Conv) or is_small_product(nodes[0]):
+        return is_small_product(nodes[0]) and chained(nodes, 1) is not None
+    if at is None:
+        return is_for(nodes, [nodes[0].result])
+    return bool(with_mean(nodes[: at + 1], [])) and (at + 1 == len(nodes) or chained(nodes[at + 1 :], 0) is not None)
+
+
+def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
+    """The nodes as layers, each with the vector of the one before; None if they are no such chain of at least so many
+    products."""
     layers: list[Layer] = []
     for node in nodes:
         if is_small_product(node):
@@ -88,10 +109,10 @@ def chained(nodes: Sequence[Node]) -> list[Layer] | None:
             layers.append(Layer(None, node.operands[0], [node]))
         else:
             layers[-1].nodes.append(node)
-    if sum(layer.product is not None for layer in layers) < 2:
+    if sum(layer.product is not None for layer in layers) < least:
         return None
     for number, layer in enumerate(layers):
-        earlier = {v for before in layers[:number] for v in before.made} - {layer.x}
+        earlier = {v for before in layers[:number] for v in before.made} - {layers[0].x}  # that is read from memory
         if any(v in earlier for node in layer.nodes for v in node.operands):
             return None
         if any(v.type.shape != layer.y.type.shape for node in layer.nodes for v in node.results):

@@ -9,6 +9,7 @@ import pytest
 from gpu.kernels.cases import Case, assert_same
 from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_gate_kernels import gate_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
@@ -43,6 +44,7 @@ def cases() -> list[Case]:
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),
+        *gate_cases(),
         *move_cases(),
         *among_pointwise_ops(),
         *resize_cases(),
