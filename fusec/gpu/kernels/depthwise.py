@@ -35,6 +35,7 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if not is_for(nodes, outputs):
         return None
     y = conv.result
+    assert isinstance(conv.op, Conv)
     if y.type.size == 0:
         return Kernel(_name(rest), ())
     vector = _vector(conv, rest, outputs)
