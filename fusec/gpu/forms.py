@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
-from fusec.gpu.kernels import Kernel, gate
+from fusec.gpu.kernels import Kernel, unions
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
@@ -55,7 +55,7 @@ class Decided:
 
 def has_forms(step: Partition) -> bool:
     """Whether a step can take other forms: cuDNN's, and a kernel's that does what cuDNN would do in several steps."""
-    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and gate.is_union(step.nodes))
+    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and unions.is_union(step.nodes))
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
@@ -66,7 +66,7 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     if level == "none" or not has_forms(step):
         return found
     if step.kind is Kind.KERNEL:
-        return [*found, *apart(graph, step.nodes)]
+        return [*found, *_apart(graph, step.nodes, level)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
     found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
@@ -242,9 +242,15 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
         yield Partition(nodes, Kind.CUDNN, body, part.spelling)
 
 
-def apart(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
-    """What a kernel does that stands for several steps, in these: a convolution and the mean behind it, cut in two;
-    then each product of a chain with what is behind it, or the chain as a kernel."""
+def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
+    """What a kernel does that stands for several steps, in these: pointwise ops and the product behind them; or a
+    convolution and the mean behind it, cut in two, then each product of a chain, or the chain as a kernel."""
+    products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
+    if len(products) == 1 and products[0]:
+        cut = products[0]
+        for first in _alone(graph, nodes[:cut]):
+            yield from ((first, *rest) for rest in forms(graph, next(_spelled(graph, nodes[cut:])), level))
+        return
     at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
     begin, chain = nodes[:at], nodes[at:]
     heads: list[Form] = [()]

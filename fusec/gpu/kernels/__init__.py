@@ -20,6 +20,7 @@ from fusec.gpu.kernels import (
     row_backward,
     rows,
     sampled,
+    thin_product,
 )
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
@@ -35,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     pool_backward.pool_backward,
     depthwise.depthwise,
     gate.gate,
+    thin_product.thin_product,
     sampled.sampled,
     rotary.rotary,
     finite.finite,

@@ -18,8 +18,7 @@ ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shor
 MAX_STRIP = 8
 MAX_TAPS = 128  # of which each row's are unrolled
 HELD_FILTERS = 128  # numbers that a thread keeps in registers over its turns, at most
-MOST_SUMS = 64  # that it has at a time
-STRIPS = ((4, 1), (2, 1), (4, 2), (2, 2), (7, 1), (8, 1))  # widths and heights of what a thread computes at a time
+MANY = 1 << 30  # blocks: as many as there is work for, each thread's turn being its only one
 UNROLLED_TAPS = 16  # the rows, too: more are more code than the instruction cache holds
 
 
@@ -78,13 +77,20 @@ def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
         return []
     taps = conv.operands[1].type.size // y.shape[1]
     vector = _vector(conv, rest, outputs)
-    width, height = y.shape[-1], y.shape[-2] if y.rank > 3 else 1
-    tiles = [Tile(vector, min(width, max(1, STRIP // conv.op.strides[-1])))]
-    for each in (n for n in (vector, vector // 2, vector // 4) if n):
-        held = taps * each <= HELD_FILTERS
-        for strip, rows in STRIPS if each > vector // 4 or taps > UNROLLED_TAPS else ():
-            if strip <= width and rows <= height and each * strip * rows <= MOST_SUMS and (held or rows == 1):
-                tiles.append(Tile(each, strip, rows, held))
+    width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
+    half = max(1, vector // 2)
+    tiles = [Tile(vector, strip), Tile(half, strip, blocks=MANY), Tile(vector, strip, blocks=MANY), Tile(vector, 7)]
+    tiles += [Tile(half, 2 * strip, blocks=MANY), Tile(vector, 2), Tile(half, 2, blocks=MANY)]
+    tiles += [Tile(each, s, r, True) for each, s, r in ((half, 4, 1), (half, 2, 2), (half, 7, 1), (vector // 4, 7, 1))]
+    fitting = [
+        tile
+        for tile in tiles
+        if tile.vector
+        and tile.strip <= width
+        and tile.rows <= height
+        and taps * tile.vector * tile.held <= HELD_FILTERS
+    ]
+    tiles = fitting or [Tile(vector, 1)]
     return [Blocks(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.gpu.kernels.chain import Chain, Space, takes
-from fusec.gpu.kernels.depthwise import is_for, with_mean
+from fusec.gpu.kernels.depthwise import with_mean
 from fusec.gpu.kernels.depthwise_blocks import Blocks
 from fusec.gpu.kernels.spec import C_TYPES, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
@@ -72,23 +72,6 @@ def _behind_depthwise(
         launch = GateSource(layers, [v for v in outputs if v not in made or v is mean], 1, blocks).launch()
         kernels.append(Kernel(f"depthwise+{name[5:]}", (blocks.elements(), launch), blocks.scratch_bytes))
     return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
-
-
-def is_union(nodes: Sequence[Node]) -> bool:
-    """Whether a kernel's nodes are the work of several steps that cuDNN could run: a depthwise convolution with the
-    mean of what it gives, or a chain of products. Measured times tell which is better."""
-    products = sum(isinstance(node.op, (Conv, MatMul)) for node in nodes)
-    return products > 1 or (isinstance(nodes[0].op, Conv) and any(isinstance(node.op, Reduce) for node in nodes))
-
-
-def begins(nodes: Sequence[Node]) -> bool:
-    """Whether nodes may be the beginning of such work."""
-    at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
-    if not isinstance(nodes[0].op, Conv) or is_small_product(nodes[0]):
-        return is_small_product(nodes[0]) and chained(nodes, 1) is not None
-    if at is None:
-        return is_for(nodes, [nodes[0].result])
-    return bool(with_mean(nodes[: at + 1], [])) and (at + 1 == len(nodes) or chained(nodes[at + 1 :], 0) is not None)
 
 
 def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusec.gpu.kernels import find, gate
+from fusec.gpu.kernels import find, unions
 from fusec.gpu.kernels.chain import takes
 from fusec.ir import Node
 from fusec.passes.partition import ordered
@@ -77,7 +77,7 @@ class _Groups:
     def unite(self, number: int) -> None:
         """Join a group with those that read what it makes into the longest chain of work with products that one kernel
         runs."""
-        if self.owner[number] != number or not gate.begins(self.steps[number].nodes):
+        if self.owner[number] != number or not unions.begins(self.steps[number].nodes):
             return
         members, longest = (number,), ()
         while True:
@@ -87,7 +87,7 @@ class _Groups:
                 break
             members = (*members, reader)
             nodes = self.nodes(members)
-            if gate.is_union(nodes) and find(nodes, outputs_of(nodes)) is not None:
+            if unions.is_union(nodes) and find(nodes, outputs_of(nodes)) is not None:
                 longest = members
         if longest:
             self.members[number] = longest
@@ -97,7 +97,7 @@ class _Groups:
     def _follows(self, members: tuple[int, ...], reader: int) -> bool:
         """Whether a step that reads what some make belongs to the same chain, and no other step stands between."""
         alone = self.owner[reader] == reader and len(self.members[reader]) == 1
-        return alone and gate.begins(self.nodes((*members, reader))) and not self._leads(members, reader)
+        return alone and unions.begins(self.nodes((*members, reader))) and not self._leads(members, reader)
 
     def _leads(self, members: tuple[int, ...], end: int) -> bool:
         """Whether a path leads from some steps to another through a third."""

@@ -117,6 +117,38 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
   }
 }
 
+// c += a b of a warp, 16 x 16 by 16 x 8 numbers, two to a word: of thread 4 g + q, a has rows g and g + 8 in turn at
+// places 2 q and 2 q + 1, then both at 8 more; b these places of column g; c rows g and g + 8 at columns 2 q and 2 q + 1.
+template <class T> DEVICE float dot_words(T, u32 x, u32 y) {
+  T a[2], b[2];
+  a[0].bits = (u16)x; a[1].bits = (u16)(x >> 16); b[0].bits = (u16)y; b[1].bits = (u16)(y >> 16);
+  return wide(a[0]) * wide(b[0]) + wide(a[1]) * wide(b[1]);
+}
+template <class T> DEVICE void mma_by_parts(T t, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  for (int p = 0; p < 4; ++p) {
+    const u32 x0 = __shfl_sync(0xffffffffu, a0, g * 4 + p), x1 = __shfl_sync(0xffffffffu, a1, g * 4 + p);
+    const u32 x2 = __shfl_sync(0xffffffffu, a2, g * 4 + p), x3 = __shfl_sync(0xffffffffu, a3, g * 4 + p);
+    for (int e = 0; e < 2; ++e) {
+      const int from = (2 * q + e) * 4 + p;
+      const u32 y0 = __shfl_sync(0xffffffffu, b0, from), y1 = __shfl_sync(0xffffffffu, b1, from);
+      c[e] += dot_words(t, x0, y0) + dot_words(t, x2, y1);
+      c[2 + e] += dot_words(t, x1, y0) + dot_words(t, x3, y1);
+    }
+  }
+}
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+#define MMA(TYPE) \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+DEVICE void mma(f16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MMA("f16"); }
+DEVICE void mma(bf16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MMA("bf16"); }
+#else
+template <class T> DEVICE void mma(T t, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  mma_by_parts(t, c, a0, a1, a2, a3, b0, b1);
+}
+#endif
+
 // NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }

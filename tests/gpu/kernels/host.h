@@ -77,6 +77,15 @@ template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   barrier(-3);
   return y;
 }
+template <class T> static T __shfl_sync(unsigned mask, T x, int lane) {
+  unsigned self = threadIdx.x;
+  memcpy(&slots[self], &x, sizeof(T));
+  barrier(-2);
+  T y;
+  memcpy(&y, &slots[self / 32 * 32 + lane], sizeof(T));
+  barrier(-3);
+  return y;
+}
 static void enter() {
   body(closure);
   at[threadIdx.x] = -1;

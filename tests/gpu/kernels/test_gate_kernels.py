@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import Case, assert_same, awkward, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels.gate import begins, is_union
+from fusec.gpu.kernels.unions import begins, is_union
 from fusec.ir import DType, Graph, Value
 from fusec.ops import Conv, MatMul, Reduce, pw
 
