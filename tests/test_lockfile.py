@@ -401,7 +401,7 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
     program = forms.arrange(c.program, decided)
     ran = dataclasses.replace(c, program=program, decided=forms.Decided(c.program, decided, {}, {}))
-    (conv,) = [lower(step.body, True).graph.key for step in lockfile.cudnn_steps(program) if len(step.nodes) == 1][:1]
+    (conv,) = [lower(step.body, c.options.tensor_cores).graph.key for step in program.steps if len(step.nodes) == 1][:1]
     plans = {("h200", conv): [Entry(Choice(6, ()))]}
     apart = lockfile.apply(lockfile.make([ran], plans), c, always)
     names = [step.signature for step in apart.compiled.program.steps]

@@ -257,8 +257,6 @@ def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
     if begin:
         cuts = dict.fromkeys((1, at - 1))
         heads = [(a, b) for cut in cuts for a in _alone(graph, begin[:cut]) for b in _kernel(graph, begin[cut:])]
-        if chain:
-            heads += [(kernel,) for kernel in _kernel(graph, begin)]
     tails: list[Form] = [()]
     starts = [i for i, node in enumerate(chain) if isinstance(node.op, PRODUCTS)]
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(chain)], strict=True)):

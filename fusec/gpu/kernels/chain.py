@@ -77,12 +77,12 @@ class Chain:
     space: Space
     arguments: Arguments
     prefix: str = "v"
-    rounds: bool = True
     known: dict[Value, str] = field(default_factory=dict[Value, str])
     narrowed: dict[Value, str] = field(default_factory=dict[Value, str])  # known ones as they are stored
     before: list[str] = field(default_factory=list[str])
     inside: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
+    rounds: bool = True
 
     def apply(self, node: Node) -> None:
         """Compute the results of a node; its operands are loaded if they are not known."""
