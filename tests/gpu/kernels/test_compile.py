@@ -19,6 +19,7 @@ from gpu.kernels.test_row_backward_kernels import norm_backward_cases, surrounde
 from gpu.kernels.test_row_kernels import normed, reductions, surrounded
 from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
 from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
+from gpu.kernels.test_thin_products import thin_cases
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.spec import prelude
@@ -45,6 +46,7 @@ def cases() -> list[Case]:
         *surrounded_norm_backward(),
         *depthwise_cases(),
         *gate_cases(),
+        *thin_cases(),
         *move_cases(),
         *among_pointwise_ops(),
         *resize_cases(),
