@@ -14,7 +14,7 @@ from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.forms import Form, arranged, canonical_of, decide, forms, lowered, parts_of
+from fusec.gpu.forms import Form, arrange, arranged, canonical_of, decide, forms, has_forms, lowered, parts_of
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.passes.base import Options
@@ -303,6 +303,9 @@ def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_s
         parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
         arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
         assert len(arranged_so.steps) == len(form) + 1
+        again = arrange(of.program, {canonical_of(program.graph, step): parts})
+        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
         for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 

@@ -137,9 +137,11 @@ class _Groups:
         steps = [self.steps[i] for i in members]
         if not any(step.kind is Kind.KERNEL for step in steps):
             return False  # cuDNN's own: the partitioner left them apart, or measured times will tell
-        nodes = self.nodes(members)
-        if len(nodes) > MAX_NODES or self._repeats(self.nodes(self.members[number]), self.nodes(self.members[reader])):
+        nodes, parts = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
+        if len(nodes) > MAX_NODES or self._repeats(*parts):
             return False
+        if unions.is_union(nodes) and not any(unions.is_union(part) for part in parts):
+            return False  # that was proposed, and what is apart now was faster
         return find(nodes, outputs_of(nodes)) is not None and not self._detour(number, reader)
 
     @staticmethod
