@@ -119,7 +119,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     arguments = Arguments()
     lines += _sums(conv, filters, vector, strip, arguments)
     names = tuple(f"c{d}" for d in range(rank))
-    chain = Chain(Space(y.type.shape, names, 1, vector), arguments)
+    chain = Chain(Space(y.type.shape, names, 1, vector), arguments, rounds=False)
     chain.define(y, "acc[s][j]")
     for node in rest:
         chain.apply(node)

@@ -139,7 +139,7 @@ class Blocks:
         names += [("band", self.bands)] if rank > 3 else []
         body = decoded("item", [*names, ("strip", self.strips)])
         body += window.sums()
-        chain = Chain(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, tile.vector), arguments)
+        chain = Chain(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, tile.vector), arguments, rounds=False)
         chain.define(self.conv.result, "acc[r][s][j]")
         for node in self.rest:
             chain.apply(node)

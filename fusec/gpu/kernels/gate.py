@@ -20,6 +20,7 @@ THREADS = 512
 WARPS = THREADS // 32
 SIDE_BY_SIDE = 4  # sums of a warp
 SPLITS = (1, 2, 4)  # blocks that share the last layer of a sample; each does the layers before by itself
+MANY_WEIGHT_BYTES = 64 << 10  # which one block takes long to read
 MAX_WEIGHT_BYTES = 1 << 20  # of all layers: each block reads them all
 MAX_SHARED_BYTES = 40 << 10  # of vectors between layers
 MIN_SAMPLES, MAX_SAMPLES = 1, 512
@@ -68,8 +69,11 @@ def _behind_depthwise(
     if any(v in made and (v is not mean or node not in begin) for node in rest for v in node.operands):
         return None
     kernels: list[Kernel] = []
+    stored = [v for v in outputs if v not in made or v is mean]
+    shared = any(v in layer.made for layer in layers[:-1] for v in stored)
+    splits = 2 if _weight_bytes(layers) > MANY_WEIGHT_BYTES and not shared else 1
     for blocks in with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
-        launch = GateSource(layers, [v for v in outputs if v not in made or v is mean], 1, blocks).launch()
+        launch = GateSource(layers, stored, splits, blocks).launch()
         kernels.append(Kernel(f"depthwise+{name[5:]}", (blocks.elements(), launch), blocks.scratch_bytes))
     return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
 
@@ -100,10 +104,13 @@ def chained(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
             return None
         if any(v.type.shape != layer.y.type.shape for node in layer.nodes for v in node.results):
             return None
-    weights = sum(layer.product.operands[1].type.nbytes for layer in layers if layer.product is not None)
     vectors = sum(math.prod(layer.y.type.shape[1:]) * 8 for layer in layers[:-1])
-    fits = weights <= MAX_WEIGHT_BYTES and vectors <= MAX_SHARED_BYTES
+    fits = _weight_bytes(layers) <= MAX_WEIGHT_BYTES and vectors <= MAX_SHARED_BYTES
     return layers if fits and MIN_SAMPLES <= layers[0].x.type.shape[0] <= MAX_SAMPLES else None
+
+
+def _weight_bytes(layers: Sequence[Layer]) -> int:
+    return sum(layer.product.operands[1].type.nbytes for layer in layers if layer.product is not None)
 
 
 def is_small_product(node: Node) -> bool:
