@@ -37,7 +37,7 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
         return None
     name = "+".join(node.op.name for node in nodes)
     groups = ceil_div(part.columns, COLUMNS)
-    most = min(MAX_WIDTH, groups, SHARED_BYTES // (COLUMNS * ceil_div(part.depth, DEPTH) * DEPTH * 2))
+    most = min(MAX_WIDTH, groups, max(1, SHARED_BYTES // (COLUMNS * ceil_div(part.depth, DEPTH) * DEPTH * 2)))
     widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, abs(n - 3)))[:3]
     kernels = [Kernel(name, (ThinSource(part, outputs, n, b).launch(),)) for n in widths for b in BLOCKS]
     others = {kernel.key: kernel for kernel in kernels[1:] if kernel.key != kernels[0].key}
@@ -94,7 +94,7 @@ class Part:
         k, n = self.depth, self.columns
         if k % PACK or n % PACK or self.rows < MIN_ROWS or max(self.x.size, self.y.size) >= 1 << 31:
             return False
-        if k * n > MAX_INTENSITY * (k + n) or COLUMNS * ceil_div(k, DEPTH) * DEPTH * 2 > SHARED_BYTES:
+        if k * n > MAX_INTENSITY * (k + n):
             return False
         front = [v.type for v in inputs_of([*self.before, self.product]) if v is not self.product.operands[1]]
         back = [v.type for v in (*inputs_of(self.behind), *self.results) if v.type.size != 1]
@@ -151,12 +151,17 @@ class ThinSource:
     def launch(self) -> Launch:
         part, width, arguments = self.part, self.width, Arguments()
         depths, across = ceil_div(part.depth, DEPTH), ceil_div(part.columns, width * COLUMNS)
+        phases = ceil_div(depths * width * COLUMNS * DEPTH * 2, SHARED_BYTES)  # that weights are read in
+        depths = ceil_div(depths, phases)
         tiles = ceil_div(part.rows, ROWS * WARPS)
         turns = ceil_div(tiles, max(1, min(tiles, self.blocks // across)))
         down = ceil_div(tiles, turns)
         lines = ["const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;"]
         lines.append(f"const u32 first = blockIdx.x % {across}u * {width * COLUMNS}u;")
-        lines += [*self._weights(depths, arguments), "__syncthreads();"]
+        lines.append(f"__shared__ Pack<u32, 4> weights[{width * 4 * depths * 32}];")
+        weights = [*self._weights(depths, arguments), "__syncthreads();"]
+        if phases == 1:
+            lines += ["const u32 start = 0;", *weights]
         lines += ["#pragma unroll 1", f"for (u32 turn = 0; turn < {turns}u; ++turn) {{"]
         body = [f"const u32 tile = ((blockIdx.x / {across}u + turn * {down}u) * {WARPS}u + warp) * {ROWS}u + g;"]
         for half in range(2):
@@ -166,8 +171,12 @@ class ThinSource:
             body += decoded(f"row{half}", sizes)
         body += [f"float acc[{width}][4][4];", "#pragma unroll", f"for (int n = 0; n < {width}; ++n)"]
         body += ["  for (int t = 0; t < 4; ++t) for (int e = 0; e < 4; ++e) acc[n][t][e] = 0.0f;"]
+        if phases > 1:
+            body += ["#pragma unroll 1", f"for (u32 start = 0; start < {phases * depths}u; start += {depths}u) {{"]
+            body += ["  __syncthreads();", *(f"  {line}" for line in weights)]
         body += ["#pragma unroll", f"for (int depth = 0; depth < {depths}; ++depth) {{"]
-        body += [f"  {line}" for half in range(2) for line in self._read(half, arguments)]
+        checked = part.depth % (phases * depths * DEPTH) != 0
+        body += [f"  {line}" for half in range(2) for line in self._read(half, checked, arguments)]
         kind = C_TYPES[part.x.dtype]
         body += ["  #pragma unroll", f"  for (int n = 0; n < {width}; ++n) {{", "    #pragma unroll"]
         body += ["    for (int t = 0; t < 4; ++t) {"]
@@ -175,7 +184,7 @@ class ThinSource:
         for i in (0, 2):
             words = f"x0.v[{i}], x1.v[{i}], x0.v[{i + 1}], x1.v[{i + 1}], w.v[{i}], w.v[{i + 1}]"
             body.append(f"      mma({kind}(), acc[n][t], {words});")
-        body += ["    }", "  }", "}"]
+        body += ["    }", "  }", "}", *(["}"] if phases > 1 else [])]
         for half in range(2):
             body += self._written(half, arguments)
         lines += [*(f"  {line}" for line in body), "}"]
@@ -189,10 +198,9 @@ class ThinSource:
         pointer, (own, inner) = arguments.read(part.product.operands[1], type), (type.strides[d] for d in dims)
         assert inner == 1, "weights are stored as products take them"
         count = width * 4 * depths * 32
-        lines = [f"__shared__ Pack<u32, 4> weights[{count}];"]
-        lines.append(f"for (u32 i = threadIdx.x; i < {count}u; i += {BLOCK}u) {{")
+        lines = [f"for (u32 i = threadIdx.x; i < {count}u; i += {BLOCK}u) {{"]
         lines.append(
-            f"  const u32 c = i / 4u % 8u, group = i / {32 * depths}u, k = (i / 32u % {depths}u * 4u + i % 4u) * 8u;"
+            f"  const u32 c = i / 4u % 8u, group = i / {32 * depths}u, k = ((start + i / 32u % {depths}u) * 4u + i % 4u) * 8u;"
         )
         lines.append("  const u32 o = first + group / 4u * 32u + c / 2u * 8u + group % 4u * 2u + c % 2u;")
         lines.append("  Pack<u32, 4> w = {{0u, 0u, 0u, 0u}};")
@@ -200,14 +208,14 @@ class ThinSource:
         lines.append(f"    w = load_pack<u32, 4>((const u32*)({pointer} + (o * {own} + k)));")
         return [*lines, "  weights[i] = w;", "}"]
 
-    def _read(self, half: int, arguments: Arguments) -> list[str]:
-        """Eight neighbours of a row, as they are multiplied: words x0 or x1."""
+    def _read(self, half: int, checked: bool, arguments: Arguments) -> list[str]:
+        """Eight neighbours of a row, as they are multiplied: words x0 or x1. checked: there may be none."""
         part = self.part
         kind, value = C_TYPES[part.x.dtype], part.product.operands[0]
         chain = Chain(self._space(part.x, half, "k"), arguments, f"x{half}_")
-        lines = [f"const u32 k{half} = depth * {DEPTH}u + q * {PACK}u;"]
+        lines = [f"const u32 k{half} = (start + depth) * {DEPTH}u + q * {PACK}u;"]
         lines.append(f"Pack<u32, 4> x{half} = {{{{0u, 0u, 0u, 0u}}}};")
-        lines.append(f"if (k{half} < {part.depth}u) {{" if part.depth % DEPTH else "{")
+        lines.append(f"if (k{half} < {part.depth}u) {{" if checked else "{")
         if not part.before:
             at = chain.space.offset(value.type)
             lines.append(f"  x{half} = load_pack<u32, 4>((const u32*)({arguments.read(value)} + ({at})));")

@@ -61,6 +61,7 @@ def thin_cases() -> list[Case]:
         convolution(BF16, (3, 32, 14, 14), 8, gated=True),
         convolution(F16, (2, 104, 16, 17), 136, residual=True),
         matrix(300, 24, 40),
+        convolution(F16, (11, 1152, 7, 7), 192, gated=True, residual=True),
     ]
 
 
@@ -73,6 +74,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         convolution(BF16, (3, 32, 4, 4), 8, gated=True),
         convolution(F16, (1, 104, 5, 7), 136, residual=True),
         matrix(9, 24, 40),
+        convolution(F16, (2, 840, 3, 3), 40, gated=True),  # weights in two phases
     ]
     emulator = Emulator([way for case in cases for way in ways_of(case)])
     for case in cases:
