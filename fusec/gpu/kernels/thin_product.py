@@ -199,9 +199,8 @@ class ThinSource:
         assert inner == 1, "weights are stored as products take them"
         count = width * 4 * depths * 32
         lines = [f"for (u32 i = threadIdx.x; i < {count}u; i += {BLOCK}u) {{"]
-        lines.append(
-            f"  const u32 c = i / 4u % 8u, group = i / {32 * depths}u, k = ((start + i / 32u % {depths}u) * 4u + i % 4u) * 8u;"
-        )
+        lines.append(f"  const u32 c = i / 4u % 8u, group = i / {32 * depths}u;")
+        lines.append(f"  const u32 k = ((start + i / 32u % {depths}u) * 4u + i % 4u) * 8u;")
         lines.append("  const u32 o = first + group / 4u * 32u + c / 2u * 8u + group % 4u * 2u + c % 2u;")
         lines.append("  Pack<u32, 4> w = {{0u, 0u, 0u, 0u}};")
         lines.append(f"  if (o < {part.columns}u && k < {part.depth}u)")
