@@ -243,8 +243,8 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
 
 
 def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
-    """What a kernel does that stands for several steps, in these: pointwise ops and the product behind them; or a
-    convolution and the mean behind it, cut in two, then each product of a chain, or the chain as a kernel."""
+    """What a kernel does that stands for several steps, in these: pointwise ops and the product behind; a depthwise
+    convolution and the mean behind it, cut in two, and the chain behind that; each product of a chain."""
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) == 1 and products[0]:
         cut = products[0]
@@ -253,23 +253,22 @@ def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
         return
     at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
     begin, chain = nodes[:at], nodes[at:]
-    heads: list[Form] = [()]
     if begin:
-        cuts = dict.fromkeys((1, at - 1))
-        heads = [(a, b) for cut in cuts for a in _alone(graph, begin[:cut]) for b in _kernel(graph, begin[cut:])]
-    tails: list[Form] = [()]
-    starts = [i for i, node in enumerate(chain) if isinstance(node.op, PRODUCTS)]
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(chain)], strict=True)):
-        first, cut = start if number else 0, start + 1
-        parts: list[Form] = [(step,) for step in _alone(graph, chain[first:end])]
+        # cuDNN's depthwise engines are an order of magnitude slower with anything fused, and a chain of small products
+        # three times slower than its kernel: neither is timed
+        first = [(a, b) for a in _alone(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
+        second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
+        ends: list[Form] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]
+        yield from ((*head, *end) for head in (*first, *(second if at > 2 else ())) for end in ends)
+        return
+    found: list[Form] = [()]
+    for number, (start, end) in enumerate(zip(products, [*products[1:], len(chain)], strict=True)):
+        low, cut = start if number else 0, start + 1
+        parts: list[Form] = [(step,) for step in _alone(graph, chain[low:end])]
         if cut < end:
-            parts += [(a, b) for a in _alone(graph, chain[first:cut]) for b in _kernel(graph, chain[cut:end])]
-        tails = [(*tail, *part) for tail in tails for part in parts]
-    if begin and chain:
-        tails += [(kernel,) for kernel in _kernel(graph, chain)]
-    for head in heads:
-        for tail in tails:
-            yield (*head, *tail)
+            parts += [(a, b) for a in _alone(graph, chain[low:cut]) for b in _kernel(graph, chain[cut:end])]
+        found = [(*form, *part) for form in found for part in parts]
+    yield from found
 
 
 def _alone(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
