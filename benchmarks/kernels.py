@@ -63,6 +63,18 @@ def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
     return make
 
 
+def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value]:
+    """The last convolution of a network from image to image, with bias and tanh."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((1, 1), (window // 2,) * 4, (1, 1)), x, w)
+        return g.insert(Relayout((0, 1, 2, 3)), [g.add(pw("tanh"), g.add(pw("add"), y, bias))]).result
+
+    return make
+
+
 def image(g: Graph, x: Value) -> Value:
     """Cast, padded to four channels, channels last."""
     padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
@@ -109,6 +121,8 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
+    "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),
@@ -121,6 +135,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     ),
     "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "group norm, 2x320x64x64": ([nhwc(2, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
     "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
     "batch norm, add, relu, 64x256x56x56": batch_norm(64, 256, 56, 56),
     "batch norm, add, relu, 64x64x56x56": batch_norm(64, 64, 56, 56),

@@ -29,7 +29,7 @@ Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 # How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
-# the one before left it there, it reads two or three times as fast.
+# the one before left it there, it reads faster.
 HOPEFUL = 1.5
 
 
@@ -45,12 +45,13 @@ class Placed:
 class Decided:
     """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
     for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
-    `gpu.joins.families`."""
+    `gpu.joins.families`; whether its steps run `side_by_side`."""
 
     partitioned: Program
     forms: Mapping[str, Parts]
     ways: Mapping[str, str]
     concats: Mapping[str, Placed]
+    side_by_side: bool = False
 
 
 def has_forms(step: Partition) -> bool:
@@ -254,8 +255,8 @@ def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
     at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
     begin, chain = nodes[:at], nodes[at:]
     if begin:
-        # cuDNN's depthwise engines are an order of magnitude slower with anything fused, and a chain of small products
-        # three times slower than its kernel: neither is timed
+        # cuDNN's depthwise engines are known to be slow with anything fused, and its small products to be launches above
+        # all: neither is timed
         first = [(a, b) for a in _alone(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
         second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
         ends: list[Form] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]

@@ -13,6 +13,7 @@ from fusec.passes.fold_scales import FoldScales
 from fusec.passes.layout import Layout
 from fusec.passes.mask_by_norm import MaskByNorm
 from fusec.passes.merge_siblings import MergeSiblings
+from fusec.passes.merge_turned import MergeTurned
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_gradients import OrderGradients
 from fusec.passes.order_sums import OrderSums
@@ -24,6 +25,7 @@ from fusec.passes.recognise import Recognise
 from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
+from fusec.passes.upsampled import Upsampled
 from fusec.passes.widen_channels import WidenChannels
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
@@ -54,6 +56,8 @@ UNLAID: tuple[Pass, ...] = (
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a product of patches has no use for.
     Patches(),
     WidenChannels(),
+    # Behind Precision, too: in 16 bits alone was it measured.
+    Upsampled(),
     # Late, since it looks at nodes side by side as the partitioner will.
     OrderSums(),
     *CLEAN_UP,
@@ -62,6 +66,7 @@ UNLAID: tuple[Pass, ...] = (
 # Once more where attention is written out again, since its operands are then better left apart.
 FINISH: tuple[Pass, ...] = (
     # After the folds and narrowing: weights are put beside each other as they will be stored.
+    MergeTurned(),
     MergeSiblings(),
     # Late too: where attention is written out, slices of the turned projection cost nothing.
     ReadPacked(),

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from fusec.gpu.kernels import (
     channels,
     depthwise,
+    few_channels,
+    few_filters,
     finite,
     gate,
+    instance,
     lists,
     pointwise,
     pool_backward,
@@ -29,6 +32,7 @@ Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     lists.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
+    instance.instance,  # before rows, whose kernel it has among its others
     rows.rows,  # before pooling, since a pool over everything is a reduction
     channels.channels,
     row_backward.row_backward,
@@ -37,6 +41,8 @@ FAMILIES: tuple[Family, ...] = (
     depthwise.depthwise,
     gate.gate,
     thin_product.thin_product,
+    few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
+    few_filters.few_filters,
     sampled.sampled,
     rotary.rotary,
     finite.finite,

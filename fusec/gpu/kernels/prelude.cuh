@@ -10,8 +10,8 @@ typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
 
-struct f16 { u16 bits; };
-struct bf16 { u16 bits; };
+struct f16 { u16 bits; enum { is_brain = 0 }; };
+struct bf16 { u16 bits; enum { is_brain = 1 }; };
 
 #ifndef FUSEC_EMULATED
 #define DEVICE static __device__ __forceinline__
@@ -31,6 +31,51 @@ DEVICE void store_words(void* p, u32 a, u32 b) {
 DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d));
 }
+// Memory of a block, as much as its launch asks for.
+#define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
+// N bytes from memory to a block's own, meanwhile; a thread that waits sees its own copies, all but those of the last
+// so many times that it said `copied`. Before sm_80 the thread waits at once.
+#if __CUDA_ARCH__ >= 800
+template <int N> DEVICE void copy_ahead(void* to, const void* from) {
+  const u32 place = (u32)__cvta_generic_to_shared(to);
+  if constexpr (N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(N) : "memory");
+  }
+}
+DEVICE void copied() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+#else
+template <int N> DEVICE void copy_ahead(void* to, const void* from) {
+  struct __align__(N) Piece { u8 bytes[N]; };
+  *(Piece*)to = *(const Piece*)from;
+}
+DEVICE void copied() {}
+template <int LEFT> DEVICE void wait_for_copies() {}
+#endif
+// So many blocks wait for each other at a door: they must all be on the GPU at once. What they wrote before, they all
+// read behind it (by `across`), and the door is left as it was found.
+DEVICE void meet(u32* door, u32 blocks) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    volatile u32* rounds = door + 1;
+    const u32 round = *rounds;
+    if (atomicAdd(door, 1u) == blocks - 1u) {
+      atomicExch(door, 0u);
+      __threadfence();
+      *rounds = round + 1u;
+    } else {
+      while (*rounds == round) {}
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+// The number is here, and is not read again: what it was read from may change from now on.
+DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 #endif
 
 #ifdef FUSEC_EMULATED
@@ -117,37 +162,23 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
   }
 }
 
-// c += a b of a warp, 16 x 16 by 16 x 8 numbers, two to a word: of thread 4 g + q, a has rows g and g + 8 in turn at
-// places 2 q and 2 q + 1, then both at 8 more; b these places of column g; c rows g and g + 8 at columns 2 q and 2 q + 1.
-template <class T> DEVICE float dot_words(T, u32 x, u32 y) {
-  T a[2], b[2];
-  a[0].bits = (u16)x; a[1].bits = (u16)(x >> 16); b[0].bits = (u16)y; b[1].bits = (u16)(y >> 16);
-  return wide(a[0]) * wide(b[0]) + wide(a[1]) * wide(b[1]);
-}
-template <class T> DEVICE void mma_by_parts(T t, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-  for (int p = 0; p < 4; ++p) {
-    const u32 x0 = __shfl_sync(0xffffffffu, a0, g * 4 + p), x1 = __shfl_sync(0xffffffffu, a1, g * 4 + p);
-    const u32 x2 = __shfl_sync(0xffffffffu, a2, g * 4 + p), x3 = __shfl_sync(0xffffffffu, a3, g * 4 + p);
-    for (int e = 0; e < 2; ++e) {
-      const int from = (2 * q + e) * 4 + p;
-      const u32 y0 = __shfl_sync(0xffffffffu, b0, from), y1 = __shfl_sync(0xffffffffu, b1, from);
-      c[e] += dot_words(t, x0, y0) + dot_words(t, x2, y1);
-      c[2 + e] += dot_words(t, x1, y0) + dot_words(t, x3, y1);
-    }
+enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a line of the cache with another
+// What another block wrote before it met this one: never from this one's own cache.
+template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
+
+// Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
+DEVICE bool last_of(u32* door, u32 blocks) {
+  __shared__ u32 before;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    before = atomicAdd(door, 1u);
+    if (before == blocks - 1u) *(volatile u32*)door = 0u;
+    __threadfence();
   }
+  __syncthreads();
+  return before == blocks - 1u;
 }
-#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
-#define MMA(TYPE) \
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
-DEVICE void mma(f16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MMA("f16"); }
-DEVICE void mma(bf16, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) { MMA("bf16"); }
-#else
-template <class T> DEVICE void mma(T t, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  mma_by_parts(t, c, a0, a1, a2, a3, b0, b1);
-}
-#endif
 
 // NaN wins, as in NumPy's maximum and minimum.
 template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
@@ -310,3 +341,44 @@ DEVICE void reduce_threads(F (&x)[W], F* shared, Op op) {
   for (int w = 0; w < W; ++w) x[w] = shared[w * B + i - t * STEP];
   __syncthreads();
 }
+
+// The product of a warp: d[16][8] += a[16][16] b[16][8], in fp32. Thread 4g + t holds d[g][2t, 2t + 1] and those of row
+// g + 8; of a the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8); of b the pairs (2t, g) and (2t + 8, g).
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+#define FUSEC_PRODUCT(type)                                                                                          \
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "    \
+      "{%0, %1, %2, %3};"                                                                                            \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                               \
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1))
+template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if constexpr (T::is_brain) FUSEC_PRODUCT("bf16");
+  else FUSEC_PRODUCT("f16");
+}
+#undef FUSEC_PRODUCT
+#else
+#ifndef FUSEC_EMULATED
+#define FROM(word, lane) __shfl_sync(0xffffffffu, word, lane)
+#endif
+template <class T> DEVICE float dot2(u32 a, u32 b) {
+  T a0, a1, b0, b1;
+  a0.bits = (u16)a, a1.bits = (u16)(a >> 16), b0.bits = (u16)b, b1.bits = (u16)(b >> 16);
+  return wide(a0) * wide(b0) + wide(a1) * wide(b1);
+}
+template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const int g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+#ifdef FUSEC_EMULATED
+  const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
+  const u32* all = words_of_warp(mine);
+#define FROM(word, lane) all[(lane) * 6 + word##_place]
+  enum { a0_place, a1_place, a2_place, a3_place, b0_place, b1_place };
+#endif
+  for (int k = 0; k < 4; ++k) {
+    const u32 rows[2][2] = {{FROM(a0, g * 4 + k), FROM(a2, g * 4 + k)}, {FROM(a1, g * 4 + k), FROM(a3, g * 4 + k)}};
+    for (int j = 0; j < 2; ++j) {
+      const u32 low = FROM(b0, (t * 2 + j) * 4 + k), high = FROM(b1, (t * 2 + j) * 4 + k);
+      for (int i = 0; i < 2; ++i) d[i * 2 + j] += dot2<T>(rows[i][0], low) + dot2<T>(rows[i][1], high);
+    }
+  }
+}
+#undef FROM
+#endif

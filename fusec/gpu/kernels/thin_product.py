@@ -183,7 +183,7 @@ class ThinSource:
         body.append(f"      const Pack<u32, 4> w = weights[((n * 4 + t) * {depths} + depth) * 32 + lane];")
         for i in (0, 2):
             words = f"x0.v[{i}], x1.v[{i}], x0.v[{i + 1}], x1.v[{i + 1}], w.v[{i}], w.v[{i + 1}]"
-            body.append(f"      mma({kind}(), acc[n][t], {words});")
+            body.append(f"      multiply_tile<{kind}>(acc[n][t], {words});")
         body += ["    }", "  }", "}", *(["}"] if phases > 1 else [])]
         for half in range(2):
             body += self._written(half, arguments)

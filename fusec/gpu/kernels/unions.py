@@ -17,10 +17,11 @@ from fusec.ops import Conv, MatMul, Reduce
 def is_union(nodes: Sequence[Node]) -> bool:
     """Whether a kernel's nodes are the work of several such steps: a depthwise convolution with the mean of what it
     gives, a chain of products, or a product with pointwise ops in front."""
-    products = [node for node in nodes if isinstance(node.op, (Conv, MatMul))]
+    products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]
     if len(products) != 1:
         return len(products) > 1
-    return nodes[0] is not products[0] or any(isinstance(node.op, Reduce) for node in nodes)
+    front = nodes[: products[0]]
+    return any(isinstance(node.op, Reduce) for node in nodes) if not front else all(takes(node) for node in front)
 
 
 def begins(nodes: Sequence[Node]) -> bool:

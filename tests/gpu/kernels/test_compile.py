@@ -9,7 +9,11 @@ import pytest
 from gpu.kernels.cases import Case, assert_same
 from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
+from gpu.kernels.test_few_channels import random_cases as few_channels_cases
+from gpu.kernels.test_few_filters import random_cases as few_filters_cases
+from gpu.kernels.test_few_filters import wide_cases
 from gpu.kernels.test_gate_kernels import gate_cases
+from gpu.kernels.test_instance_kernels import cases as instance_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
@@ -47,6 +51,10 @@ def cases() -> list[Case]:
         *depthwise_cases(),
         *gate_cases(),
         *thin_cases(),
+        *few_channels_cases(),
+        *few_filters_cases(),
+        *wide_cases(),
+        *instance_cases(),
         *move_cases(),
         *among_pointwise_ops(),
         *resize_cases(),
@@ -73,7 +81,8 @@ def nvrtc() -> Any:
 def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     found = [case.kernel for case in cases()]
-    sources = {launch.entry: launch.source for kernel in found if kernel is not None for launch in kernel.launches}
+    ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
+    sources = {launch.entry: launch.source for way in ways for launch in way.launches}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:

@@ -156,3 +156,14 @@ def test_what_another_step_stands_between_is_not_united() -> None:
     united = grouped(compiled(text).program, products=True)
     assert signatures(united)[0] == "conv+bias+swish+reduce"
     assert sum(step.kind is Kind.CUDNN for step in united.steps) >= 2
+
+
+def test_a_rotary_embedding_reads_its_part_of_a_projection() -> None:
+    check(
+        """graph "g" (%x: f32[2,5,6,8], %c: f32[5,1,8], %s: f32[5,1,8]) {
+  %p = slice(%x) {starts=[0, 0, 1, 0], sizes=[2, 5, 4, 8], steps=[1, 1, 1, 1]}
+  %r = rotary(%p, %c, %s)
+  return %r
+}""",
+        ["slice+rotary"],
+    )

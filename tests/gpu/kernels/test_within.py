@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from gpu.kernels import (
     test_depthwise_kernels,
+    test_few_channels,
+    test_few_filters,
+    test_instance_kernels,
     test_move_kernels,
     test_pointwise_kernels,
     test_pooling_kernels,
@@ -24,6 +27,9 @@ from fusec.passes.partition.in_place import ALIGNMENT_BYTES
 
 FAMILIES: dict[str, Callable[[], list[Case]]] = {
     "depthwise": test_depthwise_kernels.random_cases,
+    "few channels": test_few_channels.random_cases,
+    "few filters": test_few_filters.random_cases,
+    "instance norms": test_instance_kernels.cases,
     "moves": test_move_kernels.move_cases,
     "pooling": test_pooling_kernels.random_cases,
     "shapes": test_pointwise_kernels.shape_cases,

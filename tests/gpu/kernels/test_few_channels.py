@@ -1,0 +1,125 @@
+"""Kernels of convolutions of images with up to four channels against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
+
+from fusec.errors import VerifyError
+from fusec.ir import DType, TensorType, channels_last
+from fusec.ops import Cast, Conv, Pad, Relayout, pw
+
+F32, F16, BF16 = DType.F32, DType.F16, DType.BF16
+FOURTH = Pad((0, 0, 0, 0, 0, 1, 0, 0))
+
+
+def convolved(
+    name: str,
+    x: TensorType,
+    op: Conv,
+    window: tuple[int, int],
+    filters: int,
+    dtype: DType = F16,
+    constant: bool = True,
+    behind: str = "relu",
+) -> Case:
+    """A convolution; before it what makes an image of three channels one of four, behind it a bias and relu."""
+    taps = (filters, 4, *window)
+    rng = np.random.default_rng(3)
+    array = (rng.standard_normal(taps) / np.prod(taps[1:]) ** 0.5).astype(dtype.numpy)
+
+    def make(g: Any, x: Any, *w: Any) -> Any:
+        if x.type.dtype is not dtype:
+            x = g.add(Cast(dtype), g.add(pw("neg"), x))
+        if x.type.shape[1] != 4:
+            x = g.insert(Relayout(channels_last(4)), [g.add(FOURTH, x)]).result
+        w = w[0] if w else g.constant(array)
+        if constant:
+            g.set_type(w, w.type.with_order(channels_last(4)))
+        y = g.add(op, x, w)
+        bias = g.constant(np.linspace(-1, 1, filters).astype(dtype.numpy).reshape(1, -1, 1, 1))
+        y = g.add(pw(behind), g.add(pw("add"), y, bias)) if behind else y
+        return y if number_of(name) % 3 else g.insert(Relayout((0, 1, 2, 3)), [y]).result
+
+    # filters that are no constant lie as they come
+    return build(name, [x] if constant else [x, rows(dtype, *taps)], make)
+
+
+def number_of(name: str) -> int:
+    return int(name.split()[0]) if name[0].isdigit() else 1
+
+
+def random_case(rng: np.random.Generator, number: int) -> Case:
+    while True:
+        window, strides, dilations = (tuple(map(int, rng.integers(1, high, 2))) for high in (8, 4, 3))
+        pads, filters = tuple(map(int, rng.integers(0, 5, 4))), int(rng.choice([16, 32, 48, 64, 96]))
+        channels, high, across = int(rng.integers(3, 5)), int(rng.integers(1, 30)), int(rng.integers(1, 80))
+        shape = (int(rng.integers(1, 3)), channels, high, across)
+        dtype, constant = rng.choice(np.array([F16, BF16], dtype=object)), bool(rng.integers(4))
+        op = Conv(strides, pads, dilations)
+        try:
+            op.infer(rows(dtype, shape[0], 4, *shape[2:]), rows(dtype, filters, 4, *window))
+        except VerifyError:
+            continue
+        x = last(dtype, *shape) if channels == 4 else rows(F32 if rng.integers(2) else dtype, *shape)
+        behind, name = str(rng.choice(["", "relu"])), f"{number} {op} {window} {filters} {dtype.value} {shape}"
+        return convolved(name, x, op, window, filters, dtype, constant, behind)
+
+
+def random_cases() -> list[Case]:
+    fixed = np.random.default_rng(12)
+    return [random_case(fixed, i) for i in range(12)]
+
+
+@needs_compiler
+def test_random_convolutions(rng: np.random.Generator) -> None:
+    check(random_cases(), rng)
+
+
+@needs_compiler
+def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) -> None:
+    """Larger and smaller tiles."""
+    cases = random_cases()[:6]
+    emulator = Emulator([other for case in cases for other in getattr(case.kernel, "others", ())])
+    for case in cases:
+        arrays = case.arrays(rng)
+        assert case.kernel is not None
+        for other in case.kernel.others:
+            assert_same(case, emulator.run(other, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+def test_an_infinity_spoils_only_what_it_is_in_the_window_of(rng: np.random.Generator) -> None:
+    """The last step of a product has fewer taps than it could: what is multiplied there is no pixel."""
+    case = convolved("one", last(F16, 1, 4, 8, 9), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, behind="")
+    assert case.kernel is not None
+    arrays = case.arrays(rng)
+    x = next(v for v in arrays if v.literal is None)
+    arrays[x][0, 2, 4, 4] = np.inf
+    (got,) = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
+    assert np.isinf(got.astype(np.float32)).sum() == 9 * 16 and not np.isnan(got.astype(np.float32)).any()
+
+
+def test_the_image_is_made_ready_on_the_way() -> None:
+    case = convolved("stem", rows(F32, 32, 3, 224, 224), Conv((2, 2), (3,) * 4, (1, 1)), (7, 7), 64)
+    assert case.kernel is not None and case.kernel.name == "neg+cast+pad+relayout+few_channels+add+relu"
+    assert len(case.kernel.launches) == 1 and len(case.kernel.others) >= 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        convolved("fp32", last(F32, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16, F32),
+        convolved("odd filters", last(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 24),
+        convolved("many filters", last(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 144),
+        convolved("a large window", last(F16, 1, 4, 12, 12), Conv((4, 4), (2,) * 4, (1, 1)), (11, 11), 64),
+        convolved("channels first", rows(F16, 1, 4, 5, 5), Conv((1, 1), (1,) * 4, (1, 1)), (3, 3), 16),
+    ],
+    ids=lambda case: case.name,
+)
+def test_others_are_left_alone(case: Case) -> None:
+    assert case.kernel is None
