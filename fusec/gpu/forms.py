@@ -255,8 +255,8 @@ def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
     at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
     begin, chain = nodes[:at], nodes[at:]
     if begin:
-        # cuDNN's depthwise engines are known to be slow with anything fused, and its small products to be launches above
-        # all: neither is timed
+        # cuDNN's depthwise engines are known to be slow with anything fused, and its small products mostly
+        # launches: neither is timed
         first = [(a, b) for a in _alone(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
         second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
         ends: list[Form] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]
