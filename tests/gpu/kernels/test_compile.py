@@ -12,6 +12,7 @@ from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.test_few_filters import wide_cases
+from gpu.kernels.test_gate_kernels import gate_cases
 from gpu.kernels.test_instance_kernels import cases as instance_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
@@ -22,6 +23,7 @@ from gpu.kernels.test_row_backward_kernels import norm_backward_cases, surrounde
 from gpu.kernels.test_row_kernels import normed, reductions, surrounded
 from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
 from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
+from gpu.kernels.test_thin_products import thin_cases
 
 from benchmarks.kernels import CASES, kernel_of
 from fusec.gpu.kernels.spec import prelude
@@ -45,6 +47,8 @@ def cases() -> list[Case]:
         *norm_backward_cases(),
         *surrounded_norm_backward(),
         *depthwise_cases(),
+        *gate_cases(),
+        *thin_cases(),
         *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),
