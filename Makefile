@@ -41,7 +41,7 @@ fuzz: $(VENV)/.test
 examples: $(VENV)/.test
 	@set -e; for script in $(EXAMPLES); do echo "python $$script"; $(BIN)/python $$script; done
 
-# The toy framework's whole training runs, a minute or two each: a CNN to 98.5%, a vision transformer to 97%.
+# The toy framework's whole training runs: a CNN to 98.5%, a vision transformer to 97%.
 training: $(VENV)/.test
 	$(BIN)/python -m examples.toy_framework.train_digits cnn
 	$(BIN)/python -m examples.toy_framework.train_digits vit

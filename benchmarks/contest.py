@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch._inductor.config
 
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03
@@ -38,7 +37,9 @@ def within(seconds: float) -> Generator[None]:
 
 def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
     """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among those of cuDNN and
-    torch: Triton's take minutes to try and were 5 times slower for those of ResNet-50."""
+    torch: Triton's take minutes to try."""
+    import torch._inductor.config  # which takes seconds
+
     torch._dynamo.reset()
     torch._inductor.config.freezing = freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"

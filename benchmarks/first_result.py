@@ -1,8 +1,8 @@
-"""How long a compiled model takes to its first result: made on a machine without a GPU, loaded on one that has it.
+"""How long a model takes to its first result: compiled here and now, by a lock, or from a file made without a GPU.
 
-Usage: python benchmarks/first_result.py make FOLDER [--target h200] here, then, with FOLDER carried there,
-python benchmarks/first_result.py load FOLDER. The model is ResNet-50 in fp16, batch 1; each filter has one magnitude
-and random signs, so that 51 MB of weights pack into a tenth for the way. The answers come from onnxruntime in fp32.
+Usage: python -m benchmarks.first_result make FOLDER [--pack] on any machine, then, with FOLDER carried to one that has
+the GPU, python -m benchmarks.first_result load FOLDER. The model is ResNet-50 in fp16, batch 1; each filter has one
+magnitude and random signs, so that it packs into a tenth for the way. Writes benchmarks/results/first_result.json.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(ROOT / "benchmarks")]
+import numpy as np
 
-import numpy as np  # noqa: E402  # the repository must be on the path first
-from machine import made  # noqa: E402
+from benchmarks.machine import RESULTS, ROOT, keep
 
-MODEL, PACKED, ANSWERS = "resnet50.fusec", "resnet50.fusec.xz", "answers.npz"
+FILE, PACKED, MODEL, ANSWERS, LOCK = "resnet50.fusec", "resnet50.fusec.xz", "resnet50.onnx", "answers.npz", "fusec.lock"
 SIGNS_FROM = 4096  # elements of a weight
 TOLERANCE = 2e-2  # of a whole model in fp16
+GROUPS = ("model", "lock", "file")
+KEY = ("from", "trusted", "tune", "turn")
 # In a process of its own: seconds from its start to where fusec is imported, then to the result, and how it was got.
 LOAD = """
-import json, os, sys, time, warnings
+import json, sys, time, warnings
 import numpy as np
 import fusec, fusec.driver, fusec.gpu.backend, cupy
+from fusec import lock_text
 from fusec.gpu import lab
-path, answers, tune, started = sys.argv[1], np.load(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+path, answers, tune, lock, write, started = *sys.argv[1:6], float(sys.argv[6])
+answers = np.load(answers)
+name = answers["name"].item()
 revive, counts = lab.revive, {"revived": 0, "built": 0}
 build = lab.GpuLaboratory.build
 def counted(blob, handle):
@@ -47,81 +51,114 @@ imported = time.time() - started
 begin = time.perf_counter()
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    net = fusec.load(path, tune=tune)
+    if path.endswith(".fusec"):
+        net = fusec.load(path, tune=tune)
+    else:
+        net = fusec.compile(path, precision="fp16", tune=tune, lock=lock or None)
     loaded = time.perf_counter() - begin
-    (got,) = net.run(None, {answers["name"].item(): answers["x"]})
+    (got,) = net.run(None, {name: answers["x"]})
 seconds = time.perf_counter() - begin
 for _ in range(3):
-    net.run(None, {answers["name"].item(): answers["x"]})
+    net.run(None, {name: answers["x"]})
+if write:
+    lock_text.write(write, net.lock())
 want = answers["y"].astype(np.float64)
 error = float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
-whole, _ = net.time_us(30)
+whole, _ = net.time_us(15)
 words = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
 print(json.dumps({"imports_s": imported, "load_s": loaded, "first_result_s": seconds, "error": error, **counts,
-    "run_us": sorted(whole)[15], "device": net.device, "warnings": words}))
+    "run_us": sorted(whole)[7], "device": net.device, "warnings": words}))
 """
 
 
-def make(folder: Path, target: str) -> None:
-    """Compile for a GPU that is not here, and say what the answers are."""
+def model() -> tuple[bytes, str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The model in ONNX; the name of its input, an array for it, and the answer, by what the ops mean in fp32."""
     import onnx
-    import onnxruntime
-    from models import light, random_inputs, randomised
     from onnx import numpy_helper
 
-    from fusec import cli_lock, driver
+    from examples.models import light, random_inputs, randomised
+    from fusec import frontends
+    from fusec.reference import evaluate
 
-    model = randomised(onnx.load(light("resnet50")), seed=1)
-    for tensor in model.graph.initializer:
+    made = randomised(onnx.load(light("resnet50")), seed=1)
+    for tensor in made.graph.initializer:
         array = numpy_helper.to_array(tensor)
         if array.size >= SIGNS_FROM:
             signs = np.where(array < 0, -1, 1) * array.std()
             tensor.CopyFrom(numpy_helper.from_array(signs.astype(array.dtype), tensor.name))
-    ((name, x),) = random_inputs(model, seed=2).items()
-    data = model.SerializeToString()
-    (y,) = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {name: x})
+    ((name, x),) = random_inputs(made, seed=2).items()
+    data = made.SerializeToString()
+    (y,) = evaluate(frontends.load(data, None), {name: x}).values()
+    return data, name, x, y
+
+
+def make(folder: Path, target: str, pack: bool) -> None:
+    """Compile for a GPU that is not here. pack: what is carried is the packed file."""
+    from fusec import cli_lock, driver
+    from fusec.gpu import device
+
+    if device.detect() is not None:
+        raise SystemExit("this is for a machine without a GPU: hide it (CUDA_VISIBLE_DEVICES=)")
+    data, *_ = model()
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
     compiled = driver.build(data, target=target, precision="fp16")
-    cli_lock.save(folder / MODEL, [compiled], lambda stage, done, total: None)
+    cli_lock.save(folder / FILE, [compiled], lambda stage, done, total: None)
     seconds = time.perf_counter() - begin
-    np.savez(folder / ANSWERS, name=np.array(name), x=x, y=y)
-    file = (folder / MODEL).read_bytes()
-    (folder / PACKED).write_bytes(lzma.compress(file, preset=1))
-    print(f"{len(file) >> 20} MB in {seconds:.1f} s, packed {(folder / PACKED).stat().st_size >> 20} MB")
+    file = (folder / FILE).read_bytes()
+    print(f"{len(file) >> 20} MB in {seconds:.1f} s")
+    if pack:
+        (folder / PACKED).write_bytes(lzma.compress(file, preset=1))
+        (folder / FILE).unlink()
+        print(f"packed {(folder / PACKED).stat().st_size >> 20} MB")
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
-    """Load it in fresh processes: trusted or not, for the first time on this machine or again."""
+def load(folder: Path, groups: list[str]) -> Iterator[dict[str, Any]]:
+    """First results in fresh processes: for the first time, with empty caches, and again."""
     from fusec import artifact
     from fusec.plan_store import PlanStore
 
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / MODEL
-        path.write_bytes(lzma.decompress((folder / PACKED).read_bytes()))
-        for trusted in (True, False):
-            cache = Path(scratch) / f"cache-{trusted}"
+    with tempfile.TemporaryDirectory() as made:
+        scratch = Path(made)
+        data, name, x, y = model()
+        np.savez(scratch / ANSWERS, name=np.array(name), x=x, y=y)
+        (scratch / MODEL).write_bytes(data)
+
+        def turns(group: str, tune: str, path: str, trusted: bool | None = None, lock: str = "") -> Iterator[Any]:
+            cache = scratch / f"cache-{group}-{tune}-{trusted}"
             if trusted:
-                artifact.trust(path, PlanStore(cache / "plans"))
-            for tune, turn in (("quick", "first"), ("quick", "again"), ("none", "first"), ("none", "again")):
-                row = {"trusted": trusted, "tune": tune, "turn": turn, **_loaded(path, folder / ANSWERS, tune, cache)}
-                rows.append(row)
-                print(_line(row), flush=True)
-    return rows
+                artifact.trust(scratch / path, PlanStore(cache / "plans"))
+            for turn in ("first", "again"):
+                case = {"from": group, "trusted": trusted, "tune": tune, "turn": turn}
+                yield {**case, **_loaded(scratch, path, tune, cache, lock, turn == "first" and group == "model")}
+
+        if "model" in groups or "lock" in groups:  # which the first writes
+            yield from turns("model", "quick", MODEL)
+        if "lock" in groups:
+            yield from turns("lock", "quick", MODEL, lock=str(scratch / LOCK))
+        if "model" in groups:
+            yield from turns("model", "none", MODEL)
+        if "file" in groups:
+            plain = folder / FILE
+            file = plain.read_bytes() if plain.exists() else lzma.decompress((folder / PACKED).read_bytes())
+            (scratch / FILE).write_bytes(file)
+            for trusted in (True, False):
+                for tune in ("none", "quick"):
+                    yield from turns("file", tune, FILE, trusted)
 
 
-def _line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     seconds = f"imports {row['imports_s']:.2f} s, load {row['load_s']:.2f}, first result {row['first_result_s']:.2f} s"
     plans = f"revived {row['revived']}, built {row['built']}"
-    rest = f"error {row['error']:.1e}; then {row['run_us']:.0f} us; {'; '.join(row['warnings'])[:100]}"
-    return f"trusted {row['trusted']!s:5} {row['tune']:5} {row['turn']:5}: {seconds}; {plans}; {rest}"
+    rest = f"error {row['error']:.1e}; then {row['run_us']:.0f} us; {'; '.join(row['warnings'])[:80]}"
+    return f"{row['from']:5} trusted {row['trusted']!s:5} {row['tune']:5} {row['turn']}: {seconds}; {plans}; {rest}"
 
 
-def _loaded(path: Path, answers: Path, tune: str, cache: Path) -> dict[str, Any]:
+def _loaded(scratch: Path, path: str, tune: str, cache: Path, lock: str, write_lock: bool) -> dict[str, Any]:
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # nothing that NVRTC compiled before is found the first time
-    command = [sys.executable, "-W", "ignore", "-c", LOAD, str(path), str(answers), tune, str(time.time())]
+    files = [str(scratch / path), str(scratch / ANSWERS), tune, lock, str(scratch / LOCK) if write_lock else ""]
+    command = [sys.executable, "-W", "ignore", "-c", LOAD, *files, str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -136,19 +173,23 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "load"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="h200")
+    parser.add_argument("--pack", action="store_true", help="pack what is made")
+    parser.add_argument("--only", default=",".join(GROUPS), help="of " + ", ".join(GROUPS))
     parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "first_result.json")
+    parser.add_argument("--result", type=Path, default=RESULTS / "first_result.json")
     given = parser.parse_args()
     if given.what == "make":
-        make(given.folder, given.target)
+        make(given.folder, given.target, given.pack)
         return
-    rows = load(given.folder)
     import cudnn
     import cupy
 
-    machine = {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
-    about = {"model": "resnet50", "precision": "fp16", "batch": 1, **machine, **made(given.commit)}
-    given.result.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    machine = {"gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()}
+    machine |= {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
+    machine |= {"cores": os.cpu_count(), "model": "resnet50", "precision": "fp16", "batch": 1}
+    for row in load(given.folder, given.only.split(",")):
+        print(line(row), flush=True)
+        keep(given.result, machine, given.commit, row, KEY)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     ),
     "instance norm, 1x32x256x256": ([nhwc(1, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
     "instance norm, 32x32x256x256": ([nhwc(32, 32, 256, 256), P32, P32], lambda g, *v: g.add(InstanceNorm(), *v)),
+    "group norm, 2x320x64x64": ([nhwc(2, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
     "group norm, 8x320x64x64": ([nhwc(8, 320, 64, 64), rows(320), rows(320)], lambda g, *v: g.add(GroupNorm(32), *v)),
     "batch norm, add, relu, 64x256x56x56": batch_norm(64, 256, 56, 56),
     "batch norm, add, relu, 64x64x56x56": batch_norm(64, 64, 56, 56),

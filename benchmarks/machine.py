@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def made(commit: str = "") -> dict[str, str]:
@@ -30,3 +33,21 @@ def gpu() -> dict[str, Any]:
         "cudnn": cudnn.backend_version(),
         "torch": torch.__version__,
     }
+
+
+def keep(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[str, Any], key: Sequence[str]) -> None:
+    """Put a row into a result file, in the place of one that says the same of the same case, with its day and commit.
+    A file is about one machine: rows of another GPU or other libraries are dropped."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    rows = before.pop("rows", []) if {k: v for k, v in before.items() if k != "rows"} == dict(machine) else []
+
+    def case(one: Mapping[str, Any]) -> list[Any]:
+        return [one.get(name) for name in key]
+
+    new = {**row, **made(commit)}
+    places = [case(one) for one in rows]
+    if case(row) in places:
+        rows[places.index(case(row))] = new
+    else:
+        rows.append(new)
+    path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")

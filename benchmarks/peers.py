@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import json
 import os
 import sys
@@ -29,7 +28,7 @@ import cupy  # noqa: E402  # the repository must be on the path first
 import torch  # noqa: E402
 from contest import TooLongError, autotuned, captured, timed, within  # noqa: E402
 from machine import gpu, made  # noqa: E402
-from zoo import make  # noqa: E402
+from zoo import exported, halved, make  # noqa: E402
 
 import fusec  # noqa: E402
 from fusec.bench import measure  # noqa: E402
@@ -55,21 +54,6 @@ def peer(
         return captured(lambda: model(*inputs))
     fast = autotuned(model, freezing=True)
     return captured(lambda: fast(*inputs))
-
-
-def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
-    file = io.BytesIO()
-    names = [f"x{i}" for i in range(len(inputs))]
-    torch.backends.mha.set_fastpath_enabled(False)  # which the exporter does not know
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(model, inputs, file, input_names=names, output_names=["y"], dynamo=False, opset_version=17)
-    torch.backends.mha.set_fastpath_enabled(True)
-    return file.getvalue()
-
-
-def halved(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.half() if tensor.is_floating_point() else tensor
 
 
 def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer_s: float) -> dict[str, Any]:
@@ -111,7 +95,8 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer
     memory = executable.memory
     row["peak_bytes"]["fusec"] = memory.nbytes + sum(a.nbytes for a in executable._constants.values())
     row |= {"limit_ms": bench.limit_us / 1000, "sum_ms": bench.sum_us / 1000, "call_us": bench.call.median_us}
-    row["lanes"], row["recorded_otherwise_us"], _ = executable.recorded
+    row["call_more_us"] = bench.more.median_us
+    row["lanes"], row["recorded_otherwise_us"], _, _ = executable.recorded
     row["arena_over_live"] = memory.nbytes / max(1, memory.live_bytes)
     row["ok"] = all(e <= TOLERANCE for e in row["errors"].values())
     ms = {one: time["median_ms"] for one, time in row["times"].items()}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import warnings
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -131,7 +134,7 @@ class Text(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(self.words(x) + self.places)
+        y = self.norm(self.words(x) + self.places[: x.shape[1]])
         for layer in self.layers:
             y = layer(y)
         return y
@@ -243,3 +246,18 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
     return model.eval(), inputs
+
+
+def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
+    file = io.BytesIO()
+    names = [f"x{i}" for i in range(len(inputs))]
+    torch.backends.mha.set_fastpath_enabled(False)  # which the exporter does not know
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, inputs, file, input_names=names, output_names=["y"], dynamo=False, opset_version=17)
+    torch.backends.mha.set_fastpath_enabled(True)
+    return file.getvalue()
+
+
+def halved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor

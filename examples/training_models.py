@@ -35,8 +35,8 @@ class Layers:
         return tensor
 
     def half(self, name: str, *shape: int) -> Tensor:
-        """A master weight as the network reads it."""
-        return self.parameter(name, *shape).astype(self.b.dtype)
+        """A master weight as the network reads it: the optimiser writes both."""
+        return self.b.copy(self.parameter(name, *shape), self.b.dtype)
 
     def linear(self, name: str, x: Tensor, outputs: int) -> Tensor:
         return self.product(x, self.half(f"{name}.weight", outputs, x.shape[-1]), self.half(f"{name}.bias", outputs))

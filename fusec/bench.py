@@ -50,13 +50,16 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Bench:
-    """call: from arrays of the caller to results, on the host's clock. whole: the steps alone, as a call runs them.
+    """call: from arrays of the caller to results, on the host's clock. more: what it takes more than a replay of its
+    steps that is waited for as well, in the same turn. whole: the steps alone on the device, as a call runs them.
     first_call_s: the first, which runs step by step and records. lanes: how many steps run side by side at most;
-    other_us: the whole recorded the other way, if both were timed; declined: why it could not be."""
+    other_us: the whole recorded the other way, if both were timed; declined: why it could not be; this_us: the whole
+    as it is recorded, timed in turns with the other."""
 
     device: str
     first_call_s: float
     call: Timing
+    more: Timing
     whole: Timing
     steps: tuple[StepTime, ...]
     memory_bytes: int
@@ -64,6 +67,7 @@ class Bench:
     lanes: int = 1
     other_us: float | None = None
     declined: str = ""
+    this_us: float | None = None
 
     @property
     def sum_us(self) -> float:
@@ -112,7 +116,8 @@ class Bench:
 
     def __str__(self) -> str:
         lines = [
-            f"on {self.device}: {_shown(self.call)} a call, {_shown(self.whole)} the steps at once",
+            f"on {self.device}: {_shown(self.call)} a call, {self.more.median_us:.1f} us more than a replay of its "
+            f"steps; {_shown(self.whole)} the steps at once",
             f"{len(self.steps)} steps, {self.sum_us:.1f} us together one by one, limit {self.limit_us:.1f} us; "
             f"first call {self.first_call_s:.3f} s; "
             f"memory {self.memory_bytes / 1e6:.1f} MB, at least {self.live_bytes / 1e6:.1f} MB",
@@ -120,7 +125,8 @@ class Bench:
         if self.other_us is not None:
             ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")
             this, other = reversed(ways) if self.lanes > 1 else ways
-            lines.append(f"steps run {this}; {other} they took {self.other_us:.1f} us")
+            took = f" in {self.this_us:.1f} us" if self.this_us is not None else ""
+            lines.append(f"steps run {this}{took}; {other} they took {self.other_us:.1f} us")
         if self.declined:
             lines.append(f"as recorded: {self.declined}")
         if self.excess is not None:
@@ -135,11 +141,13 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
     first_call_s = time.perf_counter() - start
     executable.run(None, feeds)  # the first at once
     calls: list[float] = []
+    replays: list[float] = []
     for _ in range(runs):
-        start = time.perf_counter()
-        executable.run(None, feeds)
-        executable.backend.finish()
-        calls.append(1e6 * (time.perf_counter() - start))
+        for run, series in ((lambda: executable.run(None, feeds), calls), (executable.replay, replays)):
+            start = time.perf_counter()
+            run()
+            executable.backend.finish()
+            series.append(1e6 * (time.perf_counter() - start))
     whole, times = executable.time_us(runs)
     compiled, libraries = executable.compiled, executable.libraries()
     steps = [
@@ -160,6 +168,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
         executable.device,
         first_call_s,
         Timing.of(calls),
+        Timing.of([call - replay for call, replay in zip(calls, replays, strict=True)]),
         Timing.of(whole),
         tuple(steps),
         memory.nbytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fusec.alike import alike
 from fusec.ir import Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, Concat, Pointwise
 from fusec.program import Kind, Partition, Program
@@ -15,7 +16,8 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
     """For each new value that can lie where the old one does: new to old.
 
     Nothing may read the old value after the step that makes the new one, and that step must read it element by
-    element, as pointwise graphs do: others may be written in parts, while other parts are still to be read.
+    element, as pointwise graphs do, and not by a view: others may be written in parts, while other parts are still to
+    be read.
     """
     graph = program.graph
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
@@ -34,7 +36,9 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
         if new.type != old.type or last.get(old, -1) > index or new in found:
             continue
         step = program.steps[index]
-        if last.get(old, -1) < index or _by_element(step, old):
+        if last.get(old, -1) < index or (
+            all(root.get(v) is not old for v in step.inputs) and _by_element(step, old, new)
+        ):
             found[new] = old
     return found
 
@@ -48,9 +52,20 @@ def reads(program: Program, value: Value) -> Value:
     return value
 
 
-def _by_element(step: Partition, old: Value) -> bool:
-    """Batch norms in training read what they have one number of for each channel just before they make new ones."""
-    readers = [n for n in step.nodes if old in n.operands and not isinstance(n.op, CHANNELS)]
+def _by_element(step: Partition, old: Value, new: Value) -> bool:
+    """Whether each element of the new value is written by who read that of the old one, before anyone else wants it.
+
+    Batch norms in training read what they have one number of for each channel just before they make new ones. Members
+    of a list, and results of other shapes, are other blocks' work.
+    """
     if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
         return False
-    return all(n.results[0].type.shape == old.type.shape for n in readers)
+    own = next((set(m.nodes) for m in alike(step.nodes) or () if new in m.writes), set(step.nodes))
+    behind = {old}
+    for node in step.nodes:
+        if behind.isdisjoint(node.operands) or isinstance(node.op, CHANNELS):
+            continue
+        if node not in own or node.results[0].type.shape != old.type.shape:
+            return False
+        behind.update(node.results)
+    return True

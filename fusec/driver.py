@@ -153,7 +153,8 @@ def compile(
 
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
-            backend = CudnnBackend("none", progress, suggested=named, ways=kept.ways, deterministic=same)
+            known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
+            backend = CudnnBackend("none", progress, deterministic=same, **known)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != kept.choices[key].identity:
@@ -163,7 +164,9 @@ def compile(
         backend = CudnnBackend(tune, progress, budget, kernels=shared, deterministic=same)
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
-        return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        executable.rehearse(backend.rehearse)
+        return executable
     return Executable(compiled, SimulatorBackend(), weights)
 
 
@@ -198,7 +201,8 @@ def build(
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     cudnn = None if family is None else family.judge
     if cudnn is None:
-        cudnn = CudnnJudge(Oracle(goal, device=device.is_present(goal)), options.tensor_cores)
+        oracle = Oracle(goal, device=device.is_present(goal), kin=family is not None)
+        cudnn = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = cudnn
     judge = AsSource(cudnn) if options.as_source else cudnn
@@ -278,8 +282,10 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         if same:
             _require_fixed_order(compiled.graph)
         plans = {} if same else found.plans  # those of a file were not chosen for that
-        backend = CudnnBackend(tune, suggested=plans, settled=tune != "full", ways=ways, deterministic=same)
-        return Executable(replace(compiled, program=program), backend)
+        compiled = replace(compiled, program=program)
+        beside = tune != "full" and lockfile.side_by_side(found.lock, compiled)
+        known: dict[str, Any] = {"suggested": plans, "ways": ways, "side_by_side": beside}
+        return Executable(compiled, CudnnBackend(tune, settled=tune != "full", deterministic=same, **known))
     return Executable(found.compiled, SimulatorBackend())
 
 

@@ -58,7 +58,7 @@ def compile_dynamic(
     buckets: for symbolic dims, by name, the sizes to compile for: a smaller size is padded up to the next of them, if
         no row of the results depends on another row's, which is proved from the graph; else ModelError says why not.
     share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
-        for one size, and milliseconds instead of seconds for the next one.
+        for one size, and none is compiled for the next one.
     simulate: run in simulation, also where the target's GPU is present.
     The rest is as for `compile`. Raises ModelError for a model that cannot be read.
     """

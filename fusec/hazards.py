@@ -36,6 +36,8 @@ def misread(graph: CudnnGraph) -> str | None:
             return "a convolution of one tensor with itself"
         if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
             return "filters stored neither row-major nor channels last"
+    if convolution and len(graph.outputs) > 1 and not all(_is_packed(t) for t in graph.outputs):
+        return "a convolution with two results, one of them within a larger tensor: it is written as if it were alone"
     if all(c.op == "pointwise" for c in graph.calls):
         for matrices, _, columns in (t.dims for t in graph.outputs if len(t.dims) == 3):
             if matrices > _GRID or columns > _GRID * _WIDEST_TILE:
@@ -86,7 +88,7 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
     if convolution is not None:
         image, weight = (graph.tensor(uid) for uid in convolution.inputs)
         grouped, rows = image.dims[1] != weight.dims[1], not _channels_last(image)
-        if engine == 7 and rows and (len(image.dims) == 5 if grouped else knobs.get(_TILE) in _READ_AS_IS):
+        if engine == 7 and rows and (knobs.get(_TILE) in _READ_AS_IS or (grouped and len(image.dims) == 5)):
             return "engine 7 reads an image that is not stored channels last as if it were"
         if engine == 7 and knobs.get(_TILE) == 29 and not _channels_last(weight):
             return "engine 7's first plan reads filters that are not stored channels last as if they were"
@@ -160,6 +162,16 @@ def _rows_or_columns(operand: CudnnTensor, result: CudnnTensor) -> bool:
     wide = _wide(result.dims)
     full = [axis for axis in wide if operand.dims[axis] != 1]
     return not full or full == wide or full == [1] or full == [axis for axis in wide if axis != 1]
+
+
+def _is_packed(tensor: CudnnTensor) -> bool:
+    """Whether the elements of a tensor follow each other without gaps, in some order."""
+    step = 1
+    for stride, dim in sorted((s, d) for s, d in zip(tensor.strides, tensor.dims, strict=True) if d != 1):
+        if stride != step:
+            return False
+        step *= dim
+    return True
 
 
 def two_of_three(operand: tuple[int, ...], result: tuple[int, ...]) -> bool:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from fusec.errors import FusecError, ModelError
-from fusec.locked import NAME, Lock, Locked, LockedPart, in_order
+from fusec.locked import FORMAT, NAME, Lock, Locked, LockedPart, in_order
 from fusec.plans import Choice, Part
 
-FORMAT = 2
-READS = (1, 2)  # 1: one plan for each of cuDNN's steps, which had no parts; nothing of kernels
+# 1: one plan for each of cuDNN's steps, which had no parts; nothing of kernels. 2: nothing of steps side by side
+READS = (1, 2, FORMAT)
 _HEAD = "# Which form, plan or kernel runs each step. Written by `fusec lock`; `fusec lock diff` compares.\n"
 _TABLE = re.compile(r"\s*\[\[\s*partition\s*\]\]")
 _WORK = re.compile(r"[0-9a-f]{64}")
@@ -92,7 +92,7 @@ def parse(text: str, origin: str = NAME) -> Lock:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise ModelError(f"{origin}: {error}") from error
     if data.get("format") not in READS:
-        known = " and ".join(map(str, READS))
+        known = ", ".join(map(str, READS))
         raise ModelError(
             f"{origin}: line 1: format is {data.get('format')!r}, this fusec reads {known}: write a new one"
         )
@@ -116,7 +116,7 @@ def parse(text: str, origin: str = NAME) -> Lock:
             raise ModelError(f"{where}: {entry.name} on {entry.target} is locked twice")
         seen.add((entry.work, entry.target))
         entries.append(entry)
-    return Lock(made_with, in_order(entries), origin)
+    return Lock(made_with, in_order(entries), origin, data["format"])
 
 
 def _locked(table: Any) -> Locked:

@@ -9,6 +9,7 @@ from functools import cached_property
 from fusec.plans import Choice, Part
 
 NAME = "fusec.lock"
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class LockedPart:
 
 @dataclass(frozen=True)
 class Locked:
-    """One step on one target: of cuDNN's, as partitioned, and the parts that take its place; or a kernel's, as it runs.
+    """One step on one target: of cuDNN's, as partitioned, and the parts that take its place; or a kernel's, as it runs;
+    or all steps, of which it says whether they run side by side.
+
     `name` and `shapes` are for people; `work` identifies it."""
 
     name: str
@@ -48,11 +51,13 @@ class Locked:
 
 @dataclass(frozen=True)
 class Lock:
-    """Entries in order of target, name, shapes and work; the versions they were chosen with; where it was read."""
+    """Entries in order of target, name, shapes and work; the versions they were chosen with; where it was read, and in
+    which format."""
 
     versions: Mapping[str, str]
     entries: tuple[Locked, ...]
     origin: str = field(default=NAME, compare=False)
+    format: int = field(default=FORMAT, compare=False)
 
     @cached_property
     def _by_work(self) -> dict[tuple[str, str], Locked]:

@@ -23,14 +23,15 @@ from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph
 from fusec.lock_text import parse, read, text_of, write
-from fusec.locked import NAME, Lock, Locked, LockedPart, in_order
+from fusec.locked import FORMAT, NAME, Lock, Locked, LockedPart, in_order
 from fusec.lower_cudnn import lower
-from fusec.plans import BLAS, Choice, Entry, Part
+from fusec.plans import BLAS, ORDERS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 from fusec.target import Target
 
 __all__ = ["NAME", "Lock", "Locked", "LockedPart", "in_order", "parse", "read", "text_of", "write"]
 
+WHOLE = "model"  # the name of the entry for all steps
 _ANEW = "write a new lock with `fusec lock`"
 
 Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
@@ -114,6 +115,23 @@ def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
         form = (replace(form[0], nodes=0),) if len(form) == 1 else form
         choices = _choices(step, c, form, plans)
         yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
+    order = LockedPart(Part(0, ORDERS[decided.side_by_side]))
+    yield Locked(WHOLE, whole_work(c), target, _interface(c.graph), (order,))
+
+
+def whole_work(c: Compiled) -> str:
+    """What all steps compute and how they are connected, as a digest."""
+    number: dict[str, int] = {}
+    lines: list[str] = []
+    for step in c.program.steps:
+        places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
+        lines += [canonical_of(c.graph, step), str(places)]
+    return _digest("\n".join(lines), c.options.tensor_cores)
+
+
+def _interface(graph: Graph) -> str:
+    given, made = (", ".join(str(v.type) for v in values) for values in (graph.inputs, graph.outputs))
+    return f"{given} -> {made}"
 
 
 def _first(program: Program, as_source: bool) -> Program:
@@ -157,12 +175,13 @@ def _cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tu
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A program as a lock has it: its plans by key of the cuDNN graph, and for the key of a kernel, that of the one to
-    take of those that do the same."""
+    """A program as a lock has it: its plans by key of the cuDNN graph, for the key of a kernel, that of the one to take
+    of those that do the same, and whether steps run side by side."""
 
     compiled: Compiled
     choices: Mapping[str, Choice]
     ways: Mapping[str, str]
+    side_by_side: bool = False
 
 
 def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
@@ -213,8 +232,23 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
                 ways[kernel.key] = entry.parts[0].kernel
         elif step.kind is Kind.CUDNN and lower(step.body, cores).graph.key not in choices:
             raise _broken(lock, step, target, "has no plan")
-    decided = replace(lock, entries=in_order(list(used.values())))
-    return Kept(replace(compiled, program=program, decided=decided), choices, ways)
+    compiled = replace(compiled, program=program)
+    entry = lock.entry(whole_work(compiled), target.name)
+    if entry is None and lock.format >= FORMAT:
+        what = f"{WHOLE} {_interface(compiled.graph)} on {target.name}"
+        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_ANEW}")
+    if entry is None:  # of a format that knew but one way
+        order = LockedPart(Part(0, ORDERS[False]))
+        entry = Locked(WHOLE, whole_work(compiled), target.name, _interface(compiled.graph), (order,))
+    used[entry.work] = entry
+    decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
+    return Kept(replace(compiled, decided=decided), choices, ways, entry.form[0].runs == ORDERS[True])
+
+
+def side_by_side(lock: Lock, compiled: Compiled) -> bool:
+    """Whether a lock says that the steps of a program, as it runs, are to run side by side."""
+    entry = lock.entry(whole_work(compiled), compiled.target.name)
+    return entry is not None and entry.form[0].runs == ORDERS[True]
 
 
 def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
@@ -336,7 +370,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
                 lines.append(f"~ {what}: {problem}")
             elif choice is not None and _unknown(part, choice, target):
                 lines.append(f"? {what}: {_plan(choice)}: {_library(choice)} tells of it on the device alone")
-    for step in arrange(compiled.program, forms, as_source).steps:
+    arranged = replace(compiled, program=arrange(compiled.program, forms, as_source))
+    for step in arranged.program.steps:
         entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
         if entry is not None and (problem := _other_kernel(kernels.find(step.nodes, step.outputs), entry)):
             lines.append(f"~ {what}: {problem}")
@@ -345,9 +380,16 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
     lines += [
         f"- {entry}: fuses so no more"
         for entry in lock.entries
-        if entry.target == target.name and entry.work not in seen
+        if entry.target == target.name and entry.work not in seen and not _is_order(entry)
     ]
+    known = any(entry.target == target.name and _is_order(entry) for entry in lock.entries)
+    if known and lock.entry(whole_work(arranged), target.name) is None:
+        lines.append(f"~ {WHOLE} on {target.name}: its steps are others, or connected otherwise")
     return lines
+
+
+def _is_order(entry: Locked) -> bool:
+    return entry.form[0].runs in ORDERS
 
 
 def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
@@ -418,7 +460,9 @@ def _plan(choice: Choice) -> str:
 
 def _form(form: Sequence[Part]) -> str:
     """A form in words: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
-    words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"}
+    words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"} | {
+        order: order for order in ORDERS
+    }
     said = [words.get(part.runs) or f"spelled {_words(part.spelling)}" for part in form]
     if len(form) == 1:
         return said[0]

@@ -17,6 +17,7 @@ MAX_STEPS = 4000  # whose pairs are looked at
 MOST_LANES = 4
 
 Inside = Mapping[Value, tuple[Value, int]]
+Wholes = dict[tuple[Value, int], int]  # numbers of what has parts, by the axis along which it has them
 
 
 def waits(program: Program, plan: MemoryPlan) -> Waits | None:
@@ -27,7 +28,8 @@ def waits(program: Program, plan: MemoryPlan) -> Waits | None:
     constant = {v for v in stored if v not in plan.offsets and v in inside and inside[v][0].literal is not None}
     if len(program.steps) > MAX_STEPS or any(v not in plan.offsets for v in stored - constant):
         return None
-    touched = [_touched(index, step, plan, inside) for index, step in enumerate(program.steps)]
+    wholes: Wholes = {}
+    touched = [_touched(index, step, plan, inside, wholes) for index, step in enumerate(program.steps)]
     rows = np.array([row for step in touched for row in step], np.int64).reshape(-1, 7)
     result: list[tuple[int, ...] | None] = []
     end = 0
@@ -43,7 +45,7 @@ def waits(program: Program, plan: MemoryPlan) -> Waits | None:
     return tuple(result)
 
 
-def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside) -> list[tuple[int, ...]]:
+def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> list[tuple[int, ...]]:
     """Step, first byte and that behind the last, whether it is written, in what it is a part of each row and which."""
     node = step.nodes[0]
     if step.kind is Kind.VIEW and (isinstance(node.op, Concat) or all(v in inside for v in step.outputs)):
@@ -54,20 +56,22 @@ def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside) -> l
             if value.type.size and value in plan.offsets:
                 start = plan.offsets[value]
                 end = start + value.type.span * value.type.dtype.itemsize
-                rows.append((index, start, end, written, *_row(value, start, plan, inside)))
+                rows.append((index, start, end, written, *_row(value, start, plan, inside, wholes)))
     return rows
 
 
-def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside) -> tuple[int, int, int]:
-    """For a part of something larger a number for that and its rows, and the bytes it has of each; others have all."""
+def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> tuple[int, int, int]:
+    """For a part of something larger a number for that and its rows, and the bytes it has of each; others have all.
+
+    What has the same memory later may have other rows: it is another whole."""
     type = value.type
     axis = next((d for d, (size, whole) in enumerate(zip(type.shape, type.within, strict=False)) if size != whole), -1)
     if axis < 0:
         return -1, 0, 1
     row_bytes = type.strides[axis] * type.dtype.itemsize
-    root = plan.offsets[inside[value][0]]
-    low = (start - root) % (type.within[axis] * row_bytes)
-    return root * type.rank + axis, low, low + type.shape[axis] * row_bytes
+    root = inside[value][0]
+    low = (start - plan.offsets[root]) % (type.within[axis] * row_bytes)
+    return wholes.setdefault((root, axis), len(wholes)), low, low + type.shape[axis] * row_bytes
 
 
 def lanes(waiting: Waits, most: int = MOST_LANES) -> tuple[int, ...]:

@@ -74,7 +74,8 @@ class Choice:
         return choice
 
 
-RUNS = ("cudnn", "kernel", "ops", "in place", "copy")  # the last two: a concat
+ORDERS = ("in order", "side by side")  # how the steps of a whole program run
+RUNS = ("cudnn", "kernel", "ops", "in place", "copy", *ORDERS)  # in place, copy: a concat
 
 
 @dataclass(frozen=True)

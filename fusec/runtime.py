@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,19 @@ import numpy as np
 from fusec import artifact, lockfile
 from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
+from fusec.cudnn_graph import CudnnGraph
 from fusec.donation import in_place, reads
 from fusec.errors import ExecutionError
 from fusec.explain import Explanation, explain
+from fusec.gpu.forms import Decided
 from fusec.interface import Interface, TensorSpec, by_name, on_host
-from fusec.ir import Array, Literal, TensorType, Value, load_all, quote
+from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias, plan_memory
 from fusec.must_fuse import assert_fused
 from fusec.ops import Concat
-from fusec.parallel import waits
+from fusec.parallel import lanes, waits
 from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
@@ -36,6 +39,18 @@ from fusec.views import view_offset
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
 # small to fill the GPU.
 SIDE_BY_SIDE_BYTES = 16 << 20
+
+# Memory and types of the inputs, what cuDNN runs of the steps, what runs each of them, and what binds one to its memory
+# anew; the steps that have to be.
+Director = Callable[
+    [
+        Sequence[tuple[Array, TensorType]],
+        Sequence[CudnnGraph | None],
+        Sequence[Callable[[], None]],
+        Callable[[int], Callable[[], None]],
+    ],
+    Sequence[int],
+]
 
 __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name", "on_host"]
 
@@ -89,7 +104,7 @@ class Executable:
                 constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
-        load_all(literal for literal, _ in constants)
+        load_all(literal for literal, t in constants if weights is None or not weights.is_prepared(literal, t.order))
         for literal, type in constants:
             self._constant(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
@@ -102,16 +117,25 @@ class Executable:
         return len(self._donated)
 
     def bind(self, **arrays: Any) -> None:
-        """Give inputs of the state their values, which are copied to the device and stay there."""
+        """Give inputs of the state their values, which are copied to the device and stay there. What is a copy of one
+        in another type (`Builder.copy`) follows it, if it is not given."""
         for name, array in arrays.items():
             if name not in self.state:
                 raise ExecutionError(
                     f"{quote(name)} is no state; that is {', '.join(map(quote, self.state)) or 'none'}"
                 )
             checked = self._interface.state(name, array)
-            with self._lock, self.backend.calling():
-                self.backend.feeder(self._state(name), self._kept[name].type)(checked)
-                self.backend.finish()
+            self._bind(name, checked)
+            for dtype in (DType.F16, DType.BF16, DType.F32, DType.F64):
+                copy = copy_name(name, dtype)
+                if copy in self.state and copy not in arrays:
+                    host = checked if isinstance(checked, np.ndarray) else checked.get()
+                    self._bind(copy, self._interface.state(copy, host.astype(dtype.numpy)))
+
+    def _bind(self, name: str, checked: Array) -> None:
+        with self._lock, self.backend.calling():
+            self.backend.feeder(self._state(name), self._kept[name].type)(checked)
+            self.backend.finish()
 
     def share(self, other: Executable) -> None:
         """Use the very memory of another executable's state wherever names are the same: what one of them updates,
@@ -152,13 +176,13 @@ class Executable:
         return self._held[name]
 
     @property
-    def recorded(self) -> tuple[int, float | None, str]:
+    def recorded(self) -> tuple[int, float | None, str, float | None]:
         """How many steps run side by side at most; how long, in microseconds, the whole took recorded the other way, if
-        both were timed, or why it could not be recorded. Known from the second call on."""
+        both were timed, or why it could not be recorded; and how long as it is. Known from the second call on."""
         if self._replay is None:
-            return 1, None, ""
-        times_us = self._replay.times_us
-        return self._replay.lanes, None if times_us is None else times_us[1], self._replay.declined
+            return 1, None, "", None
+        this_us, other_us = self._replay.times_us or (None, None)
+        return self._replay.lanes, other_us, self._replay.declined, this_us
 
     @property
     def device(self) -> str:
@@ -229,14 +253,48 @@ class Executable:
             whole = self.backend.time_us(self._replay, count)
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
+    def rehearse(self, director: Director) -> None:
+        """Let somebody choose among plans by how long all steps take together, before the first call; nothing to do
+        for programs with state, which a run would replace."""
+        if self.state:
+            return
+        steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
+        with self._lock, self.backend.calling():
+            self._allocate()
+            inputs = [(self._buffer(v), v.type) for v in self.compiled.graph.inputs]
+            graphs = [None if lowered is None else lowered.graph for _, lowered in steps]
+            for number in director(inputs, graphs, self._launches, lambda number: self._bound(*steps[number])):
+                self._launches[number] = self._bound(*steps[number])
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
         with the plans that were chosen."""
-        artifact.save(os.fspath(path), [self.compiled], self._plans())
+        artifact.save(os.fspath(path), [self._as_decided()], self._plans())
 
     def lock(self) -> Lock:
-        """In which form, and by which plan or kernel, each step runs: text for version control (`fusec.lockfile`)."""
-        return lockfile.make([self.compiled], self._plans())
+        """In which form, and by which plan or kernel, each step runs, and whether side by side: text for version
+        control (`fusec.lockfile`). Where the latter is still to be found out, steps are run over zeros."""
+        return lockfile.make([self._as_decided()], self._plans())
+
+    def _as_decided(self) -> Compiled:
+        """With whether steps run side by side."""
+        ready = lockfile.as_it_runs(self.compiled)
+        if not isinstance(ready.decided, Decided) or not self._runs_side_by_side():
+            return ready if isinstance(ready.decided, Lock) else self.compiled
+        return replace(ready, decided=replace(ready.decided, side_by_side=True))
+
+    def _runs_side_by_side(self) -> bool:
+        if self._replay is None and self.backend.side_by_side and not self._updates:
+            told = waits(self.compiled.program, self.memory)
+            if told is None or max(lanes(told), default=0) < 1:
+                return False
+            with self._lock, self.backend.calling():
+                if not self._called:
+                    types = [v.type for v in self.compiled.graph.inputs]
+                    self._execute([self.backend.xp.zeros(t.shape, t.dtype.numpy) for t in types])
+                self._replay = self._recorded()
+                self.backend.finish()
+        return self._replay is not None and self._replay.lanes > 1
 
     def _plans(self) -> lockfile.Plans:
         keys = dict.fromkeys(lowered.graph.key for lowered in self.compiled.lowered if lowered is not None)

@@ -6,9 +6,11 @@ They are kept by weak references: what the last program lets go of is gone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from fusec.ir import Array, Constant, Graph, Literal
+
+Order = tuple[int, ...]
 
 
 class SharedWeights:
@@ -16,21 +18,32 @@ class SharedWeights:
 
     def __init__(self) -> None:
         self._literals: weakref.WeakValueDictionary[tuple[str, str], Literal] = weakref.WeakValueDictionary()
-        self._prepared: weakref.WeakValueDictionary[tuple[str, tuple[int, ...]], Array] = weakref.WeakValueDictionary()
+        self._by_key: weakref.WeakValueDictionary[tuple[Hashable, str], Literal] = weakref.WeakValueDictionary()
+        self._prepared: weakref.WeakValueDictionary[tuple[Hashable, Order], Array] = weakref.WeakValueDictionary()
 
     def share(self, graph: Graph) -> None:
-        """Let the constants of a graph be those that are held already, where they are equal."""
+        """Let the constants of a graph be those that are held already, where they are equal; those made alike of the
+        same ones are not even read."""
         for node in graph.nodes:
             if isinstance(node.op, Constant):
                 literal = node.op.literal
-                held = self._literals.setdefault((literal.digest, literal.label), literal)
+                held = self._by_key.get((literal.key, literal.label))
+                if held is None:
+                    held = self._literals.setdefault((literal.digest, literal.label), literal)
+                    self._by_key[literal.key, literal.label] = held
                 if held is not literal:
                     graph.set_op(node, Constant(held))
 
-    def prepared(self, literal: Literal, order: tuple[int, ...], make: Callable[[], Array]) -> Array:
+    def is_prepared(self, literal: Literal, order: Order) -> bool:
+        """Whether some program has the array already, as far as is known without reading the literal."""
+        return (literal.key, order) in self._prepared
+
+    def prepared(self, literal: Literal, order: Order, make: Callable[[], Array]) -> Array:
         """The array a program reads for a literal in a memory order; `make` makes it if no program has it."""
-        key = (literal.digest, order)
-        array = self._prepared.get(key)
+        array = self._prepared.get((literal.key, order))
         if array is None:
-            array = self._prepared[key] = make()
+            array = self._prepared.get((literal.digest, order))
+            if array is None:
+                array = self._prepared[literal.digest, order] = make()
+            self._prepared[literal.key, order] = array
         return array

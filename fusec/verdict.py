@@ -18,7 +18,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Legal:
-    """Accepted: at least one of `plans` was built."""
+    """Accepted: at least one of `plans` was built, or, of a graph that differs in its sizes alone, the same one."""
 
     plans: tuple[Plan, ...]
 

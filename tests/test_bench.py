@@ -32,6 +32,7 @@ def test_every_step_that_works_is_timed(rng: np.random.Generator) -> None:
     for timing in (measured.call, measured.whole, *(step.time for step in measured.steps)):
         assert timing.runs == 7 and 0 < timing.low_us <= timing.median_us <= timing.high_us
     assert measured.whole.median_us <= measured.call.median_us * 1.5
+    assert measured.more.runs == 7 and measured.more.median_us < measured.call.median_us
     assert all(step.limit_us > 0 for step in measured.steps)
     assert measured.memory_bytes == net.memory.nbytes >= measured.live_bytes > 0
     assert json.loads(json.dumps(measured.to_json()))["sum_us"] == pytest.approx(measured.sum_us)
@@ -61,13 +62,19 @@ def of(whole_us: float) -> Bench:
         return Timing.of([us, us, us])
 
     steps = (StepTime(0, "conv+relu", "cudnn", timing(60.0), 50.0), StepTime(2, "softmax", "kernel", timing(40.0), 5.0))
-    return Bench("GPU", 0.5, timing(130.0), timing(whole_us), steps, 2_000_000, 1_900_000)
+    return Bench("GPU", 0.5, timing(130.0), timing(9.0), timing(whole_us), steps, 2_000_000, 1_900_000)
 
 
 def test_a_whole_that_takes_longer_than_its_parts_is_reported() -> None:
     assert of(100.0).excess is None and "times its parts" not in str(of(100.0))
     assert of(150.0).excess == pytest.approx(1.5) and "takes 1.50 times its parts" in str(of(150.0))
     assert of(99.0 * EXCESS).excess is None
+
+
+def test_what_a_call_adds_and_both_ways_to_record_are_said() -> None:
+    text = str(replace(of(100.0), lanes=3, other_us=140.0, this_us=98.0))
+    assert "a call, 9.0 us more than a replay of its steps" in text
+    assert "steps run in 3 lanes side by side in 98.0 us; in order they took 140.0 us" in text
 
 
 def test_the_table_is_by_time_and_the_trace_in_order() -> None:

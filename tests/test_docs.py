@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,61 @@ def test_results_are_generated() -> None:
     assert (ROOT / "docs" / "results.md").read_text() == tables.main()
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.name)
+def test_a_script_writes_each_result(file: Path) -> None:
+    """What is typed by hand has none."""
+    scripts = (path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("tables"))
+    assert any(file.name in path.read_text() for path in scripts)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text()):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    for link, place in re.findall(r"\]\(([^)#:]*?)(?:#([^)]*))?\)", page.read_text()):
+        goal = page.parent / link if link else page
+        assert goal.exists(), f"{page.name} links to {link}"
+        assert not place or place in _anchors(goal), f"{page.name} links to {link}#{place}"
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+SPEED = re.compile(
+    r"\d ?(?:us|µs|ms|s|seconds|milliseconds|microseconds|minutes|hours)\b|times (?:as )?(?:fast|slow|quick)|TFLOP"
+)
+# What tells no speed: examples of output, generated tables and code.
+UNTOLD = re.compile(r"```.*?```|<!-- begin:.*?<!-- end.*?-->|`[^`\n]*`", re.DOTALL)
+MAY_TELL = {"fusec/passes/partition/cost.py"}  # constants that are such quotients
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_speed_is_told_by_results_alone(page: Path) -> None:
+    """A figure on another page would be typed, and grow old."""
+    if page.name in ("results.md", "fuzzing-results.md"):  # generated
+        return
+    told = [line for line in UNTOLD.sub("", page.read_text()).splitlines() if SPEED.search(line)]
+    assert not told
+
+
+def test_speed_is_not_told_by_code() -> None:
+    told: list[str] = []
+    for path in sorted((ROOT / "fusec").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        words = [t.string for t in _tokens(path) if t.type in (tokenize.COMMENT, tokenize.STRING)]
+        if name not in MAY_TELL:
+            told += [
+                f"{name}: {text}"
+                for text in words
+                if re.search(r"\d ?(?:us|µs|ms)\b|\d times (?:as )?(?:fast|slow)", text)
+            ]
+    assert not told
+
+
+def _tokens(path: Path) -> list[tokenize.TokenInfo]:
+    with path.open("rb") as file:
+        return list(tokenize.tokenize(file.readline))
 
 
 def test_readme_names_the_two_commands() -> None:

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 
 import fusec
 from fusec.errors import ExecutionError, FusecError, ModelError
-from fusec.ir import Array
+from fusec.ir import Array, Literal
+from fusec.passes.weights import EAGER_BYTES
 
 pytestmark = pytest.mark.cudnn
 
@@ -120,6 +121,39 @@ def test_weights_are_held_once_and_let_go_of() -> None:
     del one, two, exe
     gc.collect()
     assert all(ref() is None for ref in gone)
+
+
+def test_the_next_size_reads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the model's own, nor those the passes made of them: batch norm folded, narrowed, turned for a product."""
+    rng = np.random.default_rng(5)
+    filters, square = (rng.standard_normal(shape).astype(np.float32) for shape in ((1280, 3, 3, 3), (200, 200)))
+    statistics = {name: rng.uniform(0.5, 1.5, 1280).astype(np.float32) for name in ("scale", "bias", "mean", "var")}
+    nodes = [
+        node("Conv", ["x", "f"], ["c"], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c", *statistics], ["n"]),
+        node("Relu", ["n"], ["r"]),
+        node("Reshape", ["r", "rows"], ["s"]),
+        node("MatMul", ["s", "w"], ["m"]),
+        node("Gelu", ["m"], ["y"]),
+    ]
+    held = {"f": filters, **statistics, "rows": np.array([-1, 2, 200]), "w": square}
+    proto = model(nodes, [info("x", ["N", 3, 10, 10])], ["y"], held, opset=20)
+    exe = fusec.compile_dynamic(proto, precision="fp16")
+    first = exe(fresh(1, 3, 10, 10))
+    read: list[int] = []
+    loaded = Literal._loaded
+
+    def counted(literal: Literal) -> np.ndarray:
+        read.append(literal.type.nbytes)
+        return loaded(literal)
+
+    monkeypatch.setattr(Literal, "_loaded", counted)
+    second = exe(np.concatenate([fresh(1, 3, 10, 10)] * 2))
+    assert max(read) <= EAGER_BYTES
+    assert_close(second[:320], first, 1e-6)
+    apart = fusec.compile(proto, shapes={"x": (2, 3, 10, 10)}, precision="fp16")
+    assert max(read) == square.nbytes, "somebody reads them"
+    assert_close(apart(np.concatenate([fresh(1, 3, 10, 10)] * 2)), second, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,18 @@ def test_epilogues_of_convolutions_that_are_right(operand: tuple[int, ...]) -> N
     assert misread(convolution(operand)) is None
 
 
+@pytest.mark.parametrize("place", [3, 5])
+def test_a_result_with_gaps_beside_another(place: int) -> None:
+    graph = convolution((1, 8, 1, 1))
+    stored = replace(graph, tensors=tuple(replace(t, virtual=False) for t in graph.tensors))
+    gaps = tuple(replace(t, strides=(2 * 128, 16, 4, 1)) if t.uid == place else t for t in stored.tensors)
+    assert misread(stored) is None
+    reason = misread(replace(stored, tensors=gaps))
+    assert reason is not None and "within a larger tensor" in reason
+    alone = tuple(replace(t, strides=(2 * 128, 16, 4, 1)) if t.uid == 5 else t for t in graph.tensors)
+    assert misread(replace(graph, tensors=alone)) is None
+
+
 @pytest.mark.parametrize(
     "operand", [(2, 8, 1, 1), (2, 1, 1, 1), (1, 8, 4, 4), (1, 1, 4, 4), (1, 8, 4, 1), (2, 1, 4, 1)]
 )
@@ -309,7 +321,8 @@ NHWC, NCHW = (0, 2, 3, 1), ()
         (conv_graph(NHWC), 7, 29, False),
         (conv_graph(NCHW), 4, 29, True),
         (conv_graph(NHWC), 4, 29, False),
-        (conv_graph(NCHW, groups=2), 7, 29, False),
+        (conv_graph(NCHW, groups=2), 7, 29, True),
+        (conv_graph(NCHW, groups=2), 7, 21, False),
         (conv_graph(NHWC, window=3), 7, 29, True),
         (conv_graph(NHWC, window=3, dtype=DType.F32), 7, 29, True),
         (conv_graph(NHWC, window=3), 7, 21, False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from lowers_judge import LowersJudge
@@ -9,9 +11,10 @@ from lowers_judge import LowersJudge
 from fusec.memory import plan_memory
 from fusec.parallel import lanes, waits
 from fusec.passes.base import Options
-from fusec.passes.partition import kernels_only
+from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
-from fusec.program import Program
+from fusec.program import Kind, Program
+from fusec.target import load
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1}) {
@@ -42,6 +45,45 @@ def test_parts_of_a_concat_are_written_side_by_side() -> None:
     assert found is not None
     assert lanes(found) == (0, 1, -1, 1, 1)
     assert lanes(found, 1) == (0, 0, -1, 0, 0)
+
+
+REUSED = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1}, %z: f32[1,32,4,4]{0,2,3,1}) {
+  %a = exp(%x)
+  %b = tanh(%x)
+  %c = concat(%a, %b) {axis=1}
+  %d = sqrt(%c)
+  %e = neg(%a)
+  %f = exp(%z)
+  %g = tanh(%z)
+  %h = concat(%f, %g) {axis=1}
+  %i = sqrt(%h)
+  return %d, %e, %i
+}"""
+
+
+def test_parts_of_a_later_concat_in_the_same_memory_have_other_rows() -> None:
+    """%a has the first half of rows of 128 bytes, and %g the second of rows of 256: it lies on %a's second row."""
+    of = program(REUSED)
+    plan = plan_memory(of)
+    at = {v.name: plan.offsets[v] for v in of.graph.values() if v in plan.offsets}
+    assert (at["a"], at["f"], at["g"]) == (at["c"], at["c"], at["c"] + 128), "one piece of memory"
+    found = by_name(of)
+    for name in "fg":
+        assert {"d", "e"} <= set(found[name] or ()), "those that read what was there"
+    assert "f" not in (found["g"] or ())
+
+
+def test_a_part_reaches_to_its_last_row() -> None:
+    """%a's rows have gaps; what has the memory of the last of them next waits for whoever reads %a."""
+    of = program(TEXT.replace("%e = reshape(%d) {shape=[2,512]}\n  return %e", "%e = neg(%a)\n  return %d, %e"))
+    plan, values = plan_memory(of), {v.name: v for v in of.graph.values()}
+    behind = plan.offsets[values["a"]] + values["a"].type.nbytes + 64  # in the row behind as many bytes as it has
+    assert behind < plan.offsets[values["a"]] + values["a"].type.span * 4
+    moved = dataclasses.replace(plan, offsets={**plan.offsets, values["d"]: behind})
+    found = waits(of, moved)
+    assert found is not None
+    names = [step.outputs[0].name for step in of.steps]
+    assert names.index("d") in (found[names.index("e")] or ())
 
 
 def test_memory_that_is_used_again_is_waited_for() -> None:
@@ -137,3 +179,23 @@ def test_lanes_never_hold_steps_back_that_wait_for_nothing_in_them(most: int) ->
     assert max(found) == min(most, 2) - 1
     for index, lane in enumerate(found):
         assert 0 <= lane < most, index
+
+
+def test_the_short_branch_of_a_residual_block_runs_beside_the_long_one() -> None:
+    """The convolution at the end of the long branch takes the sum, wherever the exporter wrote the short one."""
+    block = """graph "g" (%x: f16[1,8,16,16]{0,2,3,1}) {
+      %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
+      %h = relu(%x) : f16[1,8,16,16]{0,2,3,1}
+      %a = conv(%h, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %c = conv(%a, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %d = conv(%h, %w) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1} : f16[1,8,16,16]{0,2,3,1}
+      %s = add(%c, %d) : f16[1,8,16,16]{0,2,3,1}
+      return %s, %h
+    }"""
+    weight = np.random.default_rng(2).standard_normal((8, 8, 1, 1)).astype(np.float16)
+    of = partition(parse(block, {"w": weight}), LowersJudge(), load("h200"))
+    assert [step.signature for step in of.steps if step.kind is Kind.CUDNN][-1] == "conv+add"
+    found = waits(of, plan_memory(of, side_by_side=True))
+    assert found is not None
+    lane = {step.outputs[0].name: place for step, place in zip(of.steps, lanes(found), strict=True)}
+    assert lane["d"] != lane["a"]

@@ -11,6 +11,7 @@ from helpers import assert_close
 from lowers_judge import LowersJudge
 
 import fusec
+from fusec import training
 from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.errors import ExecutionError, FusecError
@@ -232,3 +233,58 @@ def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) ->
         array = rng.standard_normal((4, 3, 2, 2)).astype(np.float32) + 1.0
         assert_close(exe.step(array), other.step(array), 1e-5)
     assert_close(exe.value("scale"), other.value("scale"), 1e-5)
+
+
+def trained(copied: bool, w: Array) -> Builder:
+    """A linear layer in 16 bits with fp32 weights, and momentum; the weights cast in each call, or kept as a copy."""
+    b = Builder("f16")
+    x, held = b.input("x", (6, 4)), b.parameter("w", w)
+    narrow = b.copy(held, "f16") if copied else held.astype("f16")
+    loss = ((x @ narrow).tanh().astype("f32") ** 2).mean()
+    training.sgd(b, [held], fusec.backward(loss, [held]), 0.5, momentum=0.9)
+    b.output(loss=loss)
+    return b
+
+
+def test_a_copy_is_what_would_have_been_cast(compiled: Any, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((4, 5)).astype(np.float32)
+    casts, copies = compiled(trained(False, w)), compiled(trained(True, w))
+    assert copies.in_place >= casts.in_place
+    for _ in range(4):
+        x = rng.standard_normal((6, 4)).astype(np.float16)
+        assert copies.step(x) == casts.step(x)
+    np.testing.assert_array_equal(copies.value("w"), casts.value("w"))
+    np.testing.assert_array_equal(copies.value("w as f16"), copies.value("w").astype(np.float16))
+
+
+def test_a_copy_follows_what_is_bound(compiled: Any, rng: np.random.Generator) -> None:
+    w, other = (rng.standard_normal((4, 5)).astype(np.float32) for _ in range(2))
+    exe, x = compiled(trained(True, w)), rng.standard_normal((6, 4)).astype(np.float16)
+    before = exe.step(x)
+    exe.bind(w=other)
+    np.testing.assert_array_equal(exe.value("w as f16"), other.astype(np.float16))
+    assert exe.step(x) == compiled(trained(True, other)).step(x) != before
+    exe.bind(**{"w as f16": np.zeros((4, 5), np.float16), "w": w})
+    assert not exe.value("w as f16").any(), "what is given is taken"
+
+
+def test_a_gradient_by_a_parameter_that_is_read_both_ways() -> None:
+    b = Builder()
+    w = b.parameter("w", np.array([1.0, 2.0], np.float32))
+    half = b.copy(w, "f16")
+    assert b.copy(w, "f16") is half and b.copy(w, "f32") is w
+    (gradient,) = fusec.backward((w * 3.0 + half.astype("f32") * 4.0).sum(), [w])
+    b.output(gradient=gradient)
+    assert (fusec.compile(b, target="cpu").step() == 7.0).all()
+
+
+def test_copies_of_what_is_none() -> None:
+    b = Builder()
+    w, count = b.parameter("w", np.ones(2, np.float32)), b.parameter("n", np.ones(2, np.int64))
+    with pytest.raises(FusecError, match=r"a copy of .*n.* in f16"):
+        b.copy(count, "f16")
+    with pytest.raises(FusecError, match="is no parameter of this graph"):
+        b.copy(w * 2.0, "f16")
+    b.update(w, w * 2.0)
+    with pytest.raises(FusecError, match="is updated already"):
+        b.copy(w, "f16")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fusec.builder.tensor import MATMUL, Operand, Tensor
 from fusec.errors import ModelError, VerifyError
-from fusec.ir import DType, Graph, Node, Op, TensorType, Value
+from fusec.ir import DType, Graph, Node, Op, TensorType, Value, copy_name
 from fusec.ops import (
     Attention,
     AvgPool,
@@ -49,6 +49,7 @@ class Builder:
         self.dtype = DType(dtype)
         self.parameters: dict[str, np.ndarray[Any, Any] | None] = {}
         self.updates: dict[str, str] = {}
+        self.copies: dict[str, list[Tensor]] = {}
         self._graph = Graph(name)
         self._outputs: dict[str, Tensor] = {}
         self._scalars: dict[tuple[str, DType], Tensor] = {}
@@ -81,6 +82,30 @@ class Builder:
         self.parameters[name] = held
         return tensor
 
+    def copy(self, parameter: Tensor, dtype: DType | str) -> Tensor:
+        """A parameter in another floating-point type, kept beside it as `<name> as <dtype>`: the network reads this,
+        optimisers move the other, and no call casts it. `Executable.bind`, `update` and `backward` see to both."""
+        dtype, name = DType(dtype), self._parameter(parameter)
+        if dtype is parameter.dtype:
+            return parameter
+        if not dtype.is_float or not parameter.dtype.is_float:
+            raise self.error(f"a copy of {parameter!r} in {dtype.value}")
+        if name in self.updates:
+            raise self.error(f"{parameter!r} is updated already: copy it before")
+        for made in self.copies.get(name, ()):
+            if made.dtype is dtype:
+                return made
+        held, own = self.parameters[name], copy_name(name, dtype)
+        made = self._input(own, parameter.shape, dtype)
+        self.parameters[own] = None if held is None else held.astype(dtype.numpy)
+        self.copies.setdefault(name, []).append(made)
+        return made
+
+    def _parameter(self, tensor: Tensor) -> str:
+        if tensor.name not in self.parameters or tensor.value not in self._graph.inputs:
+            raise self.error(f"{tensor!r} is no parameter of this graph")
+        return tensor.name
+
     def _input(self, name: str, shape: Sequence[int], dtype: DType) -> Tensor:
         try:
             return Tensor(self, self._graph.add_input(name, TensorType(tuple(shape), dtype)))
@@ -96,15 +121,15 @@ class Builder:
 
     def update(self, parameter: Tensor, new: Tensor) -> None:
         """After a call, `new` takes the place of the parameter: in its memory, if nothing reads the old value later."""
-        name = parameter.name
-        if name not in self.parameters or parameter.value not in self._graph.inputs:
-            raise self.error(f"{parameter!r} is no parameter of this graph")
+        name = self._parameter(parameter)
         if name in self.updates:
             raise self.error(f"parameter {name!r} is updated twice")
         if not new.value.type.same_value_type(parameter.value.type):
             raise self.error(f"parameter {parameter!r} cannot become {new!r}")
         self.updates[name] = f"{name}.next"
         self.output({f"{name}.next": new})
+        for copy in self.copies.get(name, ()):
+            self.update(copy, new.astype(copy.dtype))
 
     def graph(self, prune: bool = True) -> Graph:
         """The graph so far, as a copy that later calls of the builder do not change; without dead code."""

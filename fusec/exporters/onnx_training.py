@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
+from fusec.exporters.onnx_emit import Export, Exporter, formula
 from fusec.ir import DType, Node, Value, print_node
 from fusec.ops import MaxPoolBackward
-
-Exporter = Any  # fusec.exporters.onnx's, which imports this module
 
 
 def filter_gradient(e: Exporter, node: Node, x: str, dy: str) -> str:
@@ -227,3 +226,16 @@ def all_finite(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 def _one(e: Exporter) -> str:
     """What the least of no elements is, too."""
     return e.initializer(np.array(1, np.int32), e.fresh("const"))
+
+
+TRAINING: Mapping[str, Export] = {
+    "conv_wgrad": formula(filter_gradient),
+    "max_pool_backward": formula(pool_gradient),
+    "batch_norm_train": batch_norm_train,
+    "batch_norm_backward": batch_norm_backward,
+    "layer_norm_backward": layer_norm_backward,
+    "random_bits": random_bits,
+    "all_finite": all_finite,
+    "attention_train": attention_train,
+    "attention_backward": attention_backward,
+}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import os
 import stat
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,10 +60,11 @@ class Source:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
         self.file = file or self.file
+        self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()  # read, and in use
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """As `frontends.load`."""
-        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder, self._constants)
+        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder, self._constants, self._weights)
 
     @cached_property
     def interface(self) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
@@ -150,13 +152,14 @@ def _imported(
     file: str,
     folder: Path | None,
     constants: Mapping[str, Literal],
+    weights: MutableMapping[str, Literal],
 ) -> Graph:
     if isinstance(model, Graph):
         return _checked(model, shapes, file)
     # lazily: onnx takes longer to import than all of fusec
     from fusec.frontends.onnx.load import load_onnx
 
-    return load_onnx(model, shapes, file, folder, constants)
+    return load_onnx(model, shapes, file, folder, constants, weights)
 
 
 def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:

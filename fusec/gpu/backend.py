@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -20,16 +22,17 @@ from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
+from fusec.gpu.end_to_end import SECONDS, Captured, Found, contests, descend
 from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
-from fusec.gpu.kernels.launch import Launcher, Memory, ways
+from fusec.gpu.kernels.launch import Launcher, Memory, random_array, ways
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.together import bound, graphs_of
-from fusec.gpu.tune import Tuned, tune
+from fusec.gpu.tune import TOLERANCE, Tuned, tune
 from fusec.ir import Array, Graph, TensorType
 from fusec.memory import plan_memory
 from fusec.parallel import Waits
@@ -49,7 +52,8 @@ class CudnnBackend:
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found.
+    what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
+    measured; else it is, if anything is.
     """
 
     xp: Any = cupy
@@ -65,20 +69,24 @@ class CudnnBackend:
         ways: Mapping[str, str] | None = None,
         kernels: Any = None,
         deterministic: bool = False,
+        side_by_side: bool = False,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
         self.tune = tune
-        self.side_by_side = tune != "none"  # which way is faster is measured
+        self._known_beside = side_by_side
+        self.side_by_side = side_by_side or tune != "none"
         self.progress = progress
         self.budget_s = budget_s
         self.decided: Decided | None = None
+        self.rehearsed: Found | None = None
         self._ways = ways or {}
         self._kernels = kernels
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
         frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
+        frontend += [] if kernels is None else ["kernels for all sizes"]
         place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
         self._kept = Kept(store or PlanStore(), place, tune, suggested, settled)
         self._handle = cudnn.create_handle()
@@ -296,6 +304,66 @@ class CudnnBackend:
                     times.append(float("inf"))
         return times
 
+    def rehearse(
+        self,
+        inputs: Sequence[tuple[Array, TensorType]],
+        graphs: Sequence[CudnnGraph | None],
+        runs: Sequence[Callable[[], None]],
+        bound: Callable[[int], Callable[[], None]],
+    ) -> list[int]:
+        """Of plans that are about as fast by themselves, take those that are fastest within the whole model
+        (`gpu.end_to_end`): the steps to bind anew, by number. runs: the steps, over memory whose inputs are filled
+        here; graphs: what cuDNN runs of them. bound: binds a step to its memory anew."""
+        places: dict[str, list[int]] = defaultdict(list)
+        for number, graph in enumerate(graphs):
+            if graph is not None:
+                places[graph.key].append(number)
+        seconds = min(SECONDS.get(self.tune, 0.0), self.budget_s)
+        found = contests(self._tuned, {key: len(numbers) for key, numbers in places.items()})
+        if not found or seconds <= 0.0:
+            return []
+        for contest in found:
+            plans = self._tuned[contest.key].plans[: contest.options]
+            self._reserve(max(plan.workspace_bytes for _, plan in plans))
+
+        def other(key: str, option: int, number: int) -> Callable[[], None]:
+            plans = self._tuned[key].plans
+            self._tuned[key].plans = [plans[option], *plans]
+            try:
+                return bound(number)
+            finally:
+                self._tuned[key].plans = plans
+
+        end = time.monotonic() + seconds
+        try:
+            for array, type in inputs:
+                array[...] = random_array(type)[: array.size]
+            with self.scratch():
+                for run in runs:  # step by step, as a first call
+                    run()
+            self.finish()
+            whole = Captured(self._streams, runs, places, other, self.scratch, self.time_us)
+            self.rehearsed = descend(found, whole, lambda: time.monotonic() < end)
+        except ExecutionError:  # the first call will find the step, and another plan for it
+            return []
+        if self.rehearsed is None:
+            return []
+        changed = [key for key, option in self.rehearsed.options.items() if self._prefer(key, option)]
+        self._keep([self._tuned[key].graph for key in changed], self._footprint_bytes)
+        return [number for key in changed for number in places[key]]
+
+    def _prefer(self, key: str, option: int) -> bool:
+        """Take another plan of a graph from now on, unless it computes something else."""
+        tuned = self._tuned[key]
+        choice, plan = tuned.plans[option]
+        with self._stream:
+            error = self._laboratory(self._footprint_bytes).error(tuned.graph, plan, tuned.plans[0][1])
+        if error is None or not error <= TOLERANCE:
+            return False
+        tuned.plans = [(replace(choice, error=error), plan), *(p for p in tuned.plans if p[1] is not plan)]
+        self._kept.choose(key, tuned.plans[0][0])
+        return True
+
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Turn to the next plan of a graph, whose first one failed; False if there is none."""
         result = self._tuned[graph.key]
@@ -406,7 +474,9 @@ class CudnnBackend:
         ordered = in_order(self._streams, runs, self.scratch)
         if waits is None or not self.side_by_side:
             return ordered
-        return or_side_by_side(ordered, self._streams, runs, waits, self._on_lane, self.time_us)
+        return or_side_by_side(
+            ordered, self._streams, runs, waits, self._on_lane, None if self._known_beside else self.time_us
+        )
 
     @contextmanager
     def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:

@@ -25,7 +25,7 @@ from fusec.hazards import wrong_plan
 from fusec.plans import BLAS, Choice, Entry, Knobs
 from fusec.target import Target
 
-SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes up to a second
+SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes long (benchmarks/builds.py)
 # Engines that cuDNN 9.19 offers on an H200 and does not build devicelessly, not even when named.
 DEVICE_ONLY = frozenset({4, 53})
 _MODULE = "fusec.gpu.blobs"

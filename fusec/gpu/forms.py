@@ -29,7 +29,7 @@ Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 # How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
-# the one before left it there, it reads two or three times as fast.
+# the one before left it there, it reads faster.
 HOPEFUL = 1.5
 
 
@@ -45,12 +45,13 @@ class Placed:
 class Decided:
     """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
     for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
-    `gpu.joins.families`."""
+    `gpu.joins.families`; whether its steps run `side_by_side`."""
 
     partitioned: Program
     forms: Mapping[str, Parts]
     ways: Mapping[str, str]
     concats: Mapping[str, Placed]
+    side_by_side: bool = False
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:

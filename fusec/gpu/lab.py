@@ -58,7 +58,7 @@ class GpuLaboratory:
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         cache_bytes = int(properties["l2CacheSize"])
         self._cold = footprint_bytes > cache_bytes
-        # writing it takes some ten microseconds at least, in which the launch behind it is queued: no gap is timed
+        # while it is written the launch behind it is queued: no gap is timed
         self._sweep = cupy.empty(2 * cache_bytes if self._cold else 1 << 24, cupy.uint8)
         self._graph: CudnnGraph | None = None
         self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
@@ -66,8 +66,7 @@ class GpuLaboratory:
         self._reference: dict[CudnnTensor, Array] | None = None
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        self._turn_to(graph)
-        note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._pygraphs[graph.key]
+        note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._asked(graph)
         offers: list[Offer] = []
         wrong = "it offers no plan"
         for place in range(pygraph.get_execution_plan_count()):
@@ -86,10 +85,9 @@ class GpuLaboratory:
         return offers
 
     def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
-        self._turn_to(graph)
         if offer.choice.engine == BLAS:
             return self._library().build(graph, offer.choice)
-        pygraph = self._pygraphs[graph.key]
+        pygraph = self._asked(graph)
         try:
             pygraph.build_plan_at_index(offer.place)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
@@ -114,8 +112,8 @@ class GpuLaboratory:
         return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
 
     def serialized(self, plan: AnyPlan) -> bytes | None:
-        """A plan as cuDNN serializes it; None for one that leans on a cache of kernels."""
-        if isinstance(plan, BlasPlan) or plan.blob is not None or self._kernels is not None:
+        """A plan as cuDNN serializes it; one whose kernel is for all sizes holds that, too."""
+        if isinstance(plan, BlasPlan) or plan.blob is not None:
             return plan.blob
         plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
         return bytes(plan.pygraph.serialize())
@@ -151,15 +149,19 @@ class GpuLaboratory:
         self._note(graph.key, choice, reason)
 
     def _turn_to(self, graph: CudnnGraph) -> None:
-        """Ask cuDNN about a graph and lay out data for it; what was there for the last one is let go."""
+        """Lay out data for a graph; what was there for the last one is let go."""
         if self._graph is not None and self._graph.key == graph.key:
             return
         self._graph, self._reference, self._data = None, None, {}
-        if graph.key not in self._pygraphs:
-            self._pygraphs[graph.key] = self._planned(graph)
         with self._stream:
             self._data = {t.uid: random_data(t) for t in (*graph.inputs, *graph.outputs)}
         self._graph = graph
+
+    def _asked(self, graph: CudnnGraph) -> Any:
+        """The frontend's graph, with what cuDNN offers for it."""
+        if graph.key not in self._pygraphs:
+            self._pygraphs[graph.key] = self._planned(graph)
+        return self._pygraphs[graph.key]
 
     def _planned(self, graph: CudnnGraph) -> Any:
         pygraph = self._planned_for(graph, None)

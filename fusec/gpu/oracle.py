@@ -1,7 +1,7 @@
 """Ask the real cuDNN whether graphs are legal for a target: in child processes, with a memory.
 
 cuDNN runs in workers so that a graph that kills it is a refusal, not the end of this process, and so that
-two cores answer twice as fast (it holds Python's lock while it plans).
+several cores can answer (it holds Python's lock while it plans).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import json
 import os
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
 from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
 from fusec.gpu.process import Died, WorkerProcess
-from fusec.gpu.worker import decode, encode
+from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
 from fusec.ir import DType
 from fusec.target import Target
@@ -31,6 +32,7 @@ from fusec.verdict import Legal, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
 MAX_WORKERS = 4
+WRITE_S = 0.2  # answers that come within are written together
 # These tell of the machine at that moment, not of the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
 
@@ -47,12 +49,25 @@ class Oracle:
 
     Answers are remembered in memory and in `store`, by graph, target and the versions of cuDNN, its
     frontend and NVRTC. Raises TargetError if a piece that honest answers need is missing.
+
+    kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
+    instead of a compilation, and is remembered in memory alone.
     """
 
-    def __init__(self, target: Target, *, store: Store | None = None, workers: int | None = None, device: bool = False):
+    def __init__(
+        self,
+        target: Target,
+        *,
+        store: Store | None = None,
+        workers: int | None = None,
+        device: bool = False,
+        kin: bool = False,
+    ):
         self.target = target
         self.device = device
         self.asked = 0  # graphs put to cuDNN in earnest
+        self._kin = kin
+        self._built: dict[str, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
         self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
         self._memory: dict[str, Verdict] = {}
@@ -79,8 +94,21 @@ class Oracle:
                 del new[graph_key]
         if new:
             self._prove_once()
+            if self._kin:  # from what was remembered on disk
+                for graph in graphs:
+                    self._learn(graph)
             self._ask(list(new.values()), progress)
+        if self._kin:
+            for graph in graphs:
+                self._learn(graph)
         return [self._memory[g.key] for g in graphs]
+
+    def _learn(self, graph: CudnnGraph) -> None:
+        verdict = self._memory.get(graph.key)
+        if isinstance(verdict, Legal) and graph.tensor_cores:
+            built = {(plan.engine, plan.knobs) for plan in verdict.plans if plan.built and not plan.precompiled}
+            if built:
+                self._built.setdefault(graph.kin, set()).update(built)
 
     def prove(self) -> dict[str, Any]:
         """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
@@ -93,7 +121,7 @@ class Oracle:
                 f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
                 f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
             )
-        self._remember(PROBE, verdict)
+        self._remember({PROBE: verdict})
         return worker.versions
 
     def _prove_once(self) -> None:
@@ -104,26 +132,33 @@ class Oracle:
 
     def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:
         pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
+        came, since = dict[CudnnGraph, Verdict](), time.monotonic()
         try:
             futures = {pool.submit(self._put, graph): graph for graph in graphs}
-            for done, future in enumerate(as_completed(futures), 1):
-                self._remember(futures[future], future.result())
+            left = set(futures)
+            while left:
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                came |= {futures[future]: future.result() for future in done}
+                if time.monotonic() - since > WRITE_S:
+                    self._remember(came)
+                    came, since = {}, time.monotonic()
                 if progress is not None:
-                    progress(done, len(graphs))
+                    progress(len(graphs) - len(left), len(graphs))
         except BaseException:
             # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
             pool.shutdown(wait=False, cancel_futures=True)
             self.close()
             raise
         finally:
+            self._remember(came)
             pool.shutdown()
 
-    def _remember(self, graph: CudnnGraph, verdict: Verdict) -> None:
-        """In memory always; on disk, at once, what the graph alone decides."""
-        self._memory[graph.key] = verdict
-        if isinstance(verdict, Refused) and (verdict.code in PASSING or verdict.code.startswith("FUSEC_")):
-            return
-        self._store.put({self._entry(graph.key): json.dumps(encode(verdict))})
+    def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
+        """In memory always; on disk what the graph alone decides."""
+        self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
+        lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
+        if lasting:
+            self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
 
     def _put(self, graph: CudnnGraph) -> Verdict:
         """Ask a worker. One that dies is asked again, fresh: what killed it may have come before."""
@@ -132,7 +167,7 @@ class Oracle:
         died: list[Died] = []
         for _ in range(2):
             worker = self._take()
-            answer = worker.ask(graph)
+            answer = worker.ask(graph, self._built.get(graph.kin, ()) if self._kin else ())
             if not isinstance(answer, Died):
                 self._idle.put(worker)
                 return answer
@@ -173,6 +208,13 @@ class Oracle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _lasts(verdict: Verdict) -> bool:
+    """Whether an answer is the graph's own, and holds another time."""
+    if isinstance(verdict, Legal):
+        return any(plan.built for plan in verdict.plans)
+    return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
 
 
 def _end(workers: list[WorkerProcess]) -> None:

@@ -62,7 +62,7 @@ def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]
         on_host = raw.size <= HOST_BYTES
         pair = (raw.get(), there.get()) if on_host else (raw, there)
         numbers = (as_float64(each, tensor.dtype) for each in pair)
-        if on_host and tensor.dtype in (DType.F16, DType.BF16):  # which single precision holds, in half the time
+        if on_host and tensor.dtype in (DType.F16, DType.BF16):  # which single precision holds
             numbers = (each.view(tensor.dtype.numpy).astype(np.float32) for each in pair)
         error = _distance(np if on_host else cupy, *numbers)
         worst = error if not error <= worst else worst  # NaN stays

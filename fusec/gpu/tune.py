@@ -18,7 +18,7 @@ from fusec.plans import BLAS, Choice
 
 LEVELS = ("none", "quick", "full")
 # The best plan was among the first dozen of every layer measured on an H200; building one that is compiled at run
-# time costs up to a second.
+# time takes long (benchmarks/builds.py).
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
 KEPT = 3  # built plans of a graph: the best, and who takes its place should it fail

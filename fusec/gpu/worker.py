@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
@@ -22,6 +22,7 @@ from fusec.hazards import wrong_plan
 from fusec.target import Target, load
 from fusec.verdict import Legal, Plan, Refused, Verdict
 
+Identity = tuple[int, tuple[tuple[int, int], ...]]  # of a plan: engine and knobs
 PYTHON_ENGINES = 10_000  # from here on the engines are the frontend's own, not the library's
 
 
@@ -40,8 +41,10 @@ class Judge:
         self.target = target
         self.handle: Any = cudnn.create_handle() if device else None
 
-    def judge(self, graph: CudnnGraph) -> Verdict:
-        """Legal with the plans offered, at least one of them built; or refused, with stage and reason."""
+    def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
+        """Legal with the plans offered, at least one of them built; or refused, with stage and reason. proven: plans
+        that were built for this graph in other sizes; one of them among those that would have to be compiled is
+        enough."""
         from fusec.gpu.emit import emit
 
         cudnn = self.cudnn
@@ -59,13 +62,14 @@ class Judge:
             return Refused(stage, "FUSEC", str(error))
         except declined as error:
             return Refused(stage, *reason_of(error))
-        return self._plans(g, graph)
+        return self._plans(g, graph, proven)
 
-    def _plans(self, g: Any, graph: CudnnGraph) -> Verdict:
+    def _plans(self, g: Any, graph: CudnnGraph, proven: Collection[Identity]) -> Verdict:
         cudnn = self.cudnn
         note = cudnn.behavior_note.RUNTIME_COMPILATION
         offered = range(g.get_execution_plan_count())
         identity = {i: (int(engine), knobs) for i in offered for engine, knobs in [g.get_engine_and_knobs_at_index(i)]}
+        pairs = {i: tuple(sorted(knobs_of(knobs).items())) for i, (_, knobs) in identity.items()}
         indices = [i for i in offered if 0 <= identity[i][0] < PYTHON_ENGINES]
         wrong = {i: reason for i in indices if (reason := wrong_plan(graph, identity[i][0], knobs_of(identity[i][1])))}
         if indices and len(wrong) == len(indices):
@@ -75,6 +79,8 @@ class Judge:
         if not graph.tensor_cores:
             # takes effect when a plan is built, not in the count: a plan counts only once it was built
             g.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+        elif all(runtime.values()) and any((identity[i][0], pairs[i]) in proven for i in indices):
+            return Legal(tuple(Plan(identity[i][0], pairs[i], precompiled=False) for i in indices))
         built: dict[int, int] = {}  # place in the list -> workspace
         failed: set[int] = set()
         failure: BaseException | None = None
@@ -97,9 +103,8 @@ class Judge:
         plans: list[Plan] = []
         for index in indices:
             if index in built or (graph.tensor_cores and index not in failed):
-                engine, knobs = identity[index]
-                pairs = tuple(sorted(knobs_of(knobs).items()))
-                plans.append(Plan(engine, pairs, not runtime[index], built.get(index, 0), index in built))
+                engine, _ = identity[index]
+                plans.append(Plan(engine, pairs[index], not runtime[index], built.get(index, 0), index in built))
         return Legal(tuple(plans))
 
 
@@ -126,7 +131,12 @@ def main(name: str, device: bool) -> int:
 
     def begin(target: Target) -> tuple[Any, Answer]:
         judge = Judge(target, device)
-        return judge.cudnn, lambda question: encode(judge.judge(CudnnGraph.from_json(question)))
+
+        def respond(question: dict[str, Any]) -> dict[str, Any]:
+            proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
+            return encode(judge.judge(CudnnGraph.from_json(question), proven))
+
+        return judge.cudnn, respond
 
     return serve(name, device, begin)
 

@@ -53,7 +53,8 @@ def grad(graph: Graph, of: str, wrt: Sequence[str], seed: bool = False) -> Graph
 
 
 def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> list[Tensor]:
-    """The gradients of a tensor of one element (or, with a seed, of the sum of its elements weighted by it)."""
+    """The gradients of a tensor of one element (or, with a seed, of the sum of its elements weighted by it); those by
+    what is a copy of a parameter (`Builder.copy`) are part of the parameter's."""
     builder = of.builder
     if not of.dtype.is_float:
         raise builder.error(f"the gradient of {of!r}, which is no floating-point tensor")
@@ -66,5 +67,16 @@ def backward(of: Tensor, wrt: Sequence[Tensor], seed: Tensor | None = None) -> l
         seed = builder.constant(np.ones(of.shape), of.dtype)
     elif seed.shape != of.shape:
         raise builder.error(f"a seed {seed!r} for {of!r}")
-    found = reverse(builder, builder.nodes, {of.value: seed}, [t.value for t in wrt], RULES, STOPS)
-    return [found[t.value] if t.value in found else zeros(t) for t in wrt]
+    copies = {t: builder.copies.get(t.name, []) for t in wrt}
+    wanted = [each.value for t in wrt for each in (t, *copies[t])]
+    found = reverse(builder, builder.nodes, {of.value: seed}, wanted, RULES, STOPS)
+    return [_total(t, [found[each.value] for each in (t, *copies[t]) if each.value in found]) for t in wrt]
+
+
+def _total(tensor: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    if not parts:
+        return zeros(tensor)
+    first, *rest = (part.astype(tensor.dtype) for part in parts)
+    for part in rest:
+        first = first + part
+    return first

@@ -13,6 +13,7 @@ from fusec.passes.fold_scales import FoldScales
 from fusec.passes.layout import Layout
 from fusec.passes.mask_by_norm import MaskByNorm
 from fusec.passes.merge_siblings import MergeSiblings
+from fusec.passes.merge_turned import MergeTurned
 from fusec.passes.move_views import MoveViews
 from fusec.passes.order_gradients import OrderGradients
 from fusec.passes.order_sums import OrderSums
@@ -65,6 +66,7 @@ UNLAID: tuple[Pass, ...] = (
 # Once more where attention is written out again, since its operands are then better left apart.
 FINISH: tuple[Pass, ...] = (
     # After the folds and narrowing: weights are put beside each other as they will be stored.
+    MergeTurned(),
     MergeSiblings(),
     # Late too: where attention is written out, slices of the turned projection cost nothing.
     ReadPacked(),

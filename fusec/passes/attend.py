@@ -35,9 +35,10 @@ class Attend:
 
 def _keep_sums(graph: Graph) -> None:
     """Where a gradient has attention computed once more for its sums, the forward half computes it with them."""
+    joined_already: set[Node] = set()
     for node in list(graph.nodes):
         op, operands = node.op, node.operands
-        if not isinstance(op, AttentionTrain):
+        if not isinstance(op, AttentionTrain) or node in joined_already:
             continue
         same = [
             user
@@ -62,3 +63,4 @@ def _keep_sums(graph: Graph) -> None:
             for old, new in zip(other.results, joined.results, strict=False):
                 graph.replace(old, new)
             graph.erase(other)
+            joined_already.add(other)

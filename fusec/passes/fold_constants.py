@@ -66,6 +66,7 @@ class _Result:
         self.op = op
         self.index = index
         self.name = name
+        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
 
     def __call__(self, *arrays: Array) -> Array:
         try:

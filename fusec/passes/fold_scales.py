@@ -18,7 +18,7 @@ from fusec.ops.spec import broadcast
 from fusec.passes.base import Options
 from fusec.passes.linear import scale_inputs, scale_outputs, single_use, weight_place
 from fusec.passes.rewrite import Rewriter, local, rewrite
-from fusec.passes.weights import derive, per_channel
+from fusec.passes.weights import contents, derive, per_channel
 
 LINEAR = ("conv", "conv_transpose", "matmul")
 
@@ -114,6 +114,7 @@ class _Through:
     def __init__(self, op: Op, vector: np.ndarray[Any, Any]):
         self.op = op
         self.vector = vector
+        self.key = (repr(op), contents(vector))
 
     def __call__(self, weight: Array) -> Array:
         if isinstance(self.op, MatMul):

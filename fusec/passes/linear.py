@@ -12,7 +12,7 @@ import numpy as np
 from fusec.ir import Array, Graph, Node, Value
 from fusec.ops import Conv, ConvTranspose, MatMul
 from fusec.passes.rewrite import use_count
-from fusec.passes.weights import along, derive, product
+from fusec.passes.weights import along, contents, derive, product
 
 Vector = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: N
         shaped = _transposed_filters(op, weight, factor)
     else:
         shaped = along(factor, weight.type.rank, weight.type.rank - (1 if place == 1 else 2))
-    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal)
+    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped), weight.literal)
     operands = [scaled if i == place else v for i, v in enumerate(node.operands)]
     return graph.insert(
         op, operands, before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
@@ -54,7 +54,7 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
         shaped = along(factor, rank, 0)
     else:
         shaped = along(factor, rank, rank - 2)
-    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped, weight.type.shape), weight.literal)
+    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped), weight.literal)
     return graph.insert(
         op, [x, scaled], before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
     ).result
@@ -81,9 +81,9 @@ def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vec
 class _Scaled:
     """A weight times a factor, in float64, rounded once."""
 
-    def __init__(self, factor: Vector, shape: tuple[int, ...]):
+    def __init__(self, factor: Vector):
         self.factor = factor
-        self.shape = shape
+        self.key = contents(factor)
 
     def __call__(self, weight: Array) -> Array:
         return product(weight, self.factor)

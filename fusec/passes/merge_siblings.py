@@ -24,7 +24,7 @@ HALVES = (DType.F16, DType.BF16)
 
 
 @dataclass(frozen=True)
-class _Branch:
+class Branch:
     """A product by a constant, perhaps a constant bias, and the value that then goes to attention."""
 
     product: Node
@@ -40,7 +40,7 @@ class MergeSiblings:
     name: ClassVar[str] = "merge_siblings"
 
     def run(self, graph: Graph, options: Options) -> None:
-        siblings: dict[tuple[Value, TensorType], list[_Branch]] = {}
+        siblings: dict[tuple[Value, TensorType], list[Branch]] = {}
         for node in graph.nodes:
             if isinstance(node.op, MatMul) and (branch := _branch(node)) is not None:
                 rows = TensorType(node.result.type.shape[:-1], node.result.type.dtype)
@@ -50,7 +50,13 @@ class MergeSiblings:
                 _merge(graph, branches)
 
 
-def _branch(product: Node) -> _Branch | None:
+def _branch(product: Node) -> Branch | None:
+    found = linear(product)
+    return found if found is not None and goes_to_attention(found.end) else None
+
+
+def linear(product: Node) -> Branch | None:
+    """A product in 16 bits by a constant whose columns can stand beside others, with its bias if it has one."""
     x, w = product.operands
     columns = product.result.type.shape[-1]
     if w.literal is None or w.type.rank != 2 or x.literal is not None or x.type.dtype not in HALVES:
@@ -65,7 +71,7 @@ def _branch(product: Node) -> _Branch | None:
         if not vector or user.result.type.shape != end.type.shape:
             return None
         end, bias = user.result, b.literal
-    return _Branch(product, w.literal, bias, end) if goes_to_attention(end) else None
+    return Branch(product, w.literal, bias, end)
 
 
 def goes_to_attention(value: Value) -> bool:
@@ -80,18 +86,25 @@ def goes_to_attention(value: Value) -> bool:
     return False
 
 
-def _merge(graph: Graph, branches: Sequence[_Branch]) -> None:
+def together(graph: Graph, branches: Sequence[Branch]) -> Value:
+    """The results of the branches, which share an operand, side by side."""
     first = branches[0].product
     x, dtype = first.operands[0], first.result.type.dtype
     sizes = [b.weight.type.shape[1] for b in branches]
-    together = TensorType((branches[0].weight.type.shape[0], sum(sizes)), dtype)
-    weights = derive(graph, first, together, [b.weight for b in branches], _beside, branches[0].weight)
+    wide = TensorType((branches[0].weight.type.shape[0], sum(sizes)), dtype)
+    weights = derive(graph, first, wide, [b.weight for b in branches], _beside, branches[0].weight)
     origin = [o for b in branches for o in b.product.origin]
     total = graph.insert(MatMul(), [x, weights], before=first, origin=origin).result
     if any(b.bias is not None for b in branches):
         biases = [b.bias or Literal.of(np.zeros(n, dtype.numpy)) for b, n in zip(branches, sizes, strict=True)]
         bias = derive(graph, first, TensorType((sum(sizes),), dtype), biases, _in_a_row, biases[0])
         total = graph.add(pw("add"), total, bias, before=first)
+    return total
+
+
+def _merge(graph: Graph, branches: Sequence[Branch]) -> None:
+    total = together(graph, branches)
+    sizes = [b.weight.type.shape[1] for b in branches]
     start, shape = 0, total.type.shape
     for branch, size in zip(branches, sizes, strict=True):
         part = Slice((*(0 for _ in shape[1:]), start), (*shape[:-1], size), (1,) * len(shape))

@@ -54,7 +54,7 @@ def _join_heads(graph: Graph, node: Node, op: Concat) -> None:
     if op.axis % len(shape) != len(shape) - 1 or any(x is None for x in heads):
         return
     found = [x for x in heads if x is not None]
-    if len({(x.type.shape[0], *x.type.shape[2:]) for x in found}) != 1 or len(set(found)) < len(found):
+    if len({(x.type.shape[0], *x.type.shape[2:]) for x in found}) != 1:
         return
     joined = graph.insert(Concat(1), found, before=node, origin=node.origin).result
     turned = graph.insert(Transpose(_TURN), [joined], before=node, origin=node.origin).result

@@ -1,7 +1,7 @@
 """Convolutions that cut an image of few channels into patches, as matrix products of the patches.
 
-Measured on an H200 in fp16: the first convolution of ViT-B/16 (16 by 16 of 3 channels, batch 32) takes 148 us; as a
-product of [6272, 768] with [768, 768] some 20, and 10 more to put the image in patches.
+Tensor cores take channels by eights, so a convolution of three leaves most of them idle; a product sums over the whole
+patch. What that is worth for the first layer of ViT-B/16 is among the choices in docs/results.md.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from fusec.passes.weights import derive
 _FEW_CHANNELS = 4  # tensor cores are fed by eights: less, and a convolution leaves most of them idle
 _ENOUGH_TAPS = 32  # of the matrix product
 _ENOUGH_ELEMENTS = 1 << 16  # of the image; one more launch has to be paid
+
+
+def _turned(weight: Array) -> Array:
+    """Filters as the columns of a matrix."""
+    return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
 
 
 @local("conv", "add", equation="conv(x, w) + b = patches(x) @ w + b, windows side by side without overlap")
@@ -47,10 +52,7 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
     gathered = graph.insert(Transpose((0, 2, 4, 1, 3, 5)), [cut], before=node).result
     patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
 
-    def turned(array: Array) -> Array:
-        return np.ascontiguousarray(array.reshape(filters, taps).T)
-
-    matrix = derive(graph, conv, TensorType((taps, filters), w.type.dtype), (literal,), turned, literal)
+    matrix = derive(graph, conv, TensorType((taps, filters), w.type.dtype), (literal,), _turned, literal)
     product = graph.insert(MatMul(), [patches, matrix], before=node).result
     if bias is not None:
         row = graph.insert(Reshape((filters,)), [bias], before=node).result

@@ -103,4 +103,4 @@ def _narrow(literal: Literal, storage: DType, name: str) -> Literal:
             )
         return array
 
-    return Literal(literal.type.with_dtype(storage), load, literal.label)
+    return Literal(literal.type.with_dtype(storage), load, literal.label, ("narrow", storage, name, literal.key))

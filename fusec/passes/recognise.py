@@ -8,9 +8,9 @@ from typing import ClassVar
 from fusec.ir import Graph
 from fusec.passes.base import Options
 from fusec.passes.rewrite import Rewriter, rewrite
-from fusec.passes.rules import activation, attention, casts, norm
+from fusec.passes.rules import activation, casts, norm, rotary
 
-RULES: tuple[Rewriter, ...] = (*norm.RULES, *activation.RULES, *attention.ROTARY, *casts.RULES)
+RULES: tuple[Rewriter, ...] = (*norm.RULES, *activation.RULES, *rotary.RULES, *casts.RULES)
 
 
 @dataclass(frozen=True)

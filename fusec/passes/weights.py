@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ class Derived(Literal):
 
     __slots__ = ("base",)
 
-    def __init__(self, type: TensorType, load: Callable[[], Array], base: str):
-        super().__init__(type, load)
+    def __init__(self, type: TensorType, load: Callable[[], Array], base: str, key: Hashable | None = None):
+        super().__init__(type, load, key=key)
         self.base = base
 
 
@@ -33,10 +34,12 @@ def derive(
     """A constant of `type`, `compute`d from the arrays of `sources` and rounded once to its dtype.
 
     It is named after the source given as `name` (w.folded), or by `name` itself; never like the source,
-    whose data it does not hold.
+    whose data it does not hold. The same of the same sources has the same `key`, if `compute` is a function of a module
+    or says by a `key` of its own what it does.
     """
     base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
-    literal = Derived(type, _Once(type, tuple(sources), compute), base)
+    key = (_key(compute), type, *(s.key for s in sources))
+    literal = Derived(type, _Once(type, tuple(sources), compute), base, key)
     if max([type.nbytes, *(s.type.nbytes for s in sources)]) <= EAGER_BYTES:
         _ = literal.array
     node = graph.insert(
@@ -44,6 +47,20 @@ def derive(
     )
     literal.label = node.result.name  # unique in the graph, as the text form needs it
     return node.result
+
+
+def _key(compute: Callable[..., Array]) -> Hashable:
+    """What another computation of the same has, too; of a function with variables of its own it is not known."""
+    known = getattr(compute, "key", None)
+    if known is not None:
+        return type(compute), known
+    return object() if getattr(compute, "__closure__", None) else compute
+
+
+def contents(array: Array) -> Hashable:
+    """Equal for arrays that are the same, bit by bit."""
+    data = np.ascontiguousarray(array)
+    return data.shape, data.dtype.str, hashlib.sha256(data.view(np.uint8).reshape(-1).data).digest()
 
 
 class _Once:

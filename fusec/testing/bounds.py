@@ -15,7 +15,8 @@ import numpy as np
 
 from fusec.ir import DType, Graph
 from fusec.testing.case import MismatchError, Trust
-from fusec.testing.montecarlo import SAFETY, Rounding, Samples, distance, sample
+from fusec.testing.montecarlo import sample
+from fusec.testing.samples import SAFETY, Rounding, Samples, distance
 
 Array = np.ndarray[Any, Any]
 

@@ -273,3 +273,6 @@ class Builder(Choices):
         self.graph.set_outputs(outputs, names)
         self.graph.prune()
         return self.graph
+
+
+Draw = Callable[[Builder], None]  # adds to the graph

@@ -18,8 +18,8 @@ from fusec.simulate import simulate
 from fusec.storage import pack, unpack
 from fusec.testing.bounds import allowed, compare, execution, meaning
 from fusec.testing.case import Case, MismatchError, Property, Trust
-from fusec.testing.montecarlo import Rounding
 from fusec.testing.prepared import CASE, Prepared, compile_once, in_float64, prepared, stored_values
+from fusec.testing.samples import Rounding
 from fusec.testing.twin import TWIN, decisions, digest
 from fusec.verdict import Legal
 from fusec.verify import Check, Runner, random_feeds, verify

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import ml_dtypes
@@ -20,22 +19,18 @@ from fusec.testing.edges import (
     POLES,
     PRODUCTS,
     approximation,
-    at_zero,
     is_exact,
     is_move,
     is_single,
-    label_of,
-    lost_in_attention,
     near_ones,
     never_zero,
     sum_length,
-    undefined,
-    vanished_slope,
 )
+from fusec.testing.jumps import flips
+from fusec.testing.samples import Rounding, Samples
 
 Array = np.ndarray[Any, Any]
 
-SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
 _F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
 _POOL = 1 << 14
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
@@ -47,58 +42,6 @@ _LEAST = {
     for d in DType
     if d.is_float
 }
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """What the form under test rounds.
-
-    meaning: it is evaluated in float64; only constants that are computed from others, or narrowed to
-    `storage`, were rounded. Otherwise it executes: arithmetic in fp32, results stored as their dtype says.
-    tensor_cores: products may round fp32 operands to tf32. device: a GPU's functions, good to a few units.
-    """
-
-    meaning: bool
-    storage: DType = DType.F32
-    tensor_cores: bool = False
-    device: bool = False
-
-
-@dataclass
-class Samples:
-    """A value undisturbed, and disturbed some times over. A sample that is the very array has met no error.
-
-    unstored: the disturbed samples before they were rounded to 16 bits for storage, where they were: an op fused
-    behind may read these.
-    """
-
-    plain: Array
-    disturbed: list[Array] = field(repr=False)
-    unstored: list[Array] | None = field(default=None, repr=False)
-
-    @property
-    def exact(self) -> bool:
-        return all(s is self.plain for s in self.disturbed)
-
-    def spread(self) -> Array:
-        """The largest distance of a sample, by element; infinite where one is NaN or infinite on its own."""
-        result = np.zeros(self.plain.shape)
-        for sample in self.disturbed:
-            if sample is not self.plain:
-                np.maximum(result, distance(sample, self.plain), out=result)
-        return result
-
-
-def distance(a: Array, b: Array) -> Array:
-    """|a - b| by element: 0 between equal infinities and between NaNs, infinite between finite and not."""
-    a, b = (v.astype(np.float64, copy=False) for v in (a, b))
-    with np.errstate(all="ignore"):
-        result = np.abs(a - b)
-        odd = ~np.isfinite(result)
-        if odd.any():
-            alike = (a == b) | (np.isnan(a) & np.isnan(b))
-            result = np.where(odd, np.where(alike, 0.0, np.inf), result)
-    return result
 
 
 def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
@@ -179,7 +122,7 @@ class _Sampler:
         floating = any(v.type.dtype.is_float for v in node.results)
         exact = is_move(op) or (not floating) or is_single(op)
         summed = False if exact else is_exact(node, plain, *self._precision(node))
-        flipped = self._flips(node, operands, results[0])
+        flipped = flips(node, operands, results[0], self.rounding, self.unit)
         made = [self._undisturbed(r) for r in results]
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)
@@ -354,50 +297,6 @@ class _Sampler:
         ):
             # squares inside the op overflow fp32
             samples[::2] = [np.full_like(s, np.nan) for s in samples[::2]]
-
-    # jumps -----------------------------------------------------------------------------------------------
-
-    def _flips(self, node: Node, operands: list[Samples], result: Array) -> Array | None:
-        """Where the result may lie on the other side of a jump."""
-        op = node.op
-        label = label_of(op)
-        plain = [s.plain for s in operands]
-        nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
-        if not self.rounding.meaning and result.size:
-            attends = op.name.startswith("attention")
-            lost = lost_in_attention(op, plain, result) if attends else vanished_slope(op, plain)
-            nowhere = lost if lost is not None else nowhere
-        unsure = not self.rounding.meaning and not all(s.exact for s in operands)
-        if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
-            # an infinity times what may have been rounded to zero
-            nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
-        if op.name == "resize" and not self.rounding.meaning and np.isinf(plain[0]).any() and not is_move(op):
-            # an infinity times a weight of zero, which some leave out
-            nowhere = np.ones(result.shape, np.bool_)
-        if label is None or not any(v.type.dtype.is_float for v in node.operands):
-            return nowhere
-        if op.name == "floor_mod" and not self.rounding.meaning:
-            return self._quotient_flips(op, operands)
-        if all(s.exact for s in operands):
-            return nowhere
-        reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
-        here = label(op, plain)
-        flipped = np.zeros(result.shape, np.bool_) if nowhere is None else nowhere
-        for signs in ((1, 1), (-1, -1)) if len(plain) == 1 else ((1, 1), (-1, -1), (1, -1), (-1, 1)):
-            moved = [x if r is None else x + s * r for x, r, s in zip(plain, reach, signs, strict=False)]
-            there = label(op, moved)
-            flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
-        return flipped if flipped.any() else None
-
-    def _quotient_flips(self, op: Op, operands: list[Samples]) -> Array | None:
-        """Lowered, floor_mod takes the floor of a quotient that was rounded."""
-        x, y = (s.plain for s in operands)
-        quotient, error = x / y, (SAFETY * s.spread() for s in operands)
-        dx, dy = error
-        reach = np.abs(quotient) * (4 * self.unit + dx / np.abs(x) + dy / np.abs(y))
-        whole = (np.rint(quotient) * y == x) & (dx == 0) & (dy == 0)
-        flipped = ~whole & (np.floor(quotient - reach) != np.floor(quotient + reach))
-        return flipped if flipped.any() else None
 
     def _flip(self, made: Samples, where: Array) -> Samples:
         """Samples that took the other side: NaN for floats (a number for NaN), another number for the rest."""

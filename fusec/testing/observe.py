@@ -92,11 +92,11 @@ def _steps(current: Current) -> None:
 
 
 def _calls(current: Current) -> None:
-    builder = cast("Any", lower_cudnn)._Builder
-    inner: Callable[[Any, list[Node]], lower_cudnn.Lowered] = builder.lower
+    module = cast("Any", lower_cudnn)
+    inner: Callable[[Any, list[Node]], lower_cudnn.Lowered] = module._written
 
-    def lower(self: Any, anchors: list[Node]) -> lower_cudnn.Lowered:
-        lowered = inner(self, anchors)
+    def written(b: Any, anchors: list[Node]) -> lower_cudnn.Lowered:
+        lowered = inner(b, anchors)
         counters = current()
         for call in lowered.graph.calls if counters is not None else ():
             assert counters is not None
@@ -105,4 +105,4 @@ def _calls(current: Current) -> None:
                 counters.add("calls", f"{call.op}.{call.mode}")
         return lowered
 
-    builder.lower = lower
+    module._written = written

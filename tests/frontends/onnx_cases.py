@@ -319,6 +319,8 @@ def _shapes() -> list[Case]:
         Case("Expand", 8, [f32(2, 3), i64(1)]),
         Case("Tile", 6, [f32(2, 3), i64(2, 3)]),
         Case("Tile", 6, [f32(2, 3), i64(1, 1)]),
+        Case("Tile", 6, [f32(2, 1, 3, 1), i64(1, 4, 1, 2)]),
+        Case("Tile", 6, [f32(1, 2, 1), i64(0, 2, 3)]),
         Case("DepthToSpace", 1, [image], {"blocksize": 2}),
         Case("DepthToSpace", 1, [image], {"blocksize": 2, "mode": "CRD"}, oldest=11),
         Case("SpaceToDepth", 1, [image], {"blocksize": 2}),

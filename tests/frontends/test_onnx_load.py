@@ -117,6 +117,21 @@ def test_shape_arithmetic_is_folded() -> None:
     assert graph.outputs[0].type == TensorType((5, 12), DType.F32)
 
 
+def test_heads_repeated_by_tile_are_seen_as_such() -> None:
+    """What torch's exporter makes of repeat_interleave: attention wants to see that one dim of 1 is expanded."""
+    repeat = [
+        node("Unsqueeze", ["x", "axes"], ["u"]),
+        node("Tile", ["u", "repeats"], ["t"]),
+        node("Reshape", ["t", "shape"], ["y"]),
+    ]
+    held = {"axes": np.array([2]), "repeats": np.array([1, 1, 4, 1, 1]), "shape": np.array([1, 8, 3, 5])}
+    graph = load(model(repeat, [info("x", [1, 2, 3, 5])], ["y"], held))
+    nodes = list(graph.nodes)
+    assert [n.op.name for n in nodes] == ["reshape", "expand", "reshape"]
+    assert nodes[1].operands[0].type.shape == (1, 2, 1, 3, 5)
+    assert nodes[1].result.type.shape == (1, 2, 4, 3, 5)
+
+
 def test_large_constants_are_left_to_the_folding_pass() -> None:
     held = {"w": np.ones((100, 100), np.float32)}
     graph = load(model([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])],

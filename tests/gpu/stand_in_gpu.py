@@ -18,7 +18,10 @@ from gpu.kernels.emulator import functions
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
+from fusec.gpu.kernels.spec import Launch
 from fusec.simulate import extent, simulate
+
+PROCESSORS = 4  # each of them runs one block at a time
 
 
 class Array(np.ndarray):
@@ -70,6 +73,8 @@ class Machine:
         self.cudnn_streams: list[int] = []
         self.now_us = 0.0
         self.times_us: dict[int, float] = {}  # by engine; 10 where not said
+        self.within_us: dict[int, float] = {}  # the same in what was captured, where that is another time
+        self.within = False
         self.engines = (7, 4, 3)
         self.wrong: set[int] = set()
         self.failing: set[int] = set()
@@ -154,8 +159,10 @@ class Machine:
             def launch(self, stream: Any) -> None:
                 machine.replayed += 1
                 machine.replayed_on.append(stream.ptr)
+                machine.within = True
                 for each in self.work:
                     each()
+                machine.within = False
 
         class Stream:
             def __init__(self, non_blocking: bool = False) -> None:
@@ -208,21 +215,35 @@ class Machine:
         def using_allocator(allocator: Any) -> Generator[None]:
             yield
 
+        class RawKernel:
+            """A function of a module; blocks may meet if it is launched so."""
+
+            def __init__(self, entry: str, function: Any, meets: bool) -> None:
+                self.entry, self.function, self.meets = entry, function, meets
+                self.kernel = types.SimpleNamespace(ptr=self)
+                self.shared_size_bytes, self.max_dynamic_shared_size_bytes = 1 << 14, 0
+
+            def __call__(
+                self, grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...], *, shared_mem: int = 0
+            ) -> None:
+                assert shared_mem <= max(self.max_dynamic_shared_size_bytes, 32 << 10), "more than was asked for"
+                assert not self.meets or grid[0] <= PROCESSORS, "blocks that never meet"
+                addresses = [array.data.ptr for array in arguments]
+                launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.meets)
+                machine.launched.append(self.entry)
+                machine.do(lambda: self.function(launch, addresses))
+
         class RawModule:
-            def __init__(self, code: str, options: tuple[str, ...], backend: str) -> None:
+            def __init__(
+                self, code: str, options: tuple[str, ...], backend: str, enable_cooperative_groups: bool
+            ) -> None:
                 machine.compiled.append(code)
-                self.functions = functions(code)
+                self.functions, self.meets = functions(code), enable_cooperative_groups
 
             def get_function(self, entry: str) -> Any:
-                function = self.functions[entry]
+                return RawKernel(entry, self.functions[entry], self.meets)
 
-                def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Array, ...]) -> None:
-                    addresses = [array.data.ptr for array in arguments]
-                    machine.launched.append(entry)
-                    machine.do(lambda: function(*grid, *block, addresses))
-
-                return launch
-
+        attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)
         runtime = types.SimpleNamespace(
             memcpyAsync=memcpy_async,
@@ -235,7 +256,10 @@ class Machine:
             Stream=Stream,
             Event=Event,
             MemoryPool=lambda: types.SimpleNamespace(malloc=None),
-            Device=lambda: types.SimpleNamespace(id=0),
+            Device=lambda: types.SimpleNamespace(id=0, attributes=attributes),
+            driver=types.SimpleNamespace(
+                occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
+            ),
             using_allocator=using_allocator,
             get_current_stream=current,
             get_elapsed_time=lambda start, stop: (stop.at - start.at) / 1000.0,
@@ -340,7 +364,8 @@ class Pygraph:
         assert workspace or not place, "no scratch memory"
 
         def work() -> None:
-            machine.now_us += machine.times_us.get(engine, 10.0)
+            times_us = {**machine.times_us, **machine.within_us} if machine.within else machine.times_us
+            machine.now_us += times_us.get(engine, 10.0)
             buffers = {
                 t.uid: _at(addresses[t.uid], extent(t), t.dtype.numpy)
                 for t in (*self.graph.inputs, *self.graph.outputs)

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.dense_block import dense_block
+from gpu.kernels.cases import assert_same, last
 from gpu.kernels.cases import build as build_case
-from gpu.kernels.cases import last
 from gpu.kernels.emulator import needs_compiler
-from gpu.stand_in_gpu import Array, Machine, on_device
+from gpu.stand_in_gpu import PROCESSORS, Array, Machine, on_device
 from helpers import assert_close
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
-from fusec.ir import DType
-from fusec.ops import Concat, Conv
+from fusec.ir import DType, TensorType
+from fusec.ops import BatchNormTrain, Concat, Conv
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -31,6 +31,7 @@ from fusec.plans import Choice, Entry
 from fusec.program import Kind
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.storage import pack, unpack
 from fusec.target import load
 from fusec.text import parse
 
@@ -286,10 +287,10 @@ def test_what_nvrtc_refuses_gives_way_to_the_reference(
 ) -> None:
     from fusec.gpu.kernels import launch
 
-    def refuses(code: str, options: tuple[str, ...], backend: str, module: Any = launch.cupy.RawModule) -> Any:
+    def refuses(code: str, module: Any = launch.cupy.RawModule, **options: Any) -> Any:
         if "softmax" in code:
             raise launch.cupy.cuda.compiler.CompileException("error: identifier is undefined")
-        return module(code, options, backend)
+        return module(code, **options)
 
     monkeypatch.setattr(launch.cupy, "RawModule", refuses)
     with pytest.warns(UserWarning, match=r"NVRTC refuses the kernel for softmax, it is not used: .*undefined"):
@@ -318,6 +319,39 @@ def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> N
     assert launcher.is_measured(kernel)
     launcher.with_random_data(kernel)()
     assert machine.launched[-1] == kernel.others[1].launches[0].entry
+
+
+@needs_compiler
+@pytest.mark.parametrize("blocks", [PROCESSORS, PROCESSORS + 1])
+def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
+    machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
+    from fusec.gpu.kernels import channel_resident
+    from fusec.gpu.kernels.launch import Launcher
+
+    monkeypatch.setattr(channel_resident, "THREADS", 64)
+    monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
+    x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
+    case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)
+    kernel, launcher = case.kernel, Launcher()
+    assert kernel is not None
+    (once,) = kernel.others
+    assert once.launches[0].meets and once.launches[0].grid == blocks
+    assert launcher.runs(once) == fits
+    times = iter([5.0, 3.0])
+    assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == (3.0 if fits else 5.0)
+    launcher.take(kernel, once.key)
+    if not fits:
+        with pytest.warns(UserWarning, match="does not run here the way it was found to be fastest in"):
+            assert launcher.runs(kernel)
+    arrays = {v: array + array.dtype.type(0.5) for v, array in case.arrays(rng).items()}
+    held = {v: on_device(pack(np, arrays[v], v.type).view(np.uint8)) for v in case.graph.inputs}
+    held |= {v: on_device(np.zeros(v.type.nbytes, np.uint8)) for v in case.outputs}
+    for _ in range(2):  # the doors are as they were
+        launcher.bind(kernel, lambda value, _: held[value])()
+    got = [unpack(held[v].get().view(v.type.dtype.numpy), v.type) for v in case.outputs]
+    assert_same(case, got, case.reference(arrays))
 
 
 @needs_compiler
@@ -571,6 +605,9 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
     check(net, 0)
     (tuned,) = net.backend._tuned.values()
     assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)
+    machine.built.clear()
+    check(Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache")), 1)
+    assert machine.built == [] and machine.revived, "the next time they are revived, shared or not"
 
 
 @pytest.mark.parametrize("tune", ["none", "quick"])

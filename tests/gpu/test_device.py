@@ -145,7 +145,8 @@ def test_a_dense_block_without_copies(rng: np.random.Generator, precision: str, 
     source = dense_block(seed=int(rng.integers(1 << 30)))
     executable = fusec.compile(source, precision=precision, tune=tune)
     steps = [s for s in executable.compiled.program.steps if s.nodes[-1].op.name == "concat"]
-    assert [step.kind.value for step in steps] == ["view"] * 3
+    ways = {"none": {"view"}, "quick": {"view", "kernel"}}[tune]  # timed, whichever is faster
+    assert len(steps) == 3 and {step.kind.value for step in steps} <= ways
     tolerance = {"fp32": 1e-5, "tf32": 2e-3, "fp16": 5e-3, "bf16": 4e-2}[precision]
     for _ in range(3):
         x = rng.standard_normal((2, 64, 32, 32)).astype(np.float32)
@@ -169,7 +170,7 @@ def test_steps_side_by_side(rng: np.random.Generator) -> None:
     for _ in range(20):
         array = rng.standard_normal((1, 32, 14, 14)).astype(np.float32)
         assert_close(executable(array), evaluate(graph, {"x": array})["y"], 5e-3)
-    lanes, other_us, declined = executable.recorded
+    lanes, other_us, declined, _ = executable.recorded
     assert not declined
     assert other_us is not None, "both ways were timed"
     assert lanes in (1, 2, 3, 4)

@@ -82,6 +82,27 @@ def test_a_legal_graph_has_a_built_plan_and_no_plan_that_failed(h200: Oracle) ->
         assert len({(p.engine, p.knobs) for p in plans}) == len(plans)
 
 
+def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> None:
+    """Where asked for: without a compilation, and not for the disk, where answers are for everyone."""
+    sizes = (("gelu", (1, 12, 64)), ("gelu", (1, 16, 64)), ("tanh", (1, 16, 64)))
+    small, large, other = (pointwise(mode, dims, result=dims) for mode, dims in sizes)
+    assert small.kin == large.kin != other.kin
+    assert conv("relu").kin == conv("relu", size=14).kin != conv("bias", "relu").kin
+    store = Store(tmp_path / "answers.sqlite")
+    with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:
+        first, second, third = (legal(oracle.judge([graph])[0]) for graph in (small, large, other))
+    built = [any(plan.built for plan in verdict.plans) for verdict in (first, second, third)]
+    assert built == [True, False, True]
+    assert {p.engine for p in second.plans} == {p.engine for p in first.plans}
+    kept = [bool(store.get([oracle._entry(graph.key)])) for graph in (small, large, other)]
+    assert kept == built
+    with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:  # from what the disk holds
+        oracle.judge([small])
+        assert not any(plan.built for plan in legal(oracle.judge([large])[0]).plans)
+    with Oracle(load("h200"), store=store, workers=1) as oracle:
+        assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
+
+
 def test_true_fp32_excludes_plans_with_tensor_cores(h200: Oracle) -> None:
     loose, strict = h200.judge(
         [conv("bias", "relu", dtype=DType.F32), conv("bias", "relu", dtype=DType.F32, tensor_cores=False)]

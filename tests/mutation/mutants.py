@@ -111,7 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "print_float_short",
         "text",
-        "ir.py",
+        "printing.py",
         "return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise",
         'return f"{float(value):.6g}"',
         "attributes lose digits in text",
@@ -646,7 +646,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_post_padding",
         "lowering",
-        "lower_cudnn.py",
+        "lower_anchors.py",
         '"post_padding": (*none, *op.pads[n:]),',
         '"post_padding": (*none, *op.pads[:n]),',
         "uneven pads become even",
@@ -654,7 +654,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_dilation",
         "lowering",
-        "lower_cudnn.py",
+        "lower_anchors.py",
         '"dilation": (*unit, *op.dilations),',
         '"dilation": (*unit, *op.strides),',
         "strides for dilations",
@@ -662,7 +662,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_clip_bound",
         "lowering",
-        "lower_cudnn.py",
+        "lower_pointwise.py",
         'steps.last("relu", x, lower_clip=0.0, upper_clip=high)',
         'steps.last("relu", x)',
         "the upper bound is lost",
@@ -670,7 +670,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_elu_alpha",
         "lowering",
-        "lower_cudnn.py",
+        "lower_pointwise.py",
         '    if alpha == 1.0:\n        steps.last("elu", x)',
         '    if alpha:\n        steps.last("elu", x)',
         "elu's alpha is lost",
@@ -678,7 +678,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_where",
         "lowering",
-        "lower_cudnn.py",
+        "lower_pointwise.py",
         'steps.last("binary_select", x, y, mask)',
         'steps.last("binary_select", y, x, mask)',
         "the branches are swapped",
@@ -702,7 +702,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_swish_beta",
         "lowering",
-        "lower_cudnn.py",
+        "lower_pointwise.py",
         'beta: dict[str, float] = {} if a["beta"] == 1.0 else {"beta": a["beta"]}',
         "beta: dict[str, float] = {}",
         "swish's beta is lost",
@@ -710,7 +710,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_scalar_sign",
         "lowering",
-        "lower_cudnn.py",
+        "lower_builder.py",
         "key = (value, math.copysign(1.0, value), rank)",
         "key = (abs(value), 1.0, rank)",
         "a number and its negative are one",
@@ -847,7 +847,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_strides",
         "in place",
-        "ir.py",
+        "tensor_type.py",
         "        shape = self.within or self.shape\n",
         "        shape = self.shape\n",
         "parts of something larger are taken for packed",

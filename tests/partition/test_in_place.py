@@ -19,8 +19,8 @@ from fusec.ir import DType, Graph, TensorType
 from fusec.lower_cudnn import lower
 from fusec.memory import located, plan_memory
 from fusec.passes.base import Options
-from fusec.passes.partition import partition
-from fusec.passes.partition.in_place import concat_in_place
+from fusec.passes.partition import kernels_only, partition
+from fusec.passes.partition.in_place import apart, concat_in_place, joined
 from fusec.program import Kind, Program
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
@@ -169,6 +169,49 @@ def test_what_cannot_be_written_in_place(rng: np.random.Generator, operands: str
     program = place(text)
     assert joins(program) == [f"c {kind}"]
     check(program, text, rng)
+
+
+def test_a_part_in_another_memory_order_is_copied(rng: np.random.Generator) -> None:
+    text = TWO.replace("OPERANDS", "%a, %b").replace("MORE", "").replace("sqrt", "tanh")
+    text = text.replace("%b = tanh(%x) : f32[2,16,4,4]{0,2,3,1}", "%b = tanh(%x) : f32[2,16,4,4]")
+    program = place(text)
+    assert joins(program) == ["c kernel"]
+    check(program, text, rng)
+
+
+# three concats; a step reads a part of the first and writes one of the second, another of the second and the third
+CHAIN = """graph "chain" (%x: f32[2,16,4,4]{0,2,3,1}) {
+  %a = exp(%x)
+  %b = tanh(%x)
+  %c = concat(%a, %b) {axis=1}
+  %q = relu(%a)
+  %r = sin(%x)
+  %d = concat(%q, %r) {axis=1}
+  %s = neg(%q)
+  %t = cos(%x)
+  %e = concat(%s, %t) {axis=1}
+  %i = abs(%c)
+  %j = abs(%d)
+  %k = exp(%e)
+  return %i, %j, %k
+}"""
+
+
+def test_whoever_is_copied_again_takes_along_what_its_steps_touch() -> None:
+    """A step that wrote a part and read another was asked about both: with one of them packed it never was."""
+    program = concat_in_place(kernels_only(parse(CHAIN)), LowersJudge(), Options())
+    assert joins(program) == ["c view", "d view", "e view"]
+    (first,) = (family for family in joined(program) if "a" in {v.name for v in family.types})
+    copied = apart(program, [first])
+    assert joins(copied) == ["c kernel", "d kernel", "e kernel"]
+    assert not any(v.type.within for v in copied.graph.values())
+
+
+def test_a_copy_leaves_alone_what_it_does_not_touch() -> None:
+    text = CHAIN.replace("neg(%q)", "neg(%x)")
+    program = concat_in_place(kernels_only(parse(text)), LowersJudge(), Options())
+    (first,) = (family for family in joined(program) if "a" in {v.name for v in family.types})
+    assert joins(apart(program, [first])) == ["c kernel", "d kernel", "e view"]
 
 
 @pytest.mark.parametrize(

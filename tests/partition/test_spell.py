@@ -14,6 +14,7 @@ from scipy.special import ndtr
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 from fusec.passes.partition.spell import REWRITES, quicker, respell, spellings
+from fusec.passes.partition.spell_gelu import LIMIT
 from fusec.reference import evaluate
 from fusec.text import parse
 
@@ -236,6 +237,18 @@ def test_gelu_without_erf_is_gelu_up_to_rounding(dtype: DType) -> None:
     off = np.abs(got.astype(np.float64) - exact)
     assert (off <= np.maximum(0.7 * units, 6e-7)).all()  # rounding alone: half a unit; the tail below -4: absolutely
     assert_close(got, exact, 2e-3 if dtype is DType.BF16 else 3e-4)
+
+
+def test_gelu_without_erf_stays_within_what_exponentials_hold() -> None:
+    """An engine may make tanh of exponentials, which overflow where NumPy's tanh is 1."""
+    x = np.array([[-65504.0], [-40.0], [-1.0], [0.0], [1.0], [40.0], [65504.0]], np.float16)
+    ((_, spelled),) = quicker(gelu_body("f16", len(x)))
+    (tanh,) = (node for node in spelled.nodes if node.op.name == "tanh")
+    spelled.set_outputs(tanh.operands, ["z"])
+    with np.errstate(over="ignore"):
+        found = evaluate(spelled, {"x": x, "z": x})["z"]
+    assert np.abs(found).max() <= LIMIT
+    assert (np.sign(found) == np.sign(x)).all()
 
 
 def test_gelu_keeps_erf_where_that_costs_nothing_or_is_exact() -> None:

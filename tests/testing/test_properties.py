@@ -15,9 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusec import backends, ir, lower_cudnn, memory, runtime
+from fusec import backends, ir, lower_cudnn, memory, printing, runtime
 from fusec.errors import TargetError
 from fusec.ir import Constant, DType, Graph, Node, Value
+from fusec.lower_pointwise import Steps
 from fusec.ops import Cast, Softmax, pw
 from fusec.passes.base import Options
 from fusec.passes.order_sums import OrderSums
@@ -129,8 +130,8 @@ def dropping_bias(self: object, graph: Graph, options: Options) -> None:
 
 
 def test_text_that_loses_digits_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, plain = example(), ir.print_attribute
-    monkeypatch.setattr(ir, "print_attribute", lambda v: f"{v:.1f}" if isinstance(v, float) else plain(v))
+    graph, plain = example(), printing.print_attribute
+    monkeypatch.setattr(printing, "print_attribute", lambda v: f"{v:.1f}" if isinstance(v, float) else plain(v))
     graph.set_op(
         next(n for n in graph.nodes if n.result.name == "b"),
         Constant(ir.Literal.of(np.full((8, 1, 1), 0.17, np.float32), "b")),
@@ -321,7 +322,7 @@ def test_a_key_that_two_graphs_share_shows(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def as_abs(builder: Any, node: Node) -> None:
-    steps = lower_cudnn._Steps(builder, node)
+    steps = Steps(builder, node)
     steps.last("abs", *steps.operands)
 
 

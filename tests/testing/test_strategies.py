@@ -18,7 +18,8 @@ from fusec.reference import evaluate
 from fusec.testing.arrays import STYLES, draw_array, draw_feeds
 from fusec.testing.builder import Builder, Unfit
 from fusec.testing.case import Case
-from fusec.testing.motifs import EQUATIONS, MOTIFS, equation
+from fusec.testing.motifs import MOTIFS
+from fusec.testing.motifs.equations import EQUATIONS, equation
 from fusec.testing.operations import DRAWS
 from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
 from fusec.testing.uniform import register
@@ -95,7 +96,7 @@ def test_whole_graphs_reach_every_op_and_every_kind_of_value() -> None:
 
 @pytest.mark.parametrize("rule", EQUATIONS, ids=lambda r: r.name)
 def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusec.testing.motifs.EQUATIONS", (rule,))
+    monkeypatch.setattr("fusec.testing.motifs.equations.EQUATIONS", (rule,))
     fired = Counter[str]()
 
     @st.composite
@@ -258,7 +259,7 @@ def test_unused_constants_do_not_stay() -> None:
 
 
 def test_pointwise_attributes_have_somewhere_to_come_from() -> None:
-    from fusec.testing.operations import ATTRIBUTES
+    from fusec.testing.operations.pointwise import ATTRIBUTES
 
     needed = {key for c in CLASSES.values() for key in c.row.defaults}
     assert needed - {"axis"} == set(ATTRIBUTES)

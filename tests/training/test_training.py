@@ -95,6 +95,46 @@ def test_an_overflow_moves_nothing_and_halves_the_scale() -> None:
     assert (exe.value("w") == 0.0).all()
 
 
+def test_the_scale_never_falls_below_one() -> None:
+    exe = scaled()
+    for _ in range(14):
+        exe.step(np.full(4, np.inf, np.float32))
+    assert exe.value("loss.scale") == 1.0
+
+
+def test_a_gradient_that_overflows_as_it_is_narrowed_is_not_finite() -> None:
+    """It is a number in fp32, in which it was computed, and none in the parameter's own 16 bits."""
+    b = Builder()
+    x, w = b.input("x", (4,)), b.parameter("w", np.ones(4, np.float16))
+    gradients, finite = training.scaled_backward((w.astype("f32") * x).sum(), [w], start=1024.0)
+    training.sgd(b, [w], gradients, 1.0, keep=finite)
+    b.output(finite=finite)
+    exe = fusec.compile(b, target="cpu")
+    assert not exe.step(np.full(4, 100.0, np.float32))
+    assert (exe.value("w") == 1.0).all()
+    assert exe.step(np.full(4, 0.5, np.float32))
+    assert (exe.value("w") == 0.5).all()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_adam_counts_the_steps_that_moved_something(drawn: tuple[Array, list[Array]], keeps: bool) -> None:
+    """A step that is left out leaves nothing behind: the next one does what it would have done instead."""
+    start, gradients = drawn
+    found: list[Array] = []
+    for skipped in ([], [gradients[0]] * 3):
+        b = Builder()
+        w, g, keep = b.parameter("w", start), b.input("g", start.shape), b.input("keep", (), "bool")
+        training.adam(b, [w], [g], RATE, keep=keep)
+        b.output(kept=~keep)
+        exe = fusec.compile(b, target="cpu")
+        for gradient in skipped:
+            exe.step(gradient, np.array(not keeps))
+        exe.step(gradients[1], np.array(True))
+        assert exe.value("adam.step") == 1.0 + (0 if keeps else len(skipped))
+        found.append(exe.value("w"))
+    assert (found[0] == found[1]).all() == keeps
+
+
 def test_a_network_learns() -> None:
     """Two layers on parity, a thing one layer cannot do."""
     rng = np.random.default_rng(0)

@@ -6,21 +6,21 @@ Bodies of If, Loop and Scan, and ops the standard defines as functions of others
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto, ValueInfoProto, defs
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Emitter, Held, HostValueError, OpFunction, TensorList
 from fusec.frontends.onnx.inputs import input_types, tensor_type
+from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
-from fusec.frontends.onnx.structure import captured, constants, node_names, report
+from fusec.frontends.onnx.structure import constants, node_names, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
@@ -28,7 +28,6 @@ from fusec.ops.spec import require
 
 MAX_NODES = 100_000  # unrolled loops: beyond this a graph is no use to anybody
 MAX_DEPTH = 24
-
 Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
 
 
@@ -38,37 +37,26 @@ class InputsNeededError(ModelError):
     inputs: frozenset[str] = frozenset()
 
 
-@dataclass
-class Scope:
-    """The names one graph defines; an inner graph sees those of the outer one too."""
-
-    opsets: Mapping[str, int]
-    prefix: str = ""
-    outer: Scope | None = None
-    values: dict[str, Held] = field(default_factory=dict[str, Held])
-    dense: Mapping[str, TensorProto] = field(default_factory=dict[str, TensorProto])
-    sparse: Mapping[str, SparseTensorProto] = field(default_factory=dict[str, SparseTensorProto])
-    declared: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
-    read: frozenset[str] = frozenset()
-    failed: set[str] = field(default_factory=set[str])  # missing because of a problem already noted
-
-    @property
-    def opset(self) -> int:
-        return self.opsets.get("", 0)
-
-
 class Importer:
     """One import: the graph made so far, and the problems met."""
 
-    def __init__(self, source: GraphProto, opsets: Mapping[str, int], folder: Path | None, file: str):
+    def __init__(
+        self,
+        source: GraphProto,
+        opsets: Mapping[str, int],
+        folder: Path | None,
+        file: str,
+        weights: MutableMapping[str, Literal],
+    ):
         self.source = source
+        self.weights = weights
         self.file = file
         self.graph = Graph(source.name or "main")
         self.tensors = Tensors(folder)
         names = {v.name for v in source.input} | {*constants(source)} | {n for node in source.node for n in node.output}
         self.emit = Emitter(self.graph, opsets.get("", 0), frozenset(names))
         self.emit.subgraph = self._subgraph
-        self.scope = _scope(source, opsets, frozenset(v.name for v in source.output))
+        self.scope = scope_of(source, opsets, frozenset(v.name for v in source.output))
         self.problems: list[str] = []
         self.needed: set[str] = set()
         self.depth = 0
@@ -215,7 +203,7 @@ class Importer:
         """The results of a body of the current node, its inputs given by position."""
         outer = self.scope
         require(len(body.input) == len(given), f"its body takes {len(body.input)} inputs, not {len(given)}")
-        scope = _scope(body, outer.opsets, frozenset(v.name for v in body.output))
+        scope = scope_of(body, outer.opsets, frozenset(v.name for v in body.output))
         scope.outer = outer
         scope.prefix = f"{self.emit.name}/"
         for value, held in zip(body.input, given, strict=True):
@@ -238,12 +226,12 @@ class Importer:
             where = f"opset {opset}" if schema.domain in DEFAULT_DOMAINS else f"domain {schema.domain!r}"
             raise VerifyError(f"op {node.op_type} ({where}) is not supported")
         opsets = {**scope.opsets, **{entry.domain: entry.version for entry in body.opset_import}}
-        inner = Scope(opsets, f"{scope.prefix}{name}/", read=_reads(body, frozenset(body.output)))
+        inner = Scope(opsets, f"{scope.prefix}{name}/", read=reads(body, frozenset(body.output)))
         for given, held in zip(body.input, operands, strict=False):
             if held is not None:
                 inner.values[given] = held
         absent = {n for n in body.input if n not in inner.values}
-        nodes = [_without(absent, n) for n in body.node]
+        nodes = [without(absent, n) for n in body.node]
         wanted = [n for n, given in zip(body.output, node.output, strict=False) if given]
         require(bool(wanted), "has no output")
         with self._within(scope, name, node.output):
@@ -261,7 +249,7 @@ class Importer:
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
         refused = unsupported(members, scope.opset, scope.opsets)
         require(not refused, "in its body: " + "; ".join(f"{line} - not supported" for line in refused))
-        live = _live(members, outputs)
+        live = live_nodes(members, outputs)
         self.depth += 1
         try:
             for index, (name, node) in enumerate(members):
@@ -294,8 +282,7 @@ class Importer:
         if name not in scope.dense and name not in scope.sparse:
             return self._value(scope.outer, name) if scope.outer is not None else None
         try:
-            held = scope.dense.get(name)
-            literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+            literal = self._literal(scope, name)
             value = self.emit.literal(literal, f"{scope.prefix}{name}" if scope.prefix else name)
             self._check(scope, name, value)
         except VerifyError as error:
@@ -306,6 +293,17 @@ class Importer:
             return None
         scope.values[name] = value
         return value
+
+    def _literal(self, scope: Scope, name: str) -> Literal:
+        """An initializer; one of the model itself that was read before is the very same literal."""
+        known = self.weights.get(name) if scope.outer is None else None
+        if known is not None:
+            return known
+        held = scope.dense.get(name)
+        literal = self.tensors.literal(held) if held is not None else self.tensors.sparse(scope.sparse[name])
+        if scope.outer is None:
+            self.weights[name] = literal
+        return literal
 
     def _check(self, scope: Scope, name: str, value: Held) -> None:
         """VerifyError if the model declares another type for this value; symbolic dims agree with all."""
@@ -327,48 +325,8 @@ class Importer:
         )
 
 
-def _scope(graph: GraphProto, opsets: Mapping[str, int], outputs: frozenset[str]) -> Scope:
-    return Scope(
-        opsets,
-        dense={t.name: t for t in graph.initializer},
-        sparse={t.values.name: t for t in graph.sparse_initializer},
-        declared={v.name: v for v in (*graph.value_info, *graph.output, *graph.input)},
-        read=_reads(graph, outputs),
-    )
-
-
-def _reads(graph: GraphProto | FunctionProto, outputs: frozenset[str]) -> frozenset[str]:
-    return outputs | {n for node in graph.node for n in node.input}
-
-
 def _names(nodes: Iterable[NodeProto]) -> list[str]:
     return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
-
-
-def _without(absent: set[str], node: NodeProto) -> NodeProto:
-    """The node with those operands left out that the call leaves out."""
-    if not absent.intersection(node.input):
-        return node
-    changed = NodeProto()
-    changed.CopyFrom(node)
-    kept = ["" if n in absent else n for n in node.input]
-    while kept and not kept[-1]:
-        kept.pop()
-    del changed.input[:]
-    changed.input.extend(kept)
-    return changed
-
-
-def _live(members: Sequence[tuple[str, NodeProto]], outputs: Sequence[str]) -> set[int]:
-    """Indices of the nodes an output depends on; a node with bodies of its own may read any name."""
-    wanted, live = set(outputs), set[int]()
-    for index in range(len(members) - 1, -1, -1):
-        node = members[index][1]
-        if wanted.intersection(node.output):
-            live.add(index)
-            wanted.update(node.input)
-            wanted.update(captured(node))
-    return live
 
 
 def _inputs_above(value: Value) -> set[str]:

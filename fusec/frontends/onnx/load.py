@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -15,7 +15,7 @@ from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
 from fusec.frontends.onnx.structure import GRAPHS, constants, node_names, ordered, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, unsupported
-from fusec.ir import DType, Graph
+from fusec.ir import DType, Graph, Literal
 
 
 def load_onnx(
@@ -24,10 +24,11 @@ def load_onnx(
     file: str,
     folder: Path | None,
     bound: Mapping[str, Bound] | None = None,
+    weights: MutableMapping[str, Literal] | None = None,
 ) -> Graph:
     """The graph of a model; `file` names it in messages, `folder` is where its external data may lie, `bound` gives
-    values to some of its inputs."""
-    graph, lengths = load_bound(model, shapes, bound or {}, file, folder)
+    values to some of its inputs. weights: initializers that were read before; those read now are added."""
+    graph, lengths = load_bound(model, shapes, bound or {}, file, folder, weights)
     if lengths:
         raise ModelError(f"{file}: output {next(iter(lengths))!r} is a sequence of tensors, not a tensor")
     return graph
@@ -39,6 +40,7 @@ def load_bound(
     bound: Mapping[str, Bound],
     file: str,
     folder: Path | None = None,
+    weights: MutableMapping[str, Literal] | None = None,
 ) -> tuple[Graph, dict[str, int]]:
     """The graph with the inputs in `bound` made constants, and the length of each output that is a sequence.
 
@@ -57,7 +59,7 @@ def load_bound(
     refused = unsupported(((names[i], source.node[i]) for i in order), opset, opsets)
     if refused:
         raise report(file, [f"{line} - not supported" for line in refused])
-    return Importer(source, opsets, folder, file).run(order, names, shapes, bound)
+    return Importer(source, opsets, folder, file, {} if weights is None else weights).run(order, names, shapes, bound)
 
 
 Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims, as far as they are declared

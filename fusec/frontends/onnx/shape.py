@@ -101,16 +101,19 @@ def expand(g: Emitter, x: Value, shape: Value, /) -> Value:
 
 
 def tile(g: Emitter, x: Value, repeats: Value, /) -> Value:
-    """Each dim d becomes (1, d), is expanded to (count, d) and joined again."""
+    """Each dim d that is repeated becomes (1, d), is expanded to (count, d) and joined again; a dim of 1 is expanded as
+    it is, so that repeated heads are seen for what they are."""
     counts = g.ints(repeats, "repeats")
     shape = x.type.shape
     require(len(counts) == len(shape), f"{len(counts)} repeats for {len(shape)} dims")
     require(all(c >= 0 for c in counts), f"negative repeats {list(counts)}")
     if all(c == 1 for c in counts):
         return x
-    split = g.reshape(x, [size for d in shape for size in (1, d)])
-    repeated = g(Expand(tuple(size for c, d in zip(counts, shape, strict=True) for size in (c, d))), split)
-    return g.reshape(repeated, [c * d for c, d in zip(counts, shape, strict=True)])
+    parts = [(1, d) if c != 1 and d != 1 else (d,) for c, d in zip(counts, shape, strict=True)]
+    split = g.reshape(x, [size for part in parts for size in part])
+    repeated = [(c, *part[1:]) if c != 1 else part for c, part in zip(counts, parts, strict=True)]
+    expanded = g(Expand(tuple(size for part in repeated for size in part)), split)
+    return g.reshape(expanded, [c * d for c, d in zip(counts, shape, strict=True)])
 
 
 def depth_to_space(g: Emitter, x: Value, /, *, blocksize: int, mode: str = "DCR") -> Value:

@@ -46,7 +46,7 @@ class ChannelSource:
     @property
     def scratch_bytes(self) -> int:
         """Two numbers of each chunk and channel, then the factors of each channel."""
-        return (2 * self.sums.chunks + self._factors) * self.channels * (8 if self.kind == "double" else 4)
+        return (2 * self.sums.chunks + self.factors) * self.channels * (8 if self.kind == "double" else 4)
 
     @property
     def masked(self) -> bool:
@@ -55,7 +55,7 @@ class ChannelSource:
         return isinstance(op, BatchNormBackward) and op.relu
 
     @property
-    def _factors(self) -> int:
+    def factors(self) -> int:
         return 3 if self.forward else 6 if self.masked else 4
 
     def _passed(self, dy: str, centred: str, factor: str, bias: str) -> str:
@@ -70,28 +70,45 @@ class ChannelSource:
     def _sums(self) -> Launch:
         """Of each chunk: forward its mean and squares around that; backward the sums of dy and of dy times x."""
         plan, kind, arguments, part = self.sums, self.kind, Arguments(), self.part
-        place = "0" if plan.row else "j"
         lines = begun(plan, kind, backwards=BACKWARDS)
+        lines += self.centre(plan, arguments, "begin")
+        chain = Chain(space_of(part.x.type, plan), arguments)
+        self.added(plan, chain)
+        lines += loop(plan, chain.lines())
+        reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
+        lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
+        size = f"{kind}((end - begin) * {plan.vector if plan.row else 1}u)"
+        lines += self.handed_over(plan, arguments, "chunk" if plan.chunks > 1 else "0u", size)
+        return arguments.launch(f"{self.name}_sums", lines, plan.blocks * plan.chunks, plan.block)
+
+    def centre(self, plan: Plan, arguments: Arguments, first_row: str) -> list[str]:
+        """Sums at zero, and the number of each channel that they are taken around: forward, of one of its elements."""
+        kind, part, place = self.kind, self.part, "0" if plan.row else "j"
+        lines: list[str] = []
         lines += [f"{kind} acc0[{plan.width}], acc1[{plan.width}], around[{plan.width}];"]
         lines += [f"for (int w = 0; w < {plan.width}; ++w) acc0[w] = acc1[w] = {kind}(0);"]
         if self.forward:
-            first = Chain(_space(part.x.type, plan), arguments, "f")
+            first = Chain(space_of(part.x.type, plan), arguments, "f")
             for node in part.before:
                 first.apply(node)
             # of neighbours along a row only the first counts, which the last to be written is
             first.inside.append(f"const {kind} e = {first.get(part.x)};")
             guard = "if (j == 0) " if plan.row else ""
             first.inside.append(f"{guard}around[{place}] = fabs(e) < {kind}(INFINITE) ? e : {kind}(0);")
-            lines += ["{", "  const u32 r = begin;", *coordinates(plan, "r", reduced=True), *first.lines(), "}"]
+            lines += ["{", f"  const u32 r = {first_row};", *coordinates(plan, "r", reduced=True), *first.lines(), "}"]
         else:
-            mean = Chain(_space(part.x.type, plan, reduced=False), arguments, "m")
+            mean = Chain(space_of(part.x.type, plan, reduced=False), arguments, "m")
             scale, around, inverse, *bias = (mean.get(v, _along_channels(v, part.x.type)) for v in part.parameters)
             mean.inside.append(f"around[{place}] = {around};")
             if self.masked:
                 lines.append(f"{kind} factor[{plan.width}], shift[{plan.width}];")
                 mean.inside += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {bias[0]};"]
             lines += mean.lines()
-        chain = Chain(_space(part.x.type, plan), arguments)
+        return lines
+
+    def added(self, plan: Plan, chain: Chain) -> None:
+        """What a thread does to each element: the nodes before, and two sums."""
+        kind, part, place = self.kind, self.part, "0" if plan.row else "j"
         for node in part.before:
             chain.apply(node)
         for value in part.early:  # every lane that is not live repeats what the last one does
@@ -106,26 +123,25 @@ class ChannelSource:
             if self.masked:
                 dy = self._passed(dy, "d", f"factor[{place}]", f"shift[{place}]")
             chain.inside += [f"const {kind} loss = {dy};", f"acc0[{place}] += loss;", f"acc1[{place}] += loss * d;"]
-        lines += loop(plan, chain.lines())
-        reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
-        lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
-        pointer = arguments.scratch(kind)
+
+    def handed_over(self, plan: Plan, arguments: Arguments, chunk: str, size: str) -> list[str]:
+        """What a chunk of so many elements came to, into the scratch memory."""
+        kind, pointer = self.kind, arguments.scratch(self.kind)
+        lines: list[str] = []
         lines.append("if (live && t == 0)")
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{")
         if self.forward:
-            lines.append(f"    const {kind} size = {kind}((end - begin) * {plan.vector if plan.row else 1}u);")
+            lines.append(f"    const {kind} size = {size};")
             lines.append(f"    const {kind} squares = acc1[w] - acc0[w] * acc0[w] / size;")
             lines.append("    acc0[w] = around[w] + acc0[w] / size;")
             lines.append(f"    acc1[w] = nmax(squares, {kind}(0));")
-        chunk = "chunk" if plan.chunks > 1 else "0u"
         for number in range(2):
             at = f"({number * plan.chunks}u + {chunk}) * {self.channels}u + at * {plan.width}u + w"
             lines.append(f"    {pointer}[{at}] = acc{number}[w];")
-        lines.append("  }")
-        return arguments.launch(f"{self._name}_sums", lines, plan.blocks * plan.chunks, plan.block)
+        return [*lines, "  }"]
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
         return self.part.anchor.op.name
 
     def _together(self) -> Launch:
@@ -135,23 +151,15 @@ class ChannelSource:
         pointer = arguments.scratch(kind)
         merge = Merge(channels, chunks)
         lines = merge.begun(kind, 2)
-        if self.forward:
-            lines.append(f"{kind} around = {pointer}[c];")
-            lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
-        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u) {{"]
+        by = plan.vector if plan.row else 1
+        rest = plan.count - (chunks - 1) * plan.each
+        size = f"s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by})"
         parts = (f"{pointer}[s * {channels}u + c]", f"{pointer}[({chunks}u + s) * {channels}u + c]")
-        if self.forward:
-            by = plan.vector if plan.row else 1
-            rest = plan.count - (chunks - 1) * plan.each
-            lines.append(f"  const {kind} size = s == {chunks - 1}u ? {kind}({rest * by}) : {kind}({plan.each * by});")
-            lines.append(f"  const {kind} d = {parts[0]} - around;")
-            lines.append(f"  acc0[0] += size * d; acc1[0] += size * d * d + {parts[1]};")
-        else:
-            lines.append(f"  acc0[0] += {parts[0]}; acc1[0] += {parts[1]};")
-        lines.append("}")
+        turns = f"for (u32 s = t; s < {chunks}u; s += {merge.threads}u)"
+        lines += self.merged(turns, size, f"{pointer}[c]", parts)
         lines += merge.ended(2)
         chain = Chain(Space((channels,), ("c",)), arguments)
-        factors = self._forward(chain) if self.forward else self._backward(chain)
+        factors = self.on_forward(chain) if self.forward else self.on_backward(chain)
         for number, factor in enumerate(factors):
             chain.inside.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
         for node in part.small:
@@ -159,9 +167,24 @@ class ChannelSource:
         for value in part.kept:
             chain.store(value)
         lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
-        return arguments.launch(f"{self._name}_together", lines, merge.blocks, merge.block)
+        return arguments.launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
-    def _forward(self, chain: Chain) -> tuple[str, ...]:
+    def merged(self, turns: str, size: str, around: str, parts: tuple[str, str]) -> list[str]:
+        """What chunks of such sizes came to, added up by the threads of a channel."""
+        kind, lines = self.kind, list[str]()
+        if self.forward:
+            lines.append(f"{kind} around = {around};")
+            lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
+        lines += ["#pragma unroll 4", f"{turns} {{"]
+        if self.forward:
+            lines.append(f"  const {kind} size = {size};")
+            lines.append(f"  const {kind} d = {parts[0]} - around;")
+            lines.append(f"  acc0[0] += size * d; acc1[0] += size * d * d + {parts[1]};")
+        else:
+            lines.append(f"  acc0[0] += {parts[0]}; acc1[0] += {parts[1]};")
+        return [*lines, "}"]
+
+    def on_forward(self, chain: Chain) -> tuple[str, ...]:
         """Mean and inverse deviation, and the factors mean, scale by that, bias."""
         op, kind = self.part.anchor.op, self.kind
         assert isinstance(op, BatchNormTrain)
@@ -174,7 +197,7 @@ class ChannelSource:
         chain.define(self.part.anchor.results[2], "inverse")
         return "mean", f"inverse * {scale}", bias
 
-    def _backward(self, chain: Chain) -> tuple[str, ...]:
+    def on_backward(self, chain: Chain) -> tuple[str, ...]:
         """Gradients of scale and bias, and the factors that leave of dy what the statistics do not take."""
         kind, count = self.kind, self.count
         scale, mean, inverse, *bias = (chain.get(v) for v in self.part.parameters)
@@ -190,14 +213,25 @@ class ChannelSource:
         place = "0" if plan.row else "j"
         lines = begun(plan, kind)
         pointer = arguments.scratch(f"const {kind}")
-        for number in range(self._factors):
+        for number in range(self.factors):
             at = f"{(2 * self.sums.chunks + number) * self.channels}u + at * {plan.width}u"
             pack = f"Pack<{kind}, {plan.width}>"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
-        chain = Chain(_space(part.x.type, plan), arguments)
+        chain = Chain(space_of(part.x.type, plan), arguments)
         for node in part.again:
             chain.apply(node)
-        mean, *by = (f"f{number}.v[{place}]" for number in range(self._factors))
+        self.normed(chain, place)
+        for node in part.behind:
+            chain.apply(node)
+        for value in part.late:
+            chain.store(value)
+        lines += ["if (live) {", *loop(plan, chain.lines()), "}"]
+        return arguments.launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block)
+
+    def normed(self, chain: Chain, place: str) -> None:
+        """The norm's result for an element, from the factors of its channel."""
+        kind, part = self.kind, self.part
+        mean, *by = (f"f{number}.v[{place}]" for number in range(self.factors))
         chain.inside.append(f"const {kind} centred = {chain.get(part.x)} - {mean};")
         if self.forward:
             text = f"centred * {by[0]} + {by[1]}"
@@ -206,15 +240,9 @@ class ChannelSource:
             dy = self._passed(dy, "centred", by[3], by[4]) if self.masked else dy
             text = f"({dy} - {by[0]} - centred * {by[1]}) * {by[2]}"
         chain.define(part.y, text)
-        for node in part.behind:
-            chain.apply(node)
-        for value in part.late:
-            chain.store(value)
-        lines += ["if (live) {", *loop(plan, chain.lines()), "}"]
-        return arguments.launch(f"{self._name}_elements", lines, plan.blocks * plan.chunks, plan.block)
 
 
-def _space(x: TensorType, plan: Plan, reduced: bool = True) -> Space:
+def space_of(x: TensorType, plan: Plan, reduced: bool = True) -> Space:
     """The elements of a walk; reduced: not only the channels."""
     names: list[str | None] = [None] * x.rank
     for axis in plan.axes:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.chain import step, takes, widest
+from fusec.gpu.kernels.channel_resident import ResidentSource, shared_out
 from fusec.gpu.kernels.channel_source import ChannelSource
 from fusec.gpu.kernels.parts import parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
@@ -43,8 +44,13 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     written = [v.type for v in (*behind, *part.late) if v.type.size != 1]  # perhaps in another order than x
     sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
     write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
-    source = ChannelSource(part, sums, write)
-    return Kernel("+".join(node.op.name for node in nodes), source.launches(), source.scratch_bytes)
+    name, source = "+".join(node.op.name for node in nodes), ChannelSource(part, sums, write)
+    common = shared_out(_planned(part.x.type, [*read, *early, *again, *written], 1, 1))
+    others: tuple[Kernel, ...] = ()
+    if common is not None:
+        resident = ResidentSource(part, common, common)
+        others = (Kernel(name, resident.launches(), resident.scratch_bytes),)
+    return Kernel(name, source.launches(), source.scratch_bytes, others)
 
 
 def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:

@@ -51,18 +51,29 @@ def _look(dtype: DType, values: Sequence[Value], done: int) -> tuple[Launch, int
         leaves.append([f"m = {arguments.read(value)};", f"size = {value.type.size}ull;", f"b -= {total}u;"])
         total += ceil_div(value.type.size, chunk)
         ends.append(total)
+    look = [
+        f"    const Pack<{c_type}, {vector}> pack = load_pack<{c_type}, {vector}>(m + at);",
+        f"    for (int j = 0; j < {vector}; ++j)",
+        f"      if (!(wide(pack.v[j]) * {kind}(0) == {kind}(0))) bad[0] = 1.0f;",
+    ]
     lines = [
         f"const {c_type}* m;",
         "u64 size;",
         "u32 b = blockIdx.x;",
         *choice(leaves, ends),
         "float bad[1] = {0.0f};",
-        f"for (u32 n = 0; n < {PER_THREAD // vector}u; ++n) {{",
+        f"const bool whole = ((u64)b + 1u) * {chunk}u <= size;",
+        "if (whole) {  // what several read is asked for at once",
+        "  #pragma unroll",
+        f"  for (u32 n = 0; n < {PER_THREAD // vector}u; ++n) {{",
+        f"    const u64 at = (u64)b * {chunk}u + (n * {BLOCK}u + threadIdx.x) * {vector}u;",
+        *look,
+        "  }",
+        "}",
+        f"for (u32 n = 0; !whole && n < {PER_THREAD // vector}u; ++n) {{",
         f"  const u64 at = (u64)b * {chunk}u + (n * {BLOCK}u + threadIdx.x) * {vector}u;",
         f"  if (at + {vector}u <= size) {{",
-        f"    const Pack<{c_type}, {vector}> pack = load_pack<{c_type}, {vector}>(m + at);",
-        f"    for (int j = 0; j < {vector}; ++j)",
-        f"      if (!(wide(pack.v[j]) * {kind}(0) == {kind}(0))) bad[0] = 1.0f;",
+        *look,
         "  } else {",
         "    for (u64 last = at; last < size; ++last)",
         f"      if (!(wide(m[last]) * {kind}(0) == {kind}(0))) bad[0] = 1.0f;",

@@ -16,6 +16,7 @@ from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.ir import Array, DType, TensorType, Value
 
 OPTIONS = ("--std=c++17",)
+LEAST_DOORS = 1 << 14  # numbers, so that the memory stays the same one
 Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
 
 
@@ -26,6 +27,7 @@ class Launcher:
         self._functions: dict[str, Any] = {}
         self._refused: set[str] = set()  # sources, by entry
         self._scratch: Array | None = None
+        self._doors: Array | None = None
         self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
 
     def fastest(self, kernel: Kernel) -> Kernel:
@@ -61,16 +63,24 @@ class Launcher:
         workers = min(len(missing), os.cpu_count() or 1, 16)
         with ThreadPoolExecutor(max_workers=workers) as pool:
             for (kernel, launch), made in zip(missing, pool.map(_compiled, missing), strict=True):
-                if isinstance(made, str):
+                if made is None:
+                    self._refused.add(launch.entry)
+                elif isinstance(made, str):
                     self._refused.add(launch.entry)
                     warnings.warn(f"NVRTC refuses the kernel for {kernel.name}, it is not used: {made}", stacklevel=2)
                 else:
                     self._functions[launch.entry] = made
 
     def runs(self, kernel: Kernel) -> bool:
-        """Whether a kernel compiles."""
+        """Whether a kernel compiles, and the GPU has room for it; if not in the way that was taken, then by itself."""
         self.compile([kernel])
-        return all(launch.entry in self._functions for launch in self.fastest(kernel).launches)
+        if all(launch.entry in self._functions for launch in self.fastest(kernel).launches):
+            return True
+        if not kernel.others or not self._fastest.get(kernel.key):
+            return False
+        warnings.warn(f"{kernel.name} does not run here the way it was found to be fastest in", stacklevel=2)
+        self._fastest[kernel.key] = 0
+        return self.runs(kernel)
 
     def bind(self, kernel: Kernel, memory: Memory) -> Callable[..., None]:
         """What launches a kernel that compiles on the current stream: neither allocates nor waits. It takes arrays to
@@ -79,24 +89,34 @@ class Launcher:
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
             self._scratch = cupy.empty(kernel.scratch_bytes, cupy.uint8)
-        calls: list[tuple[Any, tuple[int], tuple[int], tuple[Array, ...]]] = []
+        calls: list[tuple[Any, tuple[int], tuple[int], int, tuple[Array, ...]]] = []
         for launch in kernel.launches:
             buffers: list[Array] = []
             for argument in launch.arguments:
-                if argument.value is None or argument.type is None:
+                if argument.value is None and argument.type is not None:
+                    buffers.append(self._zeros(argument.type.size))
+                elif argument.value is None or argument.type is None:
                     assert self._scratch is not None
                     buffers.append(self._scratch)
                 else:
                     buffers.append(memory(argument.value, argument.type))
-            calls.append((self._functions[launch.entry], (launch.grid,), (launch.block,), tuple(buffers)))
+            function = self._functions[launch.entry]
+            calls.append((function, (launch.grid,), (launch.block,), launch.resident_bytes, tuple(buffers)))
 
         def run(instead: Mapping[int, Array] | None = None) -> None:
-            for function, grid, block, arguments in calls:
+            for function, grid, block, resident_bytes, arguments in calls:
                 if instead:
                     arguments = tuple(instead.get(array.data.ptr, array) for array in arguments)
-                function(grid, block, arguments)
+                function(grid, block, arguments, shared_mem=resident_bytes)
 
         return run
+
+    def _zeros(self, count: int) -> Array:
+        """The doors: launches one behind the other find them as they were at first."""
+        if self._doors is None or self._doors.size < count:
+            self._doors = cupy.zeros(max(count, LEAST_DOORS), cupy.uint32)
+            cupy.cuda.get_current_stream().synchronize()  # other streams may come first
+        return self._doors
 
     def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
         """What launches a kernel over memory of its own, filled with normal numbers (and indices within bounds)."""
@@ -127,10 +147,25 @@ def random_array(type: TensorType) -> Array:
 
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:
-    """The function of a launch, or the compiler's words if it refuses."""
+    """The function of a launch; the compiler's words if it refuses, None if this GPU has no room for all blocks that
+    must be there at once."""
     _, launch = item
+    source = prelude() + launch.source
     try:
-        module = cupy.RawModule(code=prelude() + launch.source, options=OPTIONS, backend="nvrtc")
-        return module.get_function(launch.entry)
+        module = cupy.RawModule(code=source, options=OPTIONS, backend="nvrtc", enable_cooperative_groups=launch.meets)
+        function = module.get_function(launch.entry)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
+    return function if not (launch.resident_bytes or launch.meets) or _has_room(function, launch) else None
+
+
+def _has_room(function: Any, launch: Launch) -> bool:
+    attributes = cupy.cuda.Device().attributes
+    static_bytes, most_bytes = function.shared_size_bytes, attributes["MaxSharedMemoryPerBlockOptin"]
+    if static_bytes + launch.resident_bytes > most_bytes:
+        return False
+    function.max_dynamic_shared_size_bytes = launch.resident_bytes
+    each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
+        function.kernel.ptr, launch.block, launch.resident_bytes
+    )
+    return not launch.meets or launch.grid <= each * attributes["MultiProcessorCount"]

@@ -31,6 +31,42 @@ DEVICE void store_words(void* p, u32 a, u32 b) {
 DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(a), "r"(b), "r"(c), "r"(d));
 }
+// Memory of a block, as much as its launch asks for.
+#define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
+// N bytes from memory to a block's own, meanwhile; a thread that waits sees its own copies, all but those of the last
+// so many times that it said `copied`.
+template <int N> DEVICE void copy_ahead(void* to, const void* from) {
+  const u32 place = (u32)__cvta_generic_to_shared(to);
+  if constexpr (N == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(N) : "memory");
+  }
+}
+DEVICE void copied() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+// So many blocks wait for each other at a door: they must all be on the GPU at once. What they wrote before, they all
+// read behind it (by `across`), and the door is left as it was found.
+DEVICE void meet(u32* door, u32 blocks) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    volatile u32* rounds = door + 1;
+    const u32 round = *rounds;
+    if (atomicAdd(door, 1u) == blocks - 1u) {
+      atomicExch(door, 0u);
+      __threadfence();
+      *rounds = round + 1u;
+    } else {
+      while (*rounds == round) {}
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+// The number is here, and is not read again: what it was read from may change from now on.
+DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
 #endif
 
 #ifdef FUSEC_EMULATED
@@ -115,6 +151,24 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
   } else {
     *reinterpret_cast<Pack<T, N>*>(p) = x;
   }
+}
+
+enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a line of the cache with another
+// What another block wrote before it met this one: never from this one's own cache.
+template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
+
+// Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
+DEVICE bool last_of(u32* door, u32 blocks) {
+  __shared__ u32 before;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    before = atomicAdd(door, 1u);
+    if (before == blocks - 1u) *(volatile u32*)door = 0u;
+    __threadfence();
+  }
+  __syncthreads();
+  return before == blocks - 1u;
 }
 
 // NaN wins, as in NumPy's maximum and minimum.

@@ -2,7 +2,7 @@
 ops before and behind, sums over rows of what is behind (a bias's gradient), and what becomes of all these sums.
 
 Some threads share a row and keep it in registers; each adds up its columns over the rows it meets, and a small launch
-puts these sums together, always in the same order.
+puts these sums together, always in the same order. Rows may be copied to the block's own memory ahead of their turn.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from fusec.gpu.kernels.chain import Chain, Space, merged, step, takes, widest
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.parts import Part, parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
-from fusec.gpu.kernels.spec import BLOCK, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.view import Laid
 from fusec.gpu.kernels.walk import Merge, coordinates
 from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.program import inputs_of
 
-# Numbers of a row that a thread keeps, of each of four kinds, and blocks at most: more of these leave more sums to put
-# together. Where nothing is measured, the first.
-SHARED_OUT = ((24, 132), (16, 264), (16, 132), (8, 528))
+# Numbers of a row that a thread keeps, of each of four kinds, blocks at most (more of these leave more sums to put
+# together), and rows that are copied ahead. Where nothing is measured, the first.
+SHARED_OUT = ((24, 132, 0), (16, 264, 0), (16, 132, 0), (8, 528, 0), (24, 132, 2), (16, 264, 1), (16, 264, 2))
+AHEAD_BYTES = 200 << 10  # for these, of a block
 MOST = 512  # threads for a row
 SHARED_BYTES = 40 << 10  # for the columns of the rows a block is at
 
@@ -45,11 +46,12 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if any(v.node in part.before for node in part.behind for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for kept, blocks in SHARED_OUT:
+    for kept, blocks, ahead in SHARED_OUT:
         plan = _planned(part, kept)
         if plan is not None and plan.lanes * _columns_bytes(part) <= SHARED_BYTES:
-            source = _Source(part, plan, blocks)
-            made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
+            source = _Source(part, plan, blocks, ahead)
+            if source.is_possible:
+                made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
 
@@ -97,6 +99,80 @@ class _Source:
     part: Part
     plan: Plan
     most: int
+    ahead: int
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether rows can be copied ahead, if they are to be."""
+        sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied}
+        return not self.ahead or (bool(sizes) and sizes <= {4, 8, 16} and self._ahead_bytes <= AHEAD_BYTES)
+
+    @property
+    def _copied(self) -> list[Value]:
+        """What is read element by element, several neighbours at once, if rows are copied ahead."""
+        part, read = self.part, list[Value]()
+        for value in (*inputs_of([*part.before, part.anchor]), *inputs_of(part.behind)):
+            if value.type.shape == part.x.type.shape and self._space.is_pack(value.type) and value is not part.y:
+                read.append(value)
+        return list(dict.fromkeys(read)) if self.ahead else []
+
+    @property
+    def _ahead_bytes(self) -> int:
+        return (self.ahead + 1) * sum(self._row_bytes(value) for value in self._copied)
+
+    def _row_bytes(self, value: Value) -> int:
+        """Of the rows that a block is at."""
+        return self.plan.turns * self.plan.block * self.plan.vector * value.type.dtype.itemsize
+
+    @property
+    def rounds(self) -> int:
+        return ceil_div(self.plan.groups, self.blocks * self.plan.lanes)
+
+    def _row_at(self, round: str) -> list[str]:
+        plan = self.plan
+        return [
+            f"const u32 group = ({round} * {self.blocks}u + blockIdx.x) * {plan.lanes}u + lane;",
+            f"const bool live = group < {plan.groups}u;",
+            f"const u32 at = live ? group : {plan.groups - 1}u;",
+            *coordinates(plan, "at", reduced=False),
+        ]
+
+    def _place(self, value: Value) -> str:
+        """Where a vector of round `now`, turn `turn` is copied to."""
+        copied, plan = self._copied, self.plan
+        start = (self.ahead + 1) * sum(self._row_bytes(each) for each in copied[: copied.index(value)])
+        pack = f"Pack<{C_TYPES[value.type.dtype]}, {plan.vector}>"
+        at = f"(now % {self.ahead + 1}u * {plan.turns}u + turn) * {plan.block}u + threadIdx.x"
+        return f"reinterpret_cast<{pack}*>(rows + {start}u)[{at}]"
+
+    def _fetching(self, arguments: Arguments) -> list[str]:
+        """What copies the rows of a round, the first of them at once."""
+        if not self.ahead:
+            return []
+        body: list[str] = []
+        for value in self._copied:
+            nbytes = self.plan.vector * value.type.dtype.itemsize
+            source = f"{arguments.read(value)} + ({self._space.offset(value.type)})"
+            body.append(f"copy_ahead<{nbytes}>(&{self._place(value)}, {source});")
+        return [
+            "RESIDENT(rows);",
+            "const auto fetch = [&](u32 now) {",
+            f"  if (now < {self.rounds}u) {{",
+            *(f"    {line}" for line in (*self._row_at("now"), *self._loop(body))),
+            "  }",
+            "  copied();",
+            "};",
+            f"for (u32 now = 0; now < {self.ahead}u; ++now) fetch(now);",
+        ]
+
+    def _chain(self, arguments: Arguments, prefix: str = "v") -> Chain:
+        """Of the elements of a row; what was copied is read from there."""
+        chain = Chain(self._space, arguments, prefix)
+        for number, value in enumerate(self._copied):
+            pack = f"const Pack<{C_TYPES[value.type.dtype]}, {self.plan.vector}>"
+            chain.before.append(f"{pack} row{number} = {self._place(value)};")
+            chain.known[value] = f"wide(row{number}.v[j])"
+        return chain
 
     @property
     def kind(self) -> str:
@@ -133,14 +209,13 @@ class _Source:
         lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
         zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
         lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
-        rounds = ceil_div(plan.groups, self.blocks * plan.lanes)
-        lines.append(f"for (u32 round = 0; round < {rounds}u; ++round) {{")
-        lines.append(f"const u32 group = (round * {self.blocks}u + blockIdx.x) * {plan.lanes}u + lane;")
-        lines.append(f"const bool live = group < {plan.groups}u;")
-        lines.append(f"const u32 at = live ? group : {plan.groups - 1}u;")
-        lines += coordinates(plan, "at", reduced=False)
+        lines += self._fetching(arguments)
+        lines.append(f"for (u32 now = 0; now < {self.rounds}u; ++now) {{")
+        if self.ahead:
+            lines += [f"fetch(now + {self.ahead}u);", f"wait_for_copies<{self.ahead}>();"]
+        lines += self._row_at("now")
         lines.append(f"{kind} e[{turns}][{vector}], loss[{turns}][{vector}], sum[1] = {{{kind}(0)}};")
-        load = Chain(self._space, arguments)
+        load = self._chain(arguments)
         for node in part.before:
             load.apply(node)
         for value in part.early:  # every lane that is not live repeats what the last one does
@@ -161,7 +236,7 @@ class _Source:
         lines += [*self._loop(load.lines()), f"{reduce}, {wide}>(sums, shared, Add());"]
         lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sums[0] / {count} + {epsilon});")
         lines.append(f"const {kind} along = sums[1] * inverse / {count};")
-        last = Chain(self._space, arguments, "w")
+        last = self._chain(arguments, "w")
         last.inside.append(f"const {kind} normal = e[turn][j] * inverse;")
         adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
         last.inside += adds[: len(own)]
@@ -193,7 +268,8 @@ class _Source:
                 lines.append(f"  for (u32 l = 1; l < {plan.lanes}u; ++l) sum += columns[l * {self.size}u + c];")
                 lines += ["  sums[c] = sum;", "}", "__syncthreads();"]
             lines.append("}")
-        return arguments.launch("norm_backward_rows", lines, self.blocks, plan.block)
+        launch = arguments.launch("norm_backward_rows", lines, self.blocks, plan.block)
+        return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
 
     def columns(self) -> Launch:
         """The sums over all rows, and what is made of them."""

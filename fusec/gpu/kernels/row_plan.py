@@ -90,9 +90,9 @@ def _axes(op: Op, x: TensorType) -> list[Axis]:
     return [axis for axis in axes if axis.size != 1]
 
 
-def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: int) -> Plan:
+def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: int, column: int = BLOCK) -> Plan:
     """The plan for an op over x; types: of everything that is moved element by element. block: its threads, where
-    there are numbers enough."""
+    there are numbers enough; column: how many of them share a number at most, where neighbours have their own."""
     axes, rank = _axes(op, x), x.rank
     row = not axes or axes[-1].reduced
     vector = 1
@@ -110,6 +110,6 @@ def planned(op: Op, x: TensorType, types: Sequence[Laid], block: int, unrolled: 
         side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
         wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
-        threads = min(most, wanted)
+        threads = min(most, wanted, column)
     lanes = max(1, min(block // threads, power_of_two(max(groups, 1))), 32 // threads)
     return Plan(tuple(axes), row, vector, threads, lanes, count, groups, unrolled=unrolled)

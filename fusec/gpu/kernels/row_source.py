@@ -26,6 +26,7 @@ class RowSource:
     behind: Sequence[Node]
     early: Sequence[Value]
     late: Sequence[Value]
+    members: int = 1  # numbers of a plan by channels that come to one: the channels of a group
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
@@ -47,17 +48,38 @@ class RowSource:
 
     def partial(self) -> Launch:
         """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
+        plan, lines = self.plan, self._partial()
+        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+
+    def at_once(self) -> Launch:
+        """A reduction by chunks in one launch: whichever block is the last for its numbers puts them together."""
+        plan, lines = self.plan, self._partial()
+        door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
+        lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
+        lines += ["{", *(f"  {line}" for line in (*self._merged(at_once=True), *self._reduced())), "}"]
+        return self.arguments.launch(f"{self.anchor.op.name}_once", lines, plan.blocks * plan.chunks, plan.block)
+
+    def _partial(self) -> list[str]:
         plan = self.plan
         lines = [*self._begun(), f"const u32 size = (end - begin) * {plan.vector if plan.row else 1}u;"]
         lines += self._passes("size")
         pointer = self.arguments.scratch(self.kind)
         lines.append("if (live && t == 0)")
-        stores = " ".join(f"{pointer}[{self._place(number, 'chunk')}] = acc{number}[w];" for number in self._numbers)
+        chunk = "chunk" if plan.chunks > 1 else "0u"
+        stores = " ".join(f"{pointer}[{self._place(number, chunk)}] = acc{number}[w];" for number in self._numbers)
         lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
-        return self.arguments.launch(f"{self.anchor.op.name}_part", lines, plan.blocks * plan.chunks, self.plan.block)
+        return lines
 
     def merged(self) -> Launch:
-        """What chunks came to together; then what is written, again by chunks if it is elements."""
+        """What chunks came to together, those of all channels of a group; then what is written, again by chunks if it
+        is elements."""
+        plan, lines = self.plan, self._merged()
+        if isinstance(self.op, Reduce):
+            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
+        lines += self._written()
+        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+
+    def _merged(self, at_once: bool = False) -> list[str]:
         plan, passes = self.plan, self.what.passes
         self.cached, self.early = False, ()
         lines = self._begun()
@@ -65,14 +87,17 @@ class RowSource:
         for number in self._numbers:
             combine = passes[number].combine
             start = passes[number].start
-            part = f"{pointer}[{self._place(number, 's')}]"
+            part = f"{pointer}[{self._place(number, 's', 'i')}]"
+            if at_once:
+                part = f"across({pointer} + ({self._place(number, 's', 'i')}))"
             if self.what.merge == "moments":
-                mean = f"{pointer}[{self._place(0, 's')}]"
+                mean = f"{pointer}[{self._place(0, 's', 'i')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
                 part = f"({self.kind})({term})"
             lines.append(f"{self.kind} acc{number}[{plan.width}];")
             lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {start};")
-            lines.append(f"for (u32 s = t; s < {plan.chunks}u; s += {plan.threads}u) {{")
+            lines.append(f"for (u32 i = t; i < {plan.chunks * self.members}u; i += {plan.threads}u) {{")
+            lines.append(f"  const u32 s = i / {self.members}u;")
             rest = plan.count - (plan.chunks - 1) * plan.each
             size = (
                 f"{self.kind}((s == {plan.chunks - 1}u ? {rest}u : {plan.each}u) * {plan.vector if plan.row else 1}u)"
@@ -82,18 +107,18 @@ class RowSource:
                 f"  for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {combine}()(acc{number}[w], {part});"
             )
             lines += ["}", *self._together(number), *self._ended(number, passes[number].finish)]
-        if isinstance(self.op, Reduce):
-            return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
-        lines += self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
+        return lines
 
     @property
     def _numbers(self) -> range:
         return range(len(self.what.passes))
 
-    def _place(self, number: int, chunk: str) -> str:
-        plan = self.plan
-        return f"(({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1)}u + at) * {plan.width}u + w"
+    def _place(self, number: int, chunk: str, member: str = "") -> str:
+        """Where a chunk left what a pass came to; member: of this channel of the group, by its number there."""
+        plan, own = self.plan, f"at * {self.plan.width}u + w"
+        if member and self.members > 1:
+            own = f"({own}) / {self.members}u * {self.members}u + {member} % {self.members}u"
+        return f"({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1) * plan.width}u + {own}"
 
     def _begun(self) -> list[str]:
         """Which numbers a thread is about, and which elements of them."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.chain import takes
-from fusec.gpu.kernels.formulas import formula
-from fusec.gpu.kernels.row_plan import Plan, planned
+from fusec.gpu.kernels.formulas import Formula, formula
+from fusec.gpu.kernels.row_plan import COALESCED_BYTES, Plan, planned
 from fusec.gpu.kernels.row_source import RowSource
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Kernel, ceil_div
 from fusec.ir import Node, Op, Value
@@ -23,8 +23,17 @@ ANCHORS = (Reduce, Softmax, LayerNorm, RmsNorm, InstanceNorm, GroupNorm, AvgPool
 # A reduction with fewer blocks than the first is cut into chunks, until there are as many as the second; a thread of a
 # chunk goes through some vectors at least.
 FEW_BLOCKS, FULL_BLOCKS, MIN_TURNS = 128, 512, 4
-# Threads of a block, and turns unrolled; where nothing is measured, the first.
-WAYS = ((BLOCK, 4), (BLOCK, 1), (32, 4), (32, 1))
+# Threads of a block, turns unrolled, threads that share a number where neighbours have their own (few of them go
+# through long stretches, and leave more chunks to put together), and whether the last block of a reduction by chunks
+# puts these together rather than a second launch; where nothing is measured, the first.
+WAYS = (
+    (BLOCK, 4, BLOCK, False),
+    (BLOCK, 1, BLOCK, False),
+    (32, 4, BLOCK, False),
+    (32, 1, BLOCK, False),
+    (BLOCK, 4, BLOCK, True),
+    (BLOCK, 4, 8, True),
+)
 
 
 def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -59,22 +68,46 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     written = [] if isinstance(op, Reduce) else [v.type for v in (*inputs_of(behind), *late) if v is not y]
     moved = [*read, *(t for t in written if t.size != 1)]
 
-    def kernel(block: int, unrolled: int) -> Kernel:
-        plan = planned(op, x.type, moved, block, unrolled)
+    def by_channels(block: int, unrolled: int) -> Kernel | None:
+        """A group norm whose channels lie side by side, so that all of a pixel are read in one go, whatever their
+        group: what each comes to is put together by groups."""
+        assert isinstance(op, GroupNorm)
+        plan = planned(InstanceNorm(op.epsilon), x.type, moved, block, unrolled)
+        most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
+        if plan.row or plan.along != 1 or most < 1:
+            return None
+        plan = replace(plan, chunks=most)
+        plan = replace(plan, chunks=ceil_div(plan.count, plan.each))
+        of = replace(source(plan), members=x.type.shape[1] // op.groups)
+        return Kernel(name, (of.partial(), of.merged()), _scratch_bytes(what, plan))
+
+    def kernel(block: int, unrolled: int, column: int, at_once: bool) -> Kernel:
+        plan = planned(op, x.type, moved, block, unrolled, column)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
         if not what.merge or plan.blocks >= FEW_BLOCKS or most < 2:
             return Kernel(name, (source(plan).launch(),))
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # none of them empty
-        item = 8 if what.c_type in ("double", "i64", "u64") else 4
-        scratch_bytes = len(what.passes) * plan.chunks * plan.groups * plan.width * item
-        return Kernel(name, (source(plan).partial(), source(plan).merged()), scratch_bytes)
+        if at_once and isinstance(op, Reduce):
+            return Kernel(name, (source(plan).at_once(),), _scratch_bytes(what, plan))
+        return Kernel(name, (source(plan).partial(), source(plan).merged()), _scratch_bytes(what, plan))
 
     def source(plan: Plan) -> RowSource:
         return RowSource(anchor, op, what, plan, before, behind, early, late)
 
-    best, *others = (kernel(*way) for way in WAYS)
+    ways = [kernel(*way) for way in WAYS]
+    if isinstance(op, GroupNorm):
+        shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in WAYS)
+        together = [way for way in (by_channels(*shape) for shape in shapes) if way is not None]
+        narrow = x.type.shape[1] // op.groups * x.type.dtype.itemsize < COALESCED_BYTES
+        ways = [*together, *ways] if narrow else [*ways, *together]
+    best, *others = ways
     return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
+
+
+def _scratch_bytes(what: Formula, plan: Plan) -> int:
+    item = 8 if what.c_type in ("double", "i64", "u64") else 4
+    return len(what.passes) * plan.chunks * plan.groups * plan.width * item
 
 
 def _meant(anchor: Node) -> Op | None:

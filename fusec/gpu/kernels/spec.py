@@ -15,6 +15,7 @@ from fusec.ir import DType, TensorType, Value
 BLOCK = 256
 VECTOR_BYTES = 16  # of one load or store; the memory plan places every value at a multiple of it
 MAX_VECTOR = 8  # elements
+DOOR = 32  # numbers of 32 bits: none shares a line of the cache with another
 
 C_TYPES: Mapping[DType, str] = {
     DType.F64: "double",
@@ -42,7 +43,7 @@ def compute_type(dtype: DType) -> str:
 @dataclass(frozen=True)
 class Argument:
     """A value's memory; a constant may be wanted in another memory order than the program keeps it in. `value` is
-    None for scratch memory."""
+    None for scratch memory, and for doors (of a type): memory that was zero at first and is left as it was found."""
 
     value: Value | None
     type: TensorType | None
@@ -50,7 +51,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of `grid` blocks of `block` threads. `parameters` are the C types of the arguments."""
+    """One launch of `grid` blocks of `block` threads, with `resident_bytes` of shared memory beside what the source
+    declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
+    on the GPU at once."""
 
     entry: str
     source: str
@@ -58,6 +61,8 @@ class Launch:
     block: int
     parameters: tuple[str, ...]
     arguments: tuple[Argument, ...]
+    resident_bytes: int = 0
+    meets: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,10 @@ class Arguments:
     def scratch(self, c_type: str = "float") -> str:
         """The name of the pointer to the scratch memory."""
         return self._pointer(None, None, f"{c_type}*", "s", True)
+
+    def doors(self, count: int) -> str:
+        """The name of the pointer to so many doors (`meet`), DOOR numbers apart."""
+        return self._pointer(None, TensorType((count * DOOR,), DType.U32), "u32*", "d", True)
 
     def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
         key = (value, type, written)

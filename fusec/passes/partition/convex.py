@@ -1,7 +1,7 @@
 """Which nodes may be merged: the condensation (one vertex per partition) must stay acyclic.
 
 It is kept in topological order while partitions form, so a question is a search between two places
-of that order, not a walk over the graph (rebuilding it at each merge cost 35 ms at 10,000 nodes).
+of that order, not a walk over the graph.
 """
 
 from __future__ import annotations

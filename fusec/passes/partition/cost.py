@@ -1,7 +1,7 @@
 """What a step costs, in microseconds: bytes over bandwidth or operations over peak, and a launch.
 
 A model, for choosing between covers of the same nodes; where a GPU is at hand, measured times replace it.
-Each penalty is a measurement, named beside it.
+Each penalty is a measurement, named beside it; benchmarks/penalties.py makes it anew.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 # What takes the pointwise ops behind it: these in their kernels (fusec.gpu.kernels).
 OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBackward, LayerNormBackward)
 
-# Build time grows faster than length: after a convolution 8 ops 1.6 s, 16 2.8 s, 24 6 s, 48 25 s, 64 43 s.
+# Build time grows faster than length (benchmarks/builds.py).
 MAX_POINTWISE = 24
 # A prologue is one chain. Scale, bias, relu was measured; two scales and biases in a row (a BatchNorm and
 # the affine layer some exporters put behind it) are put to cuDNN too.

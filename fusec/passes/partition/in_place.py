@@ -19,8 +19,8 @@ from fusec.program import Kind, Partition, Program, body_of
 from fusec.verdict import Legal
 
 ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor, and the widest load of a kernel
-# Measured on an H200: convolutions that write rows of 64 bytes with gaps take 2 to 7 us longer, which is a fifth to a
-# half of what the copy takes; shorter rows would share sectors of the L2 cache.
+# Shorter rows would share sectors of the L2 cache. Convolutions that write rows with gaps are a little slower, too: on
+# a GPU both ways are timed (benchmarks/choices.py).
 MIN_ROW_BYTES = 64
 MAX_ELEMENTS = 1 << 31  # kernels compute with 32 bits
 

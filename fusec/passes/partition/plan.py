@@ -52,6 +52,7 @@ class Planner:
         self.aside = [tuple(sorted(self.wiring.index[n] for n in nodes)) for nodes in aside]
         self.free = [True] * len(self.wiring.nodes)
         self.grower = Grower(self.wiring, self.condensation, self.free)
+        self._anchors = self._from_behind()
         self._kind = self._kinds()
         self._keys: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -76,6 +77,17 @@ class Planner:
         """The nodes of those numbers in graph order."""
         return tuple(self.wiring.nodes[i] for i in sorted(numbers))
 
+    def _from_behind(self) -> list[int]:
+        """Anchors, those with the most anchors before them first: of two convolutions that feed one add, that at the
+        end of the longer chain takes it. The other's result is then its stored residual operand, which can be made
+        beside that chain. What the one is refused, the other may still take."""
+        depth: list[int] = []
+        for i, node in enumerate(self.wiring.nodes):
+            before = max((depth[p] for p in self.wiring.preds[i]), default=0)
+            depth.append(before + isinstance(node.op, ANCHORS))
+        anchors = (i for i, node in enumerate(self.wiring.nodes) if isinstance(node.op, ANCHORS))
+        return sorted(anchors, key=lambda i: (depth[i], i), reverse=True)
+
     def _round(self) -> Plan:
         nodes = self.wiring.nodes
         self.condensation = Condensation(self.wiring)
@@ -86,10 +98,8 @@ class Planner:
                 self.free[i] = False
         self.grower.reset(self.condensation, self.free)
         plan = Plan()
-        # Backwards: of two convolutions that feed one add, the later takes it; the other's result is then
-        # its stored residual operand. What the later one is refused, the earlier may still take.
-        for i in reversed(range(len(nodes))):
-            if self.free[i] and isinstance(nodes[i].op, ANCHORS):  # a product may be its sibling's already
+        for i in self._anchors:
+            if self.free[i]:  # a product may be its sibling's already
                 self._decide(plan, self.grower.around(i))
         for i in range(len(nodes)):
             if self.free[i] and self.grower.pointwise[i] and not is_view(nodes[i]):  # an identity is no work

@@ -289,7 +289,7 @@ def _constant_as(graph: Graph, value: Value, dtype: DType, before: Node) -> Valu
     literal = value.literal
     assert literal is not None
     type = literal.type.with_dtype(dtype)
-    cast = Literal(type, lambda: literal.array.astype(dtype.numpy), literal.label)
+    cast = Literal(type, lambda: literal.array.astype(dtype.numpy), literal.label, ("cast", type, literal.key))
     return graph.insert(Constant(cast), before=before, names=(value.name,), types=[value.type.with_dtype(dtype)]).result
 
 
@@ -298,7 +298,8 @@ def _reshaped(graph: Graph, value: Value, shape: tuple[int, ...], before: Node) 
     literal = value.literal
     if literal is None:
         return graph.insert(Reshape(shape), (value,), before=before, types=[type]).result
-    view = Literal(TensorType(shape, literal.type.dtype), lambda: literal.array.reshape(shape), literal.label)
+    kept = TensorType(shape, literal.type.dtype)
+    view = Literal(kept, lambda: literal.array.reshape(shape), literal.label, ("view", kept, literal.key))
     return graph.insert(Constant(view), before=before, names=(value.name,), types=[type]).result
 
 
@@ -309,7 +310,10 @@ def _as_filters(graph: Graph, w: Value, before: Node) -> Value:
     k, n = w.type.shape[-2:]
     type = TensorType((n, k, 1, 1), w.type.dtype)
     filters = Literal(
-        type, lambda: np.ascontiguousarray(literal.array.reshape(k, n).T).reshape(n, k, 1, 1), literal.label
+        type,
+        lambda: np.ascontiguousarray(literal.array.reshape(k, n).T).reshape(n, k, 1, 1),
+        literal.label,
+        ("filters", type, literal.key),
     )
     types = [type.with_order(channels_last(4))]
     return graph.insert(Constant(filters), before=before, names=(w.name,), types=types).result

@@ -149,8 +149,20 @@ def group_norm_bias(
 
 def _groups_of_channels(m: Match) -> None:
     """x is viewed as [N, groups, …] and back; the norm of the groups has no scale and bias of its own."""
-    x, grouped = m["x"].type, m.known["grouped"]
+    x = m["x"].type
     m.require(m.known["back"] == x.shape, f"goes on as {list(m.known['back'])}", "x")
+    _require_groups(m)
+
+
+def _groups_in_a_row(m: Match) -> None:
+    """The same, where it goes on by its channels, but with the dims behind them in another shape."""
+    x, back = m["x"].type, m.known["back"]
+    m.require(back != x.shape and len(back) >= 3 and back[:2] == x.shape[:2], f"goes on as {list(back)}", "x")
+    _require_groups(m)
+
+
+def _require_groups(m: Match) -> None:
+    x, grouped = m["x"].type, m.known["grouped"]
     m.require(x.rank >= 3 and len(grouped) >= 3 and grouped[0] == x.shape[0], f"grouped as {list(grouped)}", "x")
     m.require(x.shape[1] % grouped[1] == 0, f"{grouped[1]} groups of {x.shape[1]} channels", "x")
     for name, number in (("o", 1.0), ("z", 0.0)):
@@ -174,6 +186,19 @@ def group_norm_spelt(
     return (
         p.reshape(p.instance_norm(p.reshape(x, shape=grouped), o, z, epsilon=eps), shape=back),
         p.group_norm(x, p.full(channels, 1.0), p.full(channels, 0.0), groups=groups, epsilon=eps),
+    )
+
+
+@rule(where=_groups_in_a_row, sample={**_grouped, "back": (2, 6, 20), "o": (3, 1.0), "z": (3, 0.0)})
+def group_norm_flattened(
+    p: Ops, x: Tensor, o: Weight, z: Weight, grouped: Attribute, back: Attribute, eps: Attribute,
+    groups: Attribute, channels: Attribute,
+) -> Sides:  # fmt: skip
+    return (
+        p.reshape(p.instance_norm(p.reshape(x, shape=grouped), o, z, epsilon=eps), shape=back),
+        p.group_norm(
+            p.reshape(x, shape=back), p.full(channels, 1.0), p.full(channels, 0.0), groups=groups, epsilon=eps
+        ),
     )
 
 
@@ -229,6 +254,7 @@ RULES: tuple[Rewriter, ...] = (
     layer_norm_bias,
     rms_norm_scale,
     group_norm_spelt,
+    group_norm_flattened,
     group_norm_of_rows,
     instance_norm_scale,
     instance_norm_bias,

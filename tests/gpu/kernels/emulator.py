@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusec.gpu.kernels.spec import Kernel, prelude
+from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.ir import TensorType, Value
 from fusec.storage import pack, unpack
 
@@ -32,15 +32,28 @@ class Emulator:
         sources = {launch.entry: launch.source for kernel in kernels for launch in kernel.launches}
         self._functions = functions(prelude() + "".join(sources.values()))
 
-    def run(self, kernel: Kernel, arrays: Mapping[Value, np.ndarray], outputs: Sequence[Value]) -> list[np.ndarray]:
-        """The outputs as logical arrays, from logical arrays of what is read."""
+    def run(
+        self,
+        kernel: Kernel,
+        arrays: Mapping[Value, np.ndarray],
+        outputs: Sequence[Value],
+        over: Mapping[Value, Value] | None = None,
+    ) -> list[np.ndarray]:
+        """The outputs as logical arrays, from logical arrays of what is read. over: outputs that are written over an
+        input of the same type."""
         buffers: dict[tuple[Value | None, TensorType | None], np.ndarray] = {}
         for value in outputs:
             buffers[value, value.type] = _guarded(value.type.span * value.type.dtype.itemsize)
+        for value, old in (over or {}).items():
+            buffers[old, old.type] = buffers[value, value.type]
+            buffers[old, old.type][:-GUARD] = pack(np, arrays[old], old.type).view(np.uint8)
         buffers[None, None] = _guarded(kernel.scratch_bytes)
         for launch in kernel.launches:
             for argument in launch.arguments:
                 key = (argument.value, argument.type)
+                if key not in buffers and argument.value is None and argument.type is not None:
+                    buffers[key] = _guarded(argument.type.nbytes)
+                    buffers[key][:-GUARD] = 0
                 if key not in buffers:
                     assert argument.value is not None and argument.type is not None
                     buffers[key] = _guarded(argument.type.span * argument.type.dtype.itemsize)
@@ -48,7 +61,7 @@ class Emulator:
                     buffers[key][:-GUARD] = flat.view(np.uint8)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
             try:
-                self._functions[launch.entry](launch.grid, launch.block, pointers)
+                self._functions[launch.entry](launch, pointers)
             except AssertionError as error:
                 raise AssertionError(f"{error} in\n{launch.source}") from None
         for buffer in buffers.values():
@@ -74,18 +87,19 @@ def _gaps(raw: np.ndarray, type: TensorType) -> bool:
     return bool((raw.reshape(-1, itemsize)[~written] == 0xA5).all())
 
 
-def functions(code: str) -> dict[str, Callable[[int, int, Sequence[int]], None]]:
-    """What runs each kernel of some CUDA C over a grid, a block and addresses."""
+def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
+    """What runs each kernel of some CUDA C as a launch has it, over addresses."""
     found = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\((.*?)\) \{(.*?)\n\}\n", code, re.DOTALL)
     library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))
 
-    def bound(entry: str, body: str) -> Callable[[int, int, Sequence[int]], None]:
+    def bound(entry: str, body: str) -> Callable[[Launch, Sequence[int]], None]:
         function = getattr(library, f"run_{entry}")
         function.restype = ctypes.c_char_p
-        meets = int("reduce_threads" in body or "__syncthreads" in body)
+        waits = int("reduce_threads" in body or "__syncthreads" in body)
 
-        def run(grid: int, block: int, pointers: Sequence[int]) -> None:
-            problem = function(grid, block, meets, (ctypes.c_void_p * len(pointers))(*pointers))
+        def run(launch: Launch, pointers: Sequence[int]) -> None:
+            kept, addresses = ctypes.c_size_t(launch.resident_bytes), (ctypes.c_void_p * len(pointers))(*pointers)
+            problem = function(launch.grid, launch.block, waits, int(launch.meets), kept, addresses)
             assert problem is None, problem.decode()
 
         return run
@@ -99,8 +113,9 @@ def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
     for entry, parameters in entries:
         types = [each.split("__restrict__")[0] for each in parameters.split(",")]
         passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(types))
-        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int meets, void** a) {{\n'
-        calls += f"  return run_blocks(grid, block, meets, [&] {{ {entry}({passed}); }});\n}}\n"
+        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int waits, int meets, '
+        calls += "size_t kept, void** a) {\n"
+        calls += f"  return run_blocks(grid, block, waits, meets, kept, [&] {{ {entry}({passed}); }});\n}}\n"
     source = Path(__file__).with_name("host.h").read_text() + code + calls
     folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
     folder.mkdir(exist_ok=True)

@@ -1,10 +1,12 @@
 // Runs CUDA C on the CPU: blocks one after the other, the threads of a block as fibers that take turns at barriers.
+// Blocks that meet all run up to there first; shared memory that a source declares is the next block's from then on.
 #define FUSEC_EMULATED
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <vector>
 #define __global__
 #define __launch_bounds__(n)
 #define __shared__ static
@@ -53,19 +55,25 @@ template <class... Words> static void store_words(void *p, Words... words) {
   memcpy(p, all, sizeof(all));
 }
 
-enum { STACK = 1 << 16, MOST = 1024 };
+enum { STACK = 1 << 16, MOST = 8192, MEETS = -9 };
 static ucontext_t scheduler, fibers[MOST];
 static char *stacks;
 static int at[MOST];  // the line of the barrier a thread waits at; -1: it has finished
 static unsigned long long slots[MOST];
 static void (*body)(void *);
+static unsigned first_block;  // of those that are there at once
+static char *resident;        // what each of these keeps
+static size_t resident_bytes;
+#define RESIDENT(name) unsigned char *name = (unsigned char *)resident + (blockIdx.x - first_block) * resident_bytes
 static void *closure;
 
+static unsigned width;  // threads of a block
 static void barrier(int line) {
-  unsigned self = threadIdx.x;
-  at[self] = line;
-  swapcontext(&fibers[self], &scheduler);
+  unsigned self = threadIdx.x, own = blockIdx.x;
+  at[(own - first_block) * width + self] = line;
+  swapcontext(&fibers[(own - first_block) * width + self], &scheduler);
   threadIdx.x = self;
+  blockIdx.x = own;
 }
 #define __syncthreads() barrier(__LINE__)
 template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
@@ -77,47 +85,90 @@ template <class T> static T __shfl_xor_sync(unsigned mask, T x, int lane) {
   barrier(-3);
   return y;
 }
+struct Copy { void *to; const void *from; int bytes, group; };
+static std::vector<Copy> copies[MOST];  // of each thread, made when it waits for them
+static int group_of[MOST];
+static unsigned fiber() { return (blockIdx.x - first_block) * width + threadIdx.x; }
+template <int N> static void copy_ahead(void *to, const void *from) {
+  misaligned |= (size_t)to % N != 0 || (size_t)from % N != 0;
+  copies[fiber()].push_back({to, from, N, group_of[fiber()]});
+}
+static void copied() { ++group_of[fiber()]; }
+template <int LEFT> static void wait_for_copies() {
+  std::vector<Copy> waiting;
+  for (const Copy &each : copies[fiber()])
+    if (each.group < group_of[fiber()] - LEFT) memcpy(each.to, each.from, each.bytes);
+    else waiting.push_back(each);
+  copies[fiber()] = waiting;
+}
+static void __threadfence() {}
+static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
+static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
+static void pin(float &) {}
+static void pin(double &) {}
 // What each thread of the warp passed, six words a thread: two buffers in turn, so that one barrier is enough.
 static unsigned words[2][MOST][6];
 static int turn[MOST];
 static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
-  unsigned self = threadIdx.x, now = turn[self]++ & 1;
+  unsigned self = threadIdx.x, now = turn[fiber()]++ & 1;
   memcpy(words[now][self], mine, sizeof(mine));
   barrier(-4);
   return words[now][self / 32 * 32];
 }
 static void enter() {
   body(closure);
-  at[threadIdx.x] = -1;
+  at[(blockIdx.x - first_block) * width + threadIdx.x] = -1;
 }
 template <class F> static void call(void *f) { (*(F *)f)(); }
 
-template <class F> static const char *run_blocks(unsigned grid, unsigned block, int meets, F f) {
+template <class F>
+static const char *run_blocks(unsigned grid, unsigned block, int waits, int meets, size_t kept_bytes, F f) {
   body = call<F>;
   closure = &f;
   misaligned = 0;
-  if (meets && block % 32) return "a block of no whole warps";
-  if (meets && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    if (!meets) {
+  width = block;
+  if (waits && block % 32) return "a block of no whole warps";
+  unsigned together = meets ? grid : 1;
+  if ((size_t)together * block > MOST) return "too many threads at once";
+  if (waits && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
+  resident_bytes = (kept_bytes + 15) / 16 * 16;
+  resident = (char *)aligned_alloc(16, resident_bytes * together + 16);
+  memset(resident, 0xA5, resident_bytes * together + 16);
+  const char *problem = 0;
+  for (first_block = 0; first_block < grid && !problem; first_block += together) {
+    if (!waits) {
+      blockIdx.x = first_block;
       for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) f();
       continue;
     }
-    for (unsigned t = 0; t < block; ++t) {
+    for (unsigned t = 0; t < together * block; ++t) {
       getcontext(&fibers[t]);
       fibers[t].uc_stack.ss_sp = stacks + (size_t)STACK * t;
       fibers[t].uc_stack.ss_size = STACK;
       fibers[t].uc_link = &scheduler;
       makecontext(&fibers[t], enter, 0);
       at[t] = turn[t] = 0;
+      copies[t].clear();
     }
-    while (at[0] != -1) {
-      for (unsigned t = 0; t < block; ++t) {
-        threadIdx.x = t;
-        swapcontext(&scheduler, &fibers[t]);
-        if (at[t] != at[0]) return "threads of a block wait at different barriers";
+    for (int going = 1; going && !problem;) {
+      going = 0;
+      for (unsigned b = 0; b < together && !problem; ++b) {
+        int *own = at + b * block;
+        while (own[0] != -1 && !problem) {
+          for (unsigned t = 0; t < block; ++t) {
+            threadIdx.x = t;
+            blockIdx.x = first_block + b;
+            swapcontext(&scheduler, &fibers[b * block + t]);
+            if (own[t] != own[0]) problem = "threads of a block wait at different barriers";
+          }
+          if (own[0] == MEETS) break;
+        }
+        going |= own[0] != -1;
       }
     }
   }
-  return misaligned ? "a wide access at an address it does not divide" : 0;
+  for (size_t i = 0; i < 16; ++i)
+    if ((unsigned char)resident[resident_bytes * together + i] != 0xA5) problem = "written behind what a block keeps";
+  free(resident);
+  return problem ? problem : misaligned ? "a wide access at an address it does not divide" : 0;
 }

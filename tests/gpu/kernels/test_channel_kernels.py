@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.cases import Case, assert_same, build, check, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels import Kernel, channel_resident
 from fusec.gpu.kernels import channels as family
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, pw
@@ -35,6 +36,10 @@ def positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     """Normal numbers around a mean that is not zero; parameters, which are vectors, as an inverse deviation is."""
     array = rng.standard_normal(type.shape)
     return (array + 0.5 if type.rank > 2 else 0.5 + np.abs(array)).astype(type.dtype.numpy)
+
+
+def ways(kernel: Kernel) -> tuple[Kernel, ...]:
+    return (kernel, *kernel.others)
 
 
 def mostly_negative(rng: np.random.Generator, type: TensorType) -> np.ndarray:
@@ -139,6 +144,57 @@ def test_many_chunks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) 
     check(cases, rng)
 
 
+def long_channels() -> list[Case]:
+    """Several turns of each thread, the last of which some threads have not."""
+    x, p = last(F16, 4, 24, 20, 33), rows(F32, 24)
+    return [
+        build("long train", [last(F16, 4, 8, 40, 33), rows(F32, 8), rows(F32, 8)], forward, positive),
+        build("long backward", [x, x, p, p, p], backward, positive),
+        build("long masked", [x, x, p, p, p, p], masked, mostly_negative),
+    ]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("blocks", "threads", "kept"), [(3, 64, 1 << 20), (4, 64, 8000), (2, 128, 0)])
+def test_one_launch_whose_blocks_meet(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int, threads: int, kept: int
+) -> None:
+    """All turns are kept, some, or none."""
+    monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
+    monkeypatch.setattr(channel_resident, "THREADS", threads)
+    monkeypatch.setattr(channel_resident, "RESIDENT_BYTES", kept)
+    cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
+    cases = [case for case in cases if case.kernel is not None and case.kernel.others]
+    found = [case.kernel.others[0] for case in cases if case.kernel is not None]
+    assert len(found) > 60 and sum(way.launches[0].meets for way in found) > 20
+    assert all((way.launches[0].resident_bytes > 0) == (kept > 0) for way in found)
+    emulator = Emulator(found)
+    for case, way in zip(cases, found, strict=True):
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_scale_is_written_over_once_all_blocks_have_it(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(channel_resident, "BLOCKS", 3)
+    monkeypatch.setattr(channel_resident, "THREADS", 64)
+
+    def moved(g: Any, *v: Value) -> Sequence[Value]:
+        y, statistic, _ = forward(g, *v) if where == "forward" else backward(g, *v)
+        return y, g.add(pw("sub"), v[-3 if where == "backward" else -2], statistic)
+
+    x, p = last(F16, 4, 8, 12, 20), rows(F32, 8)
+    case = build("moved", [x, p, p] if where == "forward" else [x, x, p, p, p], moved, positive)
+    assert case.kernel is not None and case.kernel.others[0].launches[0].grid == 3
+    arrays, kernel = case.arrays(rng), case.kernel.others[0]
+    scale = case.graph.inputs[1 if where == "forward" else 2]
+    got = Emulator([kernel]).run(kernel, arrays, case.outputs, {case.outputs[1]: scale})
+    assert_same(case, got, case.reference(arrays))
+
+
 @needs_compiler
 def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     """Nor does one element that is far from all others, wherever it lies."""
@@ -150,9 +206,11 @@ def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     array += 1000.0
     array[0, 3, 0, 0] = 3e4
     wide = {v: a.astype(np.float64) for v, a in arrays.items()}
-    got = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
-    for a, b in zip(got, case.reference(wide), strict=True):
-        assert np.linalg.norm(a - b) / np.linalg.norm(b) < 2e-5
+    emulator = Emulator(ways(case.kernel))
+    for way in ways(case.kernel):
+        got = emulator.run(way, arrays, case.outputs)
+        for a, b in zip(got, case.reference(wide), strict=True):
+            assert np.linalg.norm(a - b) / np.linalg.norm(b) < 2e-5
 
 
 @needs_compiler
@@ -160,16 +218,18 @@ def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> Non
     x, p = last(F16, 4, 8, 6, 5), rows(F32, 8)
     cases = [build("train", [x, p, p], forward, positive), build("backward", [x, x, p, p, p], backward, positive)]
     for case in cases:
-        kernel, arrays = case.kernel, case.arrays(rng)
-        assert kernel is not None
+        arrays = case.arrays(rng)
+        assert case.kernel is not None and len(ways(case.kernel)) == 2
         first = arrays[case.graph.inputs[0]]
         first[0, 1, 0, 0] = np.nan
         first[2, 3, 4, 4] = np.inf
         first[0, 5, 0, 0] = -np.inf
-        got, want = Emulator([kernel]).run(kernel, arrays, case.outputs), case.reference(arrays)
-        for a, b in zip(got, want, strict=True):
-            a, b = (v[:, [1, 3, 5]] if v.ndim > 1 else v[[1, 3, 5]] for v in (a, b))
-            assert not np.isfinite(a.astype(np.float64)).all() or np.isfinite(b.astype(np.float64)).all()
-            np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
-        rest = [0, 2, 4, 6, 7]
-        assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)
+        emulator, want = Emulator(ways(case.kernel)), case.reference(arrays)
+        for way in ways(case.kernel):
+            got = emulator.run(way, arrays, case.outputs)
+            for a, b in zip(got, want, strict=True):
+                a, b = (v[:, [1, 3, 5]] if v.ndim > 1 else v[[1, 3, 5]] for v in (a, b))
+                assert not np.isfinite(a.astype(np.float64)).all() or np.isfinite(b.astype(np.float64)).all()
+                np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+            rest = [0, 2, 4, 6, 7]
+            assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)

@@ -77,7 +77,8 @@ def nvrtc() -> Any:
 def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     found = [case.kernel for case in cases()]
-    sources = {launch.entry: launch.source for kernel in found if kernel is not None for launch in kernel.launches}
+    ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
+    sources = {launch.entry: launch.source for way in ways for launch in way.launches}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:

@@ -138,3 +138,14 @@ def test_a_gate_is_not_computed_for_every_element_of_a_large_image(monkeypatch: 
     large = signatures(grouped(of.program))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"
+
+
+def test_a_rotary_embedding_reads_its_part_of_a_projection() -> None:
+    check(
+        """graph "g" (%x: f32[2,5,6,8], %c: f32[5,1,8], %s: f32[5,1,8]) {
+  %p = slice(%x) {starts=[0, 0, 1, 0], sizes=[2, 5, 4, 8], steps=[1, 1, 1, 1]}
+  %r = rotary(%p, %c, %s)
+  return %r
+}""",
+        ["slice+rotary"],
+    )

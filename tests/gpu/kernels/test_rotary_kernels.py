@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from gpu.kernels.cases import FLOATS, Case, awkward, build, check, rows
 from gpu.kernels.emulator import needs_compiler
 
-from fusec.ir import DType, TensorType
-from fusec.ops import Rotary, pw
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import Rotary, Slice, pw
+
+
+def part(start: int) -> Callable[..., Value]:
+    """Some of the heads of a packed projection."""
+
+    def make(g: Graph, x: Value, cos: Value, sin: Value) -> Value:
+        heads = g.add(Slice((0, start, 0, 0), (2, 4, 5, 16), (1,) * 4), x)
+        return g.add(Rotary(), heads, cos, sin)
+
+    return make
+
+
+def columns(g: Graph, x: Value, cos: Value, sin: Value) -> Value:
+    return g.add(Rotary(), g.add(Slice((0, 0, 12), (2, 5, 16), (1,) * 3), x), cos, sin)
 
 
 def cases() -> list[Case]:
@@ -19,6 +35,10 @@ def cases() -> list[Case]:
     heads = TensorType((2, 4, 5, 16), DType.F16, (0, 2, 1, 3))
     types = [heads, rows(DType.F16, 5, 16), rows(DType.F16, 5, 16), heads]
     found.append(build("heads", types, lambda g, x, c, s, z: g.add(pw("add"), g.add(Rotary(), x, c, s), z)))
+    packed = TensorType((2, 9, 5, 16), DType.F16, (0, 2, 1, 3))
+    found += [build(f"four heads of more from {i} on", [packed, *types[1:3]], part(i)) for i in (0, 3)]
+    wide = [rows(DType.F16, 2, 5, 40), *types[1:3]]
+    found.append(build("columns of more, which begin amid a vector", wide, columns))
     found.append(build("odd", types[:3], lambda g, *v: g.add(Rotary(), *v), awkward))
     return found
 

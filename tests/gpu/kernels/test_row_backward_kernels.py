@@ -103,12 +103,25 @@ def test_each_way_to_share_a_row_out(rng: np.random.Generator) -> None:
 
 @needs_compiler
 def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2),))
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, 0),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     assert case.kernel is not None
     assert case.kernel.launches[0].grid == 2
     check([case], rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+def test_rows_copied_ahead_of_their_turn(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """Fewer of them than are ahead, and more."""
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, ahead),))
+    x, p = rows(F16, 77, 48), rows(F16, 48)
+    long = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    all_cases = [long, *norm_backward_cases(), *surrounded_norm_backward()]
+    cases = [case for case in all_cases if case.kernel is not None]
+    assert len(cases) > 20 and all(c.kernel and c.kernel.launches[0].resident_bytes > 0 for c in cases)
+    check(cases, rng)
 
 
 @needs_compiler

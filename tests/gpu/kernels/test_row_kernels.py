@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, awkward, build, check, last, rows
-from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.cases import Case, assert_same, awkward, build, check, last, rows
+from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import rows as family
 from fusec.ir import DType, TensorType
@@ -88,6 +89,11 @@ def normed() -> list[Case]:
                     for n in (1, 2, 6)
                     if shape[1] % n == 0
                 ]
+    for dtype in (*FLOATS, F64):  # by channels: groups inside of a vector, across two, and larger images than one chunk
+        for channels, groups, space in ((20, 2, (40, 8)), (24, 12, (33, 20)), (40, 1, (150,)), (6, 3, (31, 64))):
+            x, p = last(dtype, 2, channels, *space), rows(dtype, channels)
+            name = f"{groups} groups of {channels} {dtype} {space}"
+            cases.append(build(name, [x, p, p], lambda g, *v, n=groups: g.add(GroupNorm(n), *v)))
     cases.append(build("softmax f64", [rows(F64, 3, 7)], lambda g, x: g.add(Softmax(), x)))
     return cases
 
@@ -106,6 +112,10 @@ def surrounded() -> list[Case]:
     def normed_relu(g: Any, x: Any, s: Any, b: Any, z: Any) -> Any:
         return g.add(pw("add"), g.add(pw("relu"), g.add(InstanceNorm(), x, s, b)), z)
 
+    def groups_of_a_sum(g: Any, x: Any, y: Any, s: Any, b: Any) -> Any:
+        total = g.add(pw("add"), x, y)
+        return g.add(pw("swish"), g.add(GroupNorm(2), total, s, b)), total
+
     def gate(g: Any, x: Any, b: Any) -> Any:
         return g.add(pw("sigmoid"), g.add(pw("add"), g.add(Reduce("mean", (2, 3)), g.add(pw("relu"), x)), b))
 
@@ -118,6 +128,8 @@ def surrounded() -> list[Case]:
         cases.append(build(f"scores {dtype}", [rows(dtype, 2, 3, 5, 20), rows(dtype, 2, 1, 1, 20)], scores))
         cases.append(build(f"instance {dtype}", [x, p, p, x], normed_relu))
         cases.append(build(f"instance to rows {dtype}", [x, p, p, rows(dtype, 2, 16, 5, 3)], normed_relu))
+        y, q = last(dtype, 2, 20, 40, 8), rows(dtype, 20)
+        cases.append(build(f"groups {dtype}", [y, y, q, q], groups_of_a_sum))
         cases.append(build(f"gate {dtype}", [x, rows(dtype, 16, 1, 1)], gate))
     return cases
 
@@ -147,8 +159,37 @@ def test_long_reductions_are_cut_into_chunks(rng: np.random.Generator, monkeypat
     check(cases, rng)
 
 
+@needs_compiler
+def test_the_last_block_puts_chunks_together(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one launch; and every launch finds the doors as the first one did."""
+    monkeypatch.setattr(family, "FEW_BLOCKS", 1 << 30)
+    monkeypatch.setattr(family, "FULL_BLOCKS", 40)
+    monkeypatch.setattr(family, "MIN_TURNS", 1)
+    monkeypatch.setattr(family, "WAYS", ((256, 4, 256, True), (256, 4, 8, True)))
+    cases = [case for case in (*reductions(), *surrounded()) if case.kernel and case.kernel.scratch_bytes]
+    ways = [(case, way) for case in cases if case.kernel for way in (case.kernel, *case.kernel.others)]
+    once = [(case, way) for case, way in ways if len(way.launches) == 1]
+    assert len(once) > 40
+    emulator = Emulator([way for _, way in once])
+    for case, way in once:
+        twice = replace(way, launches=way.launches * 2)
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(twice, arrays, case.outputs), case.reference(arrays))
+
+
 def test_a_large_image_fills_the_gpu() -> None:
     p = rows(F16, 32)
     case = build("large", [last(F16, 1, 32, 256, 256), p, p], lambda g, *v: g.add(InstanceNorm(), *v))
     assert case.kernel is not None
     assert [launch.grid >= 128 for launch in case.kernel.launches] == [True, True]
+
+
+@needs_compiler
+def test_group_norms_by_channels_are_as_those_by_groups(rng: np.random.Generator) -> None:
+    types = [last(F16, 2, 20, 40, 8), rows(F16, 20), rows(F16, 20)]
+    case = build("both ways", types, lambda g, *v: g.add(GroupNorm(2), *v))
+    assert case.kernel is not None and len(case.kernel.others) >= 2
+    arrays = case.arrays(rng)
+    emulator = Emulator(case.kernel.others)
+    for kernel in case.kernel.others:
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))

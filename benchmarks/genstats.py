@@ -1,0 +1,170 @@
+"""Statistics of a batch norm by the convolution in front of it (cuDNN's genstats): what cuDNN offers, and what it takes
+beside the convolution alone, for each convolution of a ResNet-50. `--dry` asks the real cuDNN without a GPU.
+
+    python -m benchmarks.genstats [--dry]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BATCH, RUNS = 64, 7
+MOST_PLANS = 16  # timed of each list
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`count` of them are in the network."""
+
+    inputs: int
+    outputs: int
+    window: int
+    stride: int
+    side: int
+    count: int = 1
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        return (BATCH, self.inputs, self.side, self.side)
+
+    @property
+    def filters(self) -> tuple[int, ...]:
+        return (self.outputs, self.inputs, self.window, self.window)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        side = (self.side + 2 * (self.window // 2) - self.window) // self.stride + 1
+        return (BATCH, self.outputs, side, side)
+
+    def __str__(self) -> str:
+        what = f"{self.inputs} to {self.outputs}, {self.window}x{self.window}"
+        return f"{what}{f'/{self.stride}' if self.stride > 1 else ''} of {self.side}x{self.side}, {self.count} times"
+
+
+def convolutions() -> list[Convolution]:
+    """Those of ResNet-50 with a norm behind them, the stem with its fourth channel first."""
+    found = [Convolution(4, 64, 7, 2, 224)]
+    channels, side = 64, 56
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        planes, stride = 64 << stage, 2 if stage else 1
+        found += [Convolution(channels, planes, 1, 1, side), Convolution(planes, planes, 3, stride, side)]
+        found += [Convolution(channels, 4 * planes, 1, stride, side)]
+        side //= stride
+        found += [Convolution(planes, 4 * planes, 1, 1, side)] * blocks
+        found += [Convolution(4 * planes, planes, 1, 1, side), Convolution(planes, planes, 3, 1, side)] * (blocks - 1)
+        channels = 4 * planes
+    return [Convolution(c.inputs, c.outputs, c.window, c.stride, c.side, found.count(c)) for c in dict.fromkeys(found)]
+
+
+def planned(where: Mapping[str, Any], c: Convolution, sums: bool) -> Any:
+    """The cuDNN graph, its plans made; a RuntimeError if cuDNN refuses it."""
+    import cudnn
+
+    half, single = cudnn.data_type.HALF, cudnn.data_type.FLOAT
+    g = cudnn.pygraph(io_data_type=single, intermediate_data_type=single, compute_data_type=single, **where)
+    x = g.tensor(dim=list(c.image), stride=_last(c.image), data_type=half, uid=1)
+    w = g.tensor(dim=list(c.filters), stride=_last(c.filters), data_type=half, uid=2)
+    pads = {"pre_padding": [c.window // 2] * 2, "post_padding": [c.window // 2] * 2}
+    y = g.conv_fprop(image=x, weight=w, stride=[c.stride] * 2, dilation=[1, 1], compute_data_type=single, **pads)
+    y.set_uid(3).set_dim(list(c.result)).set_stride(_last(c.result)).set_data_type(half).set_output(True)
+    for uid, each in enumerate(g.genstats(y, compute_data_type=single) if sums else (), 4):
+        shape = (1, c.outputs, 1, 1)
+        each.set_uid(uid).set_dim(list(shape)).set_stride(_last(shape)).set_data_type(single).set_output(True)
+    g.validate()
+    g.build_operation_graph()
+    g.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+    return g
+
+
+def _last(shape: tuple[int, ...]) -> list[int]:
+    _, channels, rows, columns = shape
+    return [channels * rows * columns, 1, channels * columns, channels]
+
+
+def offered() -> None:
+    """How many plans each way has, and of which engines; those with sums are built."""
+    import cudnn
+
+    from fusec.gpu.deviceless import load_driver, load_nvrtc
+    from fusec.target import load
+
+    load_driver()
+    load_nvrtc()
+    target = load("h200")
+    where = {"device_property": cudnn.create_device_properties(target.properties), "sm_version": target.sm}
+    for c in convolutions():
+        said: list[str] = []
+        for sums in (False, True):
+            try:
+                g = planned(where, c, sums)
+            except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
+                said.append("refused")
+                continue
+            count = g.get_execution_plan_count()
+            engines = sorted({int(g.get_engine_and_knobs_at_index(i)[0]) for i in range(count)})
+            if sums:
+                for place in range(count):
+                    g.build_plan_at_index(place)
+            said.append(f"{count} plans of engines {' '.join(map(str, engines))}")
+        print(f"{c!s:42} alone: {said[0]:46} with sums: {said[1]}")
+
+
+def timed() -> None:
+    """The fastest plan of each, in microseconds, from a cold cache."""
+    import cudnn
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    handle = cudnn.create_handle()
+    cudnn.set_stream(handle, stream.ptr)
+    sweep = cupy.empty(1 << 27, cupy.uint8)
+
+    def time_us(run: Callable[[], None]) -> float:
+        times: list[float] = []
+        for _ in range(RUNS):
+            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+            sweep.fill(0)
+            start.record(stream)
+            run()
+            stop.record(stream)
+            stop.synchronize()
+            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
+        return statistics.median(times)
+
+    def best(c: Convolution, sums: bool) -> float | None:
+        try:
+            g = planned({"handle": handle}, c, sums)
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
+            return None
+        held: dict[int, Any] = {3: cupy.empty(c.result, cupy.float16)}
+        for uid, shape in ((1, c.image), (2, c.filters)):
+            held[uid] = cupy.random.standard_normal(shape, dtype=cupy.float32).astype(cupy.float16)
+        held |= {uid: cupy.empty(c.outputs, cupy.float32) for uid in (4, 5)} if sums else {}
+        pack, least = {uid: array.data.ptr for uid, array in held.items()}, None
+        for place in range(min(g.get_execution_plan_count(), MOST_PLANS)):
+            try:
+                g.build_plan_at_index(place)
+                room = cupy.empty(max(1, g.get_workspace_size_plan_at_index(place)), cupy.uint8)
+                run = lambda place=place, room=room: g.execute_plan_at_index(pack, room.data.ptr, place, handle)  # noqa: E731
+                us = time_us(run)
+            except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
+                continue  # of a list, some plans do not build
+            least = us if least is None else min(least, us)
+        return least
+
+    total = [0.0, 0.0]
+    with stream:
+        for c in convolutions():
+            alone, both = best(c, False), best(c, True)
+            print(f"{c!s:42} alone {alone or 0.0:6.1f}   with sums {both or 0.0:6.1f}", flush=True)
+            if alone and both:
+                total = [total[0] + c.count * alone, total[1] + c.count * both]
+    print(f"of all that cuDNN takes: {total[0]:.0f} us alone, {total[1]:.0f} with sums")
+
+
+if __name__ == "__main__":
+    offered() if "--dry" in sys.argv[1:] else timed()

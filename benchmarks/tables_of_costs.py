@@ -1,0 +1,226 @@
+"""Sections of docs/results.md: what is paid beside the steps (calls, starts, builds), and what choices are worth."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.machine import RESULTS
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / name).read_text())
+
+
+def table(header: list[str], rows: list[list[Any]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+def where(data: dict[str, Any]) -> str:
+    """The machine, and the commits and days of the rows."""
+    commits = ", ".join(dict.fromkeys(row["commit"][:10] for row in data["rows"]))
+    days = ", ".join(sorted({row["date"] for row in data["rows"]}))
+    torch = f", torch {data['torch']}" if "torch" in data else ""
+    plural = "s" if "," in commits else ""
+    machine = f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}{torch}"
+    return f"{machine}, commit{plural} {commits}, {days}"
+
+
+def calls() -> list[str]:
+    data = read("calls.json")
+
+    def shown(row: dict[str, Any], kind: str) -> str:
+        time = row["more"][kind]
+        return f"{time['median_us']:.1f} ({time['low_us']:.1f} to {time['high_us']:.1f})"
+
+    kinds = {
+        "replay": "a replay, waited for",
+        "call": "a call",
+        "out": "with `out=`",
+        "buffers": "from `input_buffers`",
+        "buffers, out": "from these, with `out=`",
+        "host": "from and to the host",
+        "queued": "calls queued",
+    }
+    rows = [
+        [
+            row["model"],
+            row["batch"],
+            f"{row['input_bytes'] / 1e6:.1f} / {row['output_bytes'] / 1e6:.1f}",
+            f"{row['steps']['median_us']:.1f}",
+            *(shown(row, kind) for kind in kinds),
+        ]
+        for row in data["rows"]
+    ]
+    sides = [
+        [
+            row["model"],
+            row["batch"],
+            *(f"{row[key]:.1f}" if key in row else "not timed" for key in ("in_order_us", "side_by_side_us")),
+            "side by side" if row["lanes"] > 1 else "in order",
+            row["lanes"],
+        ]
+        for row in data["rows"]
+    ]
+    worst = max(row["more"]["call"]["median_us"] - row["more"]["replay"]["median_us"] for row in data["rows"])
+    return [
+        "## What a call adds",
+        "",
+        f"{where(data)}; fp16 (`benchmarks/calls.py`). The steps: replays of the recorded graph queued one behind the "
+        "other. What calls take more than that, in microseconds: medians with deciles of differences taken turn by "
+        "turn, each call waited for, but for the last column, where calls are queued as the replays are. The worst "
+        f"call takes {worst:.1f} us more than a replay that is waited for as well.",
+        "",
+        *table(["model", "batch", "MB in / out", "steps us", *kinds.values()], rows),
+        "",
+        "Steps in order and side by side, timed in turns when they are recorded:",
+        "",
+        *table(["model", "batch", "in order us", "side by side us", "kept", "lanes"], sides),
+        "",
+    ]
+
+
+def choices() -> list[str]:
+    data = read("choices.json")
+    rows: list[list[Any]] = []
+    for row in data["rows"]:
+        ms = {way: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for way, t in row["times"].items()}
+        steps = row["with_steps"]
+        seen = (
+            f"{steps['concats in place']} of {steps['concats that could be']} in place"
+            if "concats in place" in steps
+            else ""
+        )
+        seen = f"{steps['cublaslt']} steps" if "cublaslt" in steps else seen
+        gain = row["times"]["without"]["median_ms"] / row["times"]["with"]["median_ms"]
+        rows.append(
+            [
+                f"`{row['choice']}`",
+                row["model"],
+                row["batch"],
+                row["precision"],
+                ms["with"],
+                ms["without"],
+                f"{gain:.2f}",
+                seen,
+            ]
+        )
+    header = ["choice", "model", "batch", "precision", "with ms", "without ms", "without / with", "chosen"]
+    return [
+        "## What single choices are worth",
+        "",
+        f"{where(data)}; the same model compiled with a choice and without it, replays in turns, medians with deciles "
+        "(`benchmarks/choices.py`). A choice may be declined where it was measured to be slower: then both are the "
+        "same. resnet_stem: a 7x7 convolution of 3 channels with stride 2, bias and relu; vit_stem: one of 16x16 with "
+        "stride 16, as rows; linear_gelu: a product of 197 rows an image by 768x3072, with bias and gelu in its erf "
+        "form.",
+        "",
+        *table(header, rows),
+        "",
+    ]
+
+
+def first_result() -> list[str]:
+    data = read("first_result.json")
+    found = {(row["from"], row["trusted"], row["tune"], row["turn"]): row for row in data["rows"]}
+    how = {
+        ("model", None): "`fusec.compile` of the ONNX file",
+        ("lock", None): "the same by a lock: nothing is timed",
+        ("file", True): "a file made without a GPU, trusted",
+        ("file", False): "such a file, not trusted",
+    }
+    rows: list[list[Any]] = []
+    for (group, trusted), title in how.items():
+        for tune in ("none", "quick"):
+            turns = [found.get((group, trusted, tune, turn)) for turn in ("first", "again")]
+            if turns[0] is None or turns[1] is None:
+                continue
+            plans = " / ".join(f"{row['built']}, {row['revived']}" for row in turns if row is not None)
+            seconds = [f"{row['first_result_s']:.2f}" for row in turns if row is not None]
+            level = "" if group == "lock" else f"`{tune}`"
+            rows.append([title, level, *seconds, plans, f"{turns[1]['run_us']:.0f}", f"{turns[1]['error']:.1e}"])
+    imports = [row["imports_s"] for row in data["rows"]]
+    return [
+        "## What a start costs",
+        "",
+        f"{where(data)}, {data['cores']} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
+        "(`benchmarks/first_result.py`). Seconds from the call of `fusec.compile` or `fusec.load` to the first result, "
+        f"each in a process of its own; its start and imports take {min(imports):.1f} to {max(imports):.1f} s before "
+        "that. First: with empty caches of plans and kernels. Again: the next process. Plans: built and revived from "
+        "what cuDNN serialized, the first time and the next. Errors are relative L2 against the reference in fp32.",
+        "",
+        *table(["how", "tune", "first s", "again s", "plans built, revived", "steps then us", "error"], rows),
+        "",
+    ]
+
+
+def builds() -> list[str]:
+    data = read("builds.json")
+
+    def seconds(built: dict[str, Any]) -> str:
+        value = built["build_s"]
+        return "" if value is None else f"{value:.2f} s" if value >= 0.1 else f"{1000 * value:.2f} ms"
+
+    def offered(built: dict[str, Any]) -> str:
+        first = f", engine {built['engine']}" if built["engine"] is not None else ""
+        ready = f" ({built['precompiled']} precompiled)" if built["precompiled"] else ""
+        return f"{built['plans'] or 'none'}{ready}{first}"
+
+    sizes: list[list[Any]] = []
+    for row in data["sizes"]:
+        first, *rest = row["all sizes"]
+        later = max((each["build_s"] or 0.0 for each in rest), default=0.0)
+        sizes.append(
+            [
+                row["graph"],
+                offered(row["one size"]),
+                seconds(row["one size"]),
+                offered(first),
+                seconds(first),
+                seconds({"build_s": later}) if first["build_s"] is not None else "",
+            ]
+        )
+    lengths = [[row["pointwise"], f"{row['build_s']:.1f}"] for row in data["lengths"]]
+    return [
+        "## How long cuDNN takes to build a plan",
+        "",
+        f"Without a GPU, for an {data['target'].upper()}, cuDNN {data['cudnn']}, fp16, commit {data['commit'][:10]}, "
+        f"{data['date']}; seconds of one core for the first plan that builds (`benchmarks/builds.py`). For one batch "
+        f"size, {data['sizes'][0]['batches'][0]}; and declared with dynamic shapes and a kernel cache: then the first "
+        f"size, and the slower of the next two ({', '.join(map(str, data['sizes'][0]['batches'][1:]))}).",
+        "",
+        *table(
+            ["graph", "plans for one size", "first build", "plans for all sizes", "first build", "next sizes"], sizes
+        ),
+        "",
+        "A convolution with so many pointwise ops behind it:",
+        "",
+        *table(["pointwise ops", "build s"], lengths),
+        "",
+    ]
+
+
+def penalties() -> list[str]:
+    data = read("penalties.json")
+    rows = [
+        [
+            row["penalty"],
+            row["layers"],
+            f"{row['us']:.1f}",
+            f"{row['without_us']:.1f}",
+            f"{row['us'] / row['without_us']:.2f}",
+        ]
+        for row in data["rows"]
+    ]
+    return [
+        "## The cost model's penalties",
+        "",
+        f"{where(data)}; fp16, the fastest plan of each graph, cache cold (`benchmarks/penalties.py`). Depthwise: the "
+        "layers of MobileNetV2 at batch 32 with bias and relu, against plain convolutions. The other: 64 to 256 "
+        "channels, 56x56, batch 32, with bias, residual and relu, the bias before the residual, against the residual "
+        "first.",
+        "",
+        *table(["penalty for", "layers", "us", "without us", "ratio"], rows),
+        "",
+    ]

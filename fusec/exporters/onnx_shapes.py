@@ -1,0 +1,105 @@
+"""Ops that move elements as ONNX operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+from onnx import TensorProto
+
+from fusec.errors import LoweringError
+from fusec.exporters.onnx_emit import Export, Exporter, formula, operator
+from fusec.ir import Node, print_node
+from fusec.ops import Resize
+
+
+def _slice(e: Exporter, node: Node, x: str) -> str:
+    a = node.op.attributes
+    ends = [start + size * step for start, size, step in zip(a["starts"], a["sizes"], a["steps"], strict=True)]
+    starts = [start if size else 0 for start, size in zip(a["starts"], a["sizes"], strict=True)]
+    # an end below zero would count from the back
+    ends = [(end if end >= 0 else -(2**62)) if size else 0 for end, size in zip(ends, a["sizes"], strict=True)]
+    steps = [step if size else 1 for step, size in zip(a["steps"], a["sizes"], strict=True)]
+    return e.op("Slice", x, e.ints(starts), e.ints(ends), e.ints(range(len(starts))), e.ints(steps))
+
+
+def _pad(e: Exporter, node: Node, x: str) -> str:
+    a = node.op.attributes
+    if not a["pads"]:
+        return e.op("Identity", x)
+    value = [e.number(a["value"], node)] if a["mode"] == "constant" else []
+    return e.op("Pad", x, e.ints(a["pads"]), *value, mode=a["mode"])
+
+
+def _resize(e: Exporter, node: Node, x: str) -> str:
+    """A Resize for the dims whose scale is that of their sizes, and another for those that a scale in 32 bits gives."""
+    op, shape = cast(Resize, node.op), node.operands[0].type.shape
+    modes = {"mode": op.mode, "coordinate_transformation_mode": op.coordinates, "nearest_mode": op.rounding}
+    fixed = op.coordinates == "align_corners"  # the sizes alone decide; ONNX would count a fractional length
+    ratio = [fixed or math.isclose(s, n / d, rel_tol=1e-7) for s, n, d in zip(op.scales, op.sizes, shape, strict=True)]
+    scales = np.where(ratio, 1.0, op.scales).astype(np.float32)
+    sizes = [n if same else d for same, n, d in zip(ratio, op.sizes, shape, strict=True)]
+    if sizes != list(shape) or all(ratio):
+        x = e.op("Resize", x, "", "", e.ints(sizes), **modes)
+    if all(ratio):
+        return x
+    counted = [math.floor(d * float(s)) for d, s in zip(sizes, scales, strict=True)]
+    if counted == list(op.sizes) and all(ratio | (scales == op.scales)):
+        return e.op("Resize", x, "", e.initializer(scales, e.fresh("scales")), **modes)
+    if op.mode == "linear":
+        raise LoweringError(f"{print_node(node)}: ONNX has no Resize whose sizes and scales are these")
+    for dim in (d for d, same in enumerate(ratio) if not same):
+        x = e.op("Gather", x, e.ints(op.nearest(np, dim, shape[dim])), axis=dim)
+    return x
+
+
+def _top_k(e: Exporter, node: Node, x: list[str]) -> list[str]:
+    a = node.op.attributes
+    return e.several("TopK", [*x, e.ints([a["k"]])], 2, {"axis": a["axis"], "largest": int(a["largest"])})
+
+
+def _scatter(e: Exporter, node: Node, x: str, indices: str, updates: str) -> str:
+    column = e.op("Unsqueeze", e.op("Cast", indices, to=TensorProto.INT64), e.ints([1]))
+    return e.op("ScatterND", x, column, updates, reduction=node.op.attributes["reduction"])
+
+
+def _cumulate(e: Exporter, node: Node, x: str) -> str:
+    """A running product, for which opset 21 has no operator, is a loop's worth of multiplications."""
+    axis, kind = node.op.attributes["axis"], node.op.attributes["kind"]
+    if kind == "sum":
+        return e.op("CumSum", x, e.initializer(np.array(axis, np.int64), e.fresh("axis")))
+    size = node.result.type.shape[axis]
+    if size < 2:
+        return e.op("Identity", x)
+    parts = e.several("Split", [x, e.ints([1] * size)], size, {"axis": axis})
+    for i in range(1, size):
+        parts[i] = e.op("Mul", parts[i - 1], parts[i])
+    return e.op("Concat", *parts, axis=axis)
+
+
+def _split(e: Exporter, node: Node, x: list[str]) -> list[str]:
+    sizes = node.op.attributes["sizes"]
+    return e.several("Split", [*x, e.ints(sizes)], len(sizes), {"axis": node.op.attributes["axis"]})
+
+
+def _transpose(e: Exporter, node: Node, x: str) -> str:
+    perm = node.op.attributes["perm"]
+    return e.op("Transpose", x, perm=perm) if perm else e.op("Identity", x)
+
+
+SHAPES: Mapping[str, Export] = {
+    "reshape": lambda e, node, x: [e.op("Reshape", *x, e.ints(node.op.attributes["shape"]), allowzero=1)],
+    "transpose": formula(_transpose),
+    "expand": lambda e, node, x: [e.op("Expand", *x, e.ints(node.op.attributes["shape"]))],
+    "concat": operator("Concat", "axis"),
+    "split": _split,
+    "slice": formula(_slice),
+    "pad": formula(_pad),
+    "gather": operator("Gather", "axis"),
+    "resize": formula(_resize),
+    "top_k": _top_k,
+    "scatter": formula(_scatter),
+    "cumulate": formula(_cumulate),
+}

@@ -1,0 +1,41 @@
+"""Rotary position embedding as exporters spell it: the halves of each row turned against each other."""
+
+from __future__ import annotations
+
+from fusec.passes.pattern import Attribute, Match, Ops, Sides, Tensor, rule
+from fusec.passes.rewrite import Rewriter
+
+
+def _halves(m: Match) -> None:
+    """The slices are the two halves of x's last dim, put together again along it."""
+    shape, half = m["x"].type.shape, m["x"].type.shape[-1] // 2
+    zeros = (0,) * (len(shape) - 1)
+    m.require(m.known["sizes"] == (*shape[:-1], half) and shape[-1] % 2 == 0, "not halves of the last dim", "x")
+    m.require(m.known["low"] == (*zeros, 0) and m.known["high"] == (*zeros, half), "not its two halves", "x")
+    m.require(all(s == 1 for s in m.known["steps"]), "every so manieth element", "x")
+    m.require(m.known["axis"] % len(shape) == len(shape) - 1, "put together otherwise", "x")
+
+
+_rotated = {
+    "x": (2, 3, 4),
+    "c": (3, 4),
+    "s": (1, 3, 4),
+    "low": (0, 0, 0),
+    "high": (0, 0, 2),
+    "sizes": (2, 3, 2),
+    "steps": (1, 1, 1),
+    "axis": 2,
+}
+
+
+@rule(where=_halves, sample=_rotated)
+def rotary_spelt(
+    p: Ops, x: Tensor, c: Tensor, s: Tensor, low: Attribute, high: Attribute, sizes: Attribute, steps: Attribute,
+    axis: Attribute,
+) -> Sides:  # fmt: skip
+    first = p.slice(x, starts=low, sizes=sizes, steps=steps)
+    second = p.slice(x, starts=high, sizes=sizes, steps=steps)
+    return p.add(p.mul(x, c), p.mul(p.concat(p.neg(second), first, axis=axis), s)), p.rotary(x, c, s)
+
+
+RULES: tuple[Rewriter, ...] = (rotary_spelt,)

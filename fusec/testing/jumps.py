@@ -1,0 +1,66 @@
+"""Where may rounding put a result on the other side of a jump: a comparison, a floor, an infinity times zero?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import Node, Op
+from fusec.ops import Cast
+from fusec.testing.edges import (
+    PRODUCTS,
+    at_zero,
+    is_move,
+    label_of,
+    lost_in_attention,
+    undefined,
+    vanished_slope,
+)
+from fusec.testing.samples import SAFETY, Rounding, Samples
+
+Array = np.ndarray[Any, Any]
+
+
+def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding, unit: float) -> Array | None:
+    """Where the result may lie on the other side of a jump, None for nowhere; unit: how far a quotient is rounded."""
+    op = node.op
+    label = label_of(op)
+    plain = [s.plain for s in operands]
+    nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+    if not rounding.meaning and result.size:
+        attends = op.name.startswith("attention")
+        lost = lost_in_attention(op, plain, result) if attends else vanished_slope(op, plain)
+        nowhere = lost if lost is not None else nowhere
+    unsure = not rounding.meaning and not all(s.exact for s in operands)
+    if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
+        # an infinity times what may have been rounded to zero
+        nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
+    if op.name == "resize" and not rounding.meaning and np.isinf(plain[0]).any() and not is_move(op):
+        # an infinity times a weight of zero, which some leave out
+        nowhere = np.ones(result.shape, np.bool_)
+    if label is None or not any(v.type.dtype.is_float for v in node.operands):
+        return nowhere
+    if op.name == "floor_mod" and not rounding.meaning:
+        return _quotient_flips(op, operands, unit)
+    if all(s.exact for s in operands):
+        return nowhere
+    reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
+    here = label(op, plain)
+    flipped = np.zeros(result.shape, np.bool_) if nowhere is None else nowhere
+    for signs in ((1, 1), (-1, -1)) if len(plain) == 1 else ((1, 1), (-1, -1), (1, -1), (-1, 1)):
+        moved = [x if r is None else x + s * r for x, r, s in zip(plain, reach, signs, strict=False)]
+        there = label(op, moved)
+        flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
+    return flipped if flipped.any() else None
+
+
+def _quotient_flips(op: Op, operands: list[Samples], unit: float) -> Array | None:
+    """Lowered, floor_mod takes the floor of a quotient that was rounded."""
+    x, y = (s.plain for s in operands)
+    quotient, error = x / y, (SAFETY * s.spread() for s in operands)
+    dx, dy = error
+    reach = np.abs(quotient) * (4 * unit + dx / np.abs(x) + dy / np.abs(y))
+    whole = (np.rint(quotient) * y == x) & (dx == 0) & (dy == 0)
+    flipped = ~whole & (np.floor(quotient - reach) != np.floor(quotient + reach))
+    return flipped if flipped.any() else None

@@ -1,0 +1,99 @@
+"""Gradients where random graphs seldom come: ties, rows that see nothing, pads longer than a stride, weights turned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_close
+
+from fusec.gradients import grad
+from fusec.reference import evaluate
+from fusec.testing.case import Case
+from fusec.testing.differences import gradients as gradients_agree
+from fusec.text import parse
+
+BY_DIFFERENCES = {
+    "an uneven pad": """graph "g" (%x: f64[2,3,5,6], %w: f64[4,3,3,2]) {
+  %y = conv(%x, %w) {strides=[2,1], pads=[1,0,0,2], dilations=[1,2]}
+  return %y
+}""",
+    "output padding of more than a stride": """graph "g" (%x: f64[2,3,4,3], %w: f64[3,2,3,3]) {
+  %y = conv_transpose(%x, %w) {strides=[2,1], pads=[1,0,1,1], dilations=[1,1], output_padding=[3,2]}
+  return %y
+}""",
+    "a weight read transposed": """graph "g" (%x: f64[3,4,5], %w: f64[5,5]) {
+  %t = transpose(%w) {perm=[1,0]}
+  %y = matmul(%x, %t)
+  return %y
+}""",
+    "a batch of weights read transposed": """graph "g" (%x: f64[3,4,5], %w: f64[3,5,5]) {
+  %t = transpose(%w) {perm=[0,2,1]}
+  %y = matmul(%x, %t)
+  return %y
+}""",
+    "an even number of neighbours": """graph "g" (%x: f64[2,7,3]) {
+  %y = lrn(%x) {size=4, alpha=0.5, beta=0.75, bias=1.0}
+  return %y
+}""",
+    "heads that share keys": """graph "g" (%x: f64[2,4,3,4], %k: f64[2,2,5,4], %v: f64[2,2,5,3], %d: f64[2,4,3,3]) {
+  %y, %s = attention_train(%x, %k, %v) {scale=0.5}
+  %p, %q, %r = attention_backward(%d, %x, %k, %v, %y, %s) {scale=0.5}
+  return %y, %q, %r
+}""",
+    "statistics of a norm": """graph "g" (%x: f64[4,3,2], %s: f64[3], %b: f64[3]) {
+  %y, %m, %i = batch_norm_train(%x, %s, %b)
+  return %y, %m, %i
+}""",
+}
+
+
+@pytest.mark.parametrize("name", BY_DIFFERENCES)
+def test_differences_say_so(name: str) -> None:
+    graph = parse(BY_DIFFERENCES[name])
+    for seed in range(2):
+        gradients_agree(graph, Case(seed, "normal"))
+
+
+def test_equal_maxima_share_the_gradient() -> None:
+    graph = parse("""graph "g" (%x: f32[2,4]) {
+  %y = reduce(%x) {kind="max", axes=[1], keepdims=false}
+  return %y
+}""")
+    at = np.array([[1, 3, 3, 0], [2, 2, 2, 2]], np.float32)
+    found = evaluate(grad(graph, "y", ["x"], seed=True), {"x": at, "y.seed": np.array([6, 8], np.float32)})["x.grad"]
+    np.testing.assert_array_equal(found, [[0, 3, 3, 0], [2, 2, 2, 2]])
+
+
+def test_of_equal_maxima_a_window_hears_of_the_first() -> None:
+    """And so does the gradient of that gradient: each window picks one element."""
+    graph = parse("""graph "g" (%d: f32[1,1,2], %x: f32[1,1,4]) {
+  %y = max_pool_backward(%d, %x) {window=[2], strides=[2], pads=[0,0], dilations=[1]}
+  return %y
+}""")
+    feeds = {"x": np.array([[[5, 5, 1, 7]]], np.float32), "d": np.ones((1, 1, 2), np.float32)}
+    seed = np.array([[[10, 20, 30, 40]]], np.float32)
+    found = evaluate(grad(graph, "y", ["d"], seed=True), {**feeds, "y.seed": seed})
+    np.testing.assert_array_equal(found["d.grad"], [[[10, 40]]])
+
+
+ATTENTION = """graph "g" (%q: DTYPE[2,2,3,8], %k: DTYPE[2,2,5,8], %v: DTYPE[2,2,5,8], %b: DTYPE[2,1,3,5]) {{
+  %y = attention(%q, %k, %v, %b) {{{}}}
+  return %y
+}}"""
+
+
+@pytest.mark.parametrize("what", ["scale=0.5", "scale=0.5, guarded=true", "scale=0.5, hides=true, guarded=true"])
+@pytest.mark.parametrize("wrt", [["q", "k", "v"], ["q", "b"]])
+def test_attention_in_16_bits_is_that_in_32(what: str, wrt: list[str], rng: np.random.Generator) -> None:
+    """In 16 bits some of it is an op of its own: not where rows may see no key, or the bias has a gradient."""
+    wide, half = (parse(ATTENTION.format(what).replace("DTYPE", dtype)) for dtype in ("f32", "f16"))
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in half.inputs}
+    if "guarded" in what:
+        feeds["b"][0, 0, 1] = -np.inf
+    seeds = rng.standard_normal((2, 2, 3, 8)).astype(np.float16)
+    found = evaluate(grad(half, "y", wrt, seed=True), {**feeds, "y.seed": seeds})
+    given = {name: array.astype(np.float32) for name, array in (feeds | {"y.seed": seeds}).items()}
+    right = evaluate(grad(wide, "y", wrt, seed=True), given)
+    for name in wrt:
+        assert np.abs(right[f"{name}.grad"]).max() > 0
+        assert_close(found[f"{name}.grad"], right[f"{name}.grad"], 5e-3)

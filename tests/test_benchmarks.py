@@ -1,0 +1,104 @@
+"""The benchmarks' own arithmetic, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_runtime import executable
+
+from benchmarks import calls, choices, penalties
+from benchmarks.machine import keep
+from fusec.cudnn_graph import CudnnGraph
+from fusec.gpu import cublaslt
+from fusec.passes.partition.spell import quicker
+from fusec.text import parse
+
+TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
+  %a = relu(%x)
+  %s = softmax(%a) {axis=1}
+  return %s
+}"""
+
+
+def test_every_kind_of_call_is_set_against_the_steps(rng: np.random.Generator) -> None:
+    net = executable(TEXT)
+    feeds = {"x": rng.standard_normal((2, 8, 6, 6)).astype(np.float32)}
+    row = calls.measured(net, feeds, rounds=3, burst=2, each=1)
+    assert row["steps"]["median_us"] > 0
+    assert set(row["more"]) == {"replay", "queued", "call", "out", "buffers", "buffers, out", "host"}
+    for timing in row["more"].values():
+        assert timing["low_us"] <= timing["median_us"] <= timing["high_us"]
+    assert calls.ways(net) == {"lanes": 1, "declined": ""}  # the simulator has one way alone
+
+
+def test_both_ways_to_record_are_told_apart() -> None:
+    class Recorded:
+        def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
+            self.recorded = (lanes, other_us, "", this_us)
+
+    side, order = calls.ways(Recorded(3, 20.0, 10.0)), calls.ways(Recorded(1, 20.0, 10.0))  # type: ignore[arg-type]  # as far as it is used
+    assert (side["in_order_us"], side["side_by_side_us"]) == (20.0, 10.0)
+    assert (order["in_order_us"], order["side_by_side_us"]) == (10.0, 20.0)
+
+
+def test_rows_of_one_machine_are_kept(tmp_path: Path) -> None:
+    path, key = tmp_path / "rows.json", ("model", "batch")
+
+    def rows() -> list[tuple[str, int, int, str]]:
+        return [(row["model"], row["batch"], row["us"], row["commit"]) for row in json.loads(path.read_text())["rows"]]
+
+    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 1, "us": 1}, key)
+    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 2, "us": 2}, key)
+    keep(path, {"gpu": "A"}, "c2", {"model": "m", "batch": 1, "us": 3}, key)
+    assert rows() == [("m", 1, 3, "c2"), ("m", 2, 2, "c1")]
+    keep(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
+    assert rows() == [("m", 2, 4, "c3")]
+
+
+GELU = """graph "g" (%x: f16[64,64], %w: f16[64,64]) {
+  %a = matmul(%x, %w)
+  %y = gelu(%a)
+  return %y
+}"""
+
+
+def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
+    with choices.left_out("concat_in_place") as disabled:
+        assert list(disabled) == ["concat_in_place"]
+    body = parse(GELU)
+    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    with choices.left_out("gelu_by_tanh") as disabled:
+        assert not disabled and not list(quicker(body))
+    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    with choices.left_out("cublaslt") as disabled:
+        assert not disabled and not cublaslt.version()
+    with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
+        pass
+
+
+def test_who_runs_the_steps_is_counted() -> None:
+    assert choices.steps_of(executable(TEXT)) == {"cudnn": 1, "kernel": 2}
+
+
+def test_cases_of_scripts_name_choices_and_tolerances() -> None:
+    for item in choices.CASES:
+        choice, _, batch, *precision = item.split(":")
+        assert int(batch) and (precision or ["fp16"])[0] in choices.TOLERANCES
+        with choices.left_out(choice):
+            pass
+
+
+def test_penalties_are_of_whole_layers() -> None:
+    """Each graph takes as long as it has calls; MobileNetV2's 17 layers are asked for once each."""
+    asked: list[int] = []
+
+    def times_us(graphs: dict[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
+        asked.append(len(graphs))
+        return {key: float(len(graph.calls)) for key, graph in graphs.items()}
+
+    first, second = penalties.rows(times_us)
+    assert (first["us"], first["without_us"]) == (17 * 3, 17) and asked[:2] == [10, 10]
+    assert (second["us"], second["without_us"]) == (4, 4)
