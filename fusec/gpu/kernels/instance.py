@@ -7,7 +7,7 @@ A max pool of windows side by side, or copies of each pixel side by side, are ta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from fusec.gpu.kernels import rows
 from fusec.gpu.kernels.chain import Chain, Space, step, takes
 from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.products import PROCESSORS, nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
@@ -22,6 +23,7 @@ from fusec.program import inputs_of
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
 TURNS = (8, 4, 2)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
+KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, where an image then has room on the GPU
 BLOCKS = 1056  # of a launch over a large tensor
 FEW_PIXELS = 1024  # with fewer, one launch may be as fast: it comes first
 
@@ -106,10 +108,9 @@ class _Norm:
         return self.x.type.shape[1]
 
     def kernel(self) -> Kernel:
-        launches = (self._sums(), self._written())
+        """Two launches: sums of chunks, and the elements."""
         scratch_bytes = 2 * self.x.type.shape[0] * self.sums.chunks * self.channels * 4
-        nodes = (self.anchor, *self.behind, *([] if self.last is None else [self.last]))
-        return Kernel("+".join(node.op.name for node in nodes), launches, scratch_bytes)
+        return Kernel(self._name, (self._sums(), self._written()), scratch_bytes)
 
     def _space(self, pixel: str) -> Space:
         rank = self.x.type.rank
@@ -151,48 +152,23 @@ class _Norm:
         arguments, v = Arguments(), self.vector
         image, scratch = arguments.read(self.x), arguments.scratch()
         lines = [f"__shared__ float shared[{BLOCK * v}];", *self._begun(self.sums, False)]
-        lines += [
-            f"float around[{v}], acc0[{v}], acc1[{v}];",
-            f"const {self._pack} first = {self._load(image, 'begin')};",
-        ]
-        lines += ["#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{", "const float e = wide(first.v[j]);"]
-        lines += ["around[j] = fabs(e) < INFINITE ? e : 0.0f;", "acc0[j] = acc1[j] = 0.0f;", "}"]
+        lines += self._around(image, "begin")
         lines += [f"for (u32 pixel = begin + t; pixel < end; pixel += {self.threads * self.turns}u) {{"]
         lines += [f"{self._pack} taken[{self.turns}];", *self._taken(image)]
         lines += ["#pragma unroll", f"for (int i = 0; i < {self.turns}; ++i) {{"]
         lines += [f"const bool live = pixel + i * {self.threads}u < end;"]
-        lines += ["#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += ["const float d = live ? wide(taken[i].v[j]) - around[j] : 0.0f;"]
-        lines += ["acc0[j] += d;", "acc1[j] += d * d;", "}", "}", "}"]
-        reduced = f"reduce_threads<{BLOCK}, {self.threads}, {self.lanes}, {v}>"
-        lines += [f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());", "if (t == 0) {"]
-        lines += ["const float count = float(end - begin);", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += [f"const u32 at = (image * {self.sums.chunks}u + chunk) * {2 * self.channels}u + channel + j;"]
-        lines += ["const float mean = acc0[j] / count;"]
-        lines += [f"{scratch}[at] = around[j] + mean;", f"{scratch}[at + {self.channels}u] = acc1[j] - acc0[j] * mean;"]
-        lines += ["}", "}"]
+        lines += [*nested([("j", v)], *self._added("taken[i].v[j]")), "}", "}"]
+        lines += self._handed_over(scratch, self.sums.chunks, "float(end - begin)")
         grid = self.x.type.shape[0] * self.sums.chunks * self.columns
         return arguments.launch("instance_sums", lines, grid, BLOCK)
 
     def _written(self) -> Launch:
-        arguments, v, own = Arguments(), self.vector, self.lanes * self.vector
+        arguments, own = Arguments(), self._own
         image, scratch = arguments.read(self.x), arguments.scratch("const float")
-        lines = [f"__shared__ float shared[{BLOCK}], means[{own}], factors[{own}];", *self._begun(self.write, True)]
+        lines = [f"__shared__ float merging[{BLOCK}], means[{own}], factors[{own}];", *self._begun(self.write, True)]
         lines += [f"{self._pack} taken[{self.units}][{self.taps}];", "u32 unit = begin + t;", *self._windows(image)]
-        lines += self._merged(scratch, own)
-        op = self.anchor.op
-        assert isinstance(op, InstanceNorm)
-        number = literal(op.epsilon, DType.F32)
-        lines += [f"if (threadIdx.x < {own}u) {{", f"const float mean = acc0[0] / {self.pixels}.0f;"]
-        # rounding may have left less than nothing; what is no number stays so
-        lines += ["const float squares = acc1[0] - acc0[0] * mean, spread = squares < 0.0f ? 0.0f : squares;"]
-        lines += ["means[threadIdx.x] = around + mean;"]
-        lines += [f"factors[threadIdx.x] = 1.0f / sqrt(spread / {self.pixels}.0f + {number});", "}", "__syncthreads();"]
-        scales, biases = (arguments.read(value) for value in self.anchor.operands[1:])
-        lines += [f"float mean[{v}], factor[{v}], bias[{v}];", "#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += [f"mean[j] = means[lane * {v}u + j];"]
-        lines += [f"factor[j] = factors[lane * {v}u + j] * wide({scales}[channel + j]);"]
-        lines += [f"bias[j] = wide({biases}[channel + j]);", "}"]
+        lines += self._merged(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]")
+        lines += self._parameters(arguments)
         lines += ["while (unit < end) {", "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
         lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments), "}", "}"]
         lines.append(f"unit += {self.threads * self.units}u;")
@@ -213,13 +189,13 @@ class _Norm:
             *("}", "}"),
         ]
 
-    def _pixel(self, unit: str) -> str:
-        """Of a unit the pixel of tap k."""
+    def _pixel(self, unit: str, tap: str = "k") -> str:
+        """Of a unit the pixel of a tap."""
         if self.taps == 1:
             return unit
         (high, wide), across = self.window, self.x.type.shape[-1]
-        row, column = f"({unit} / {across // wide}u * {high}u + k / {wide}u)", f"{unit} % {across // wide}u * {wide}u"
-        return f"{row} * {across}u + {column} + k % {wide}u"
+        row = f"({unit} / {across // wide}u * {high}u + {tap} / {wide}u)"
+        return f"{row} * {across}u + {unit} % {across // wide}u * {wide}u + {tap} % {wide}u"
 
     def _stored(self, arguments: Arguments) -> list[str]:
         """What becomes of unit `at`, of which the pixels are taken."""
@@ -250,27 +226,130 @@ class _Norm:
         place = Space(result.type.shape, ("image", "channel", "row", "column")).offset(result.type)
         return [*lines, f"store_pack<{kind}, {v}>({arguments.write(result)} + ({place}), copied);", "}"]
 
-    def _merged(self, scratch: str, own: int) -> list[str]:
-        """The sums of this image's chunks for the block's channels, around the first one's mean, in the first threads'
-        acc0 and acc1."""
-        column = f"blockIdx.x % {self.columns}u"
-        slices, chunks, each = BLOCK // own, self.sums.chunks, self.sums.each
-        rest = self.pixels - (chunks - 1) * each
-        lines = [
+    def _merged(self, share: _Share, column: str, part: Callable[[str], str]) -> list[str]:
+        """What the image's chunks came to for the block's channels, put together around the first one's mean: `means`
+        and `factors` of these. part: what is read at a place of the scratch memory."""
+        own, op, c2 = self._own, self.anchor.op, 2 * self.channels
+        assert isinstance(op, InstanceNorm)
+        slices, taps, rest = BLOCK // own, self.pixels // share.count, share.count - (share.chunks - 1) * share.each
+        reduced = f"reduce_threads<{BLOCK}, {slices}, {own}, 1>"
+        return [
             f"const u32 mine = threadIdx.x % {own}u, slice = threadIdx.x / {own}u;",
-            f"const u32 from = image * {chunks * 2 * self.channels}u + {column} * {own}u + mine;",
-            f"const float around = {scratch}[from];",
-            "float acc0[1] = {0.0f}, acc1[1] = {0.0f};",
+            f"const u32 from = image * {share.chunks * c2}u + {column} * {own}u + mine;",
+            f"const float first_mean = {part('from')};",
+            "float sum0[1] = {0.0f}, sum1[1] = {0.0f};",
             "#pragma unroll 8",
-            f"for (u32 c = slice; c < {chunks}u; c += {slices}u) {{",
-            f"const float d = {scratch}[from + c * {2 * self.channels}u] - around;",
-            f"const float count = c == {chunks - 1}u ? {rest}.0f : {each}.0f;",
-            "acc0[0] += count * d;",
-            f"acc1[0] += {scratch}[from + c * {2 * self.channels}u + {self.channels}u] + count * d * d;",
+            f"for (u32 c = slice; c < {share.chunks}u; c += {slices}u) {{",
+            f"const float d = {part(f'from + c * {c2}u')} - first_mean;",
+            f"const float count = c == {share.chunks - 1}u ? {rest * taps}.0f : {share.each * taps}.0f;",
+            "sum0[0] += count * d;",
+            f"sum1[0] += {part(f'from + c * {c2}u + {self.channels}u')} + count * d * d;",
+            "}",
+            f"{reduced}(sum0, merging, Add());",
+            f"{reduced}(sum1, merging, Add());",
+            f"if (threadIdx.x < {own}u) {{",
+            f"const float mean = sum0[0] / {self.pixels}.0f;",
+            # rounding may have left less than nothing; what is no number stays so
+            "const float squares = sum1[0] - sum0[0] * mean, spread = squares < 0.0f ? 0.0f : squares;",
+            "means[threadIdx.x] = first_mean + mean;",
+            f"const float variance = spread / {self.pixels}.0f;",
+            f"factors[threadIdx.x] = 1.0f / sqrt(variance + {literal(op.epsilon, DType.F32)});",
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _parameters(self, arguments: Arguments) -> list[str]:
+        """Of a thread's channels mean, factor and bias."""
+        v, (scales, biases) = self.vector, (arguments.read(value) for value in self.anchor.operands[1:])
+        return [
+            f"float mean[{v}], factor[{v}], bias[{v}];",
+            *("#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"),
+            f"mean[j] = means[lane * {v}u + j];",
+            f"factor[j] = factors[lane * {v}u + j] * wide({scales}[channel + j]);",
+            f"bias[j] = wide({biases}[channel + j]);",
             "}",
         ]
-        reduced = f"reduce_threads<{BLOCK}, {slices}, {own}, 1>"
-        return [*lines, f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());"]
+
+    def resident(self) -> Kernel | None:
+        """One launch: blocks keep their part of an image in registers while those of an image meet, and then go on to
+        another image; None if an image has no room on the GPU."""
+        share = _Share(self.pixels // self.taps, self.threads * self.units)
+        images, v, own = self.x.type.shape[0], self.vector, self._own
+        at_once = PROCESSORS * (2 if self.turns > 8 else 3)
+        if self.turns < self.taps or share.chunks > at_once:
+            return None
+        teams = min(images * self.columns, at_once // share.chunks)
+        arguments = Arguments()
+        image, scratch, doors = arguments.read(self.x), arguments.scratch(), arguments.doors(teams)
+        lines = [
+            f"__shared__ float shared[{BLOCK * v}], merging[{BLOCK}], means[{own}], factors[{own}];",
+            f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
+            f"const u32 team = blockIdx.x / {share.chunks}u, chunk = blockIdx.x % {share.chunks}u;",
+            f"const u32 begin = chunk * {share.each}u;",
+            f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
+            "const u32 unit = begin + t;",
+            *("#pragma unroll 1", f"for (u32 number = team; number < {images * self.columns}u; number += {teams}u) {{"),
+            f"const u32 image = number / {self.columns}u, column = number % {self.columns}u;",
+            f"const u32 channel = (column * {self.lanes}u + lane) * {v}u;",
+            f"{self._pack} taken[{self.units}][{self.taps}];",
+            f"const u32 start = {self._pixel('begin', '0u')};",
+            *self._around(image, "start"),
+            *self._windows(image),
+        ]
+        lines += ["#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
+        lines += [f"const bool live = unit + i * {self.threads}u < end;"]
+        lines += nested([("k", self.taps), ("j", v)], *self._added("taken[i][k].v[j]"))
+        lines += ["}", *self._handed_over(scratch, share.chunks, f"float((end - begin) * {self.taps}u)")]
+        lines.append(f"meet({doors} + team * DOOR, {share.chunks}u);" if share.chunks > 1 else "__syncthreads();")
+        lines += self._merged(share, "column", lambda at: f"across({scratch} + ({at}))")
+        lines += [*self._parameters(arguments), "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
+        lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments), "}", "}"]
+        launch = arguments.launch("instance_resident", [*lines, "}"], teams * share.chunks, BLOCK)
+        scratch_bytes = 2 * images * share.chunks * self.channels * 4
+        return Kernel(self._name, (replace(launch, meets=share.chunks > 1),), scratch_bytes)
+
+    @property
+    def _own(self) -> int:
+        """Channels of a block."""
+        return self.lanes * self.vector
+
+    @property
+    def _name(self) -> str:
+        nodes = (self.anchor, *self.behind, *([] if self.last is None else [self.last]))
+        return "+".join(node.op.name for node in nodes)
+
+    def _around(self, image: str, pixel: str) -> list[str]:
+        """What a chunk's squares are summed around: its first element, if that is a number."""
+        return [
+            f"float around[{self.vector}], acc0[{self.vector}], acc1[{self.vector}];",
+            f"const {self._pack} first = {self._load(image, pixel)};",
+            *("#pragma unroll", f"for (int j = 0; j < {self.vector}; ++j) {{"),
+            "const float e = wide(first.v[j]);",
+            *("around[j] = fabs(e) < INFINITE ? e : 0.0f;", "acc0[j] = acc1[j] = 0.0f;"),
+            "}",
+        ]
+
+    def _added(self, element: str) -> list[str]:
+        """One element to the sums, if it is `live`."""
+        return [
+            f"const float d = live ? wide({element}) - around[j] : 0.0f;",
+            *("acc0[j] += d;", "acc1[j] += d * d;"),
+        ]
+
+    def _handed_over(self, scratch: str, chunks: int, count: str) -> list[str]:
+        """A chunk's mean, and squares around that, for the others."""
+        reduced = f"reduce_threads<{BLOCK}, {self.threads}, {self.lanes}, {self.vector}>"
+        return [
+            *(f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());"),
+            "if (t == 0) {",
+            f"const float count = {count};",
+            f"for (int j = 0; j < {self.vector}; ++j) {{",
+            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + channel + j;",
+            "const float mean = acc0[j] / count;",
+            f"{scratch}[at] = around[j] + mean;",
+            f"{scratch}[at + {self.channels}u] = acc1[j] - acc0[j] * mean;",
+            *("}", "}"),
+        ]
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -306,9 +385,11 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if any(node.op.name == "gen_index" for node in behind):
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
+    found = (replace(norm, turns=turns).resident() for turns in KEPT)
+    mine += [kernel for kernel in found if kernel is not None][:2]
     other = rows.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
-    best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs]
+    best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
     return replace(best, others=tuple(others))
 
 
