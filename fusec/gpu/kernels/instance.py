@@ -386,7 +386,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
     found = (replace(norm, turns=turns).resident() for turns in KEPT)
-    mine += [kernel for kernel in found if kernel is not None][:2]
+    mine += [kernel for kernel in found if kernel is not None][:3]
     other = rows.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
     best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
