@@ -62,7 +62,7 @@ def signatures(program: Program) -> list[str]:
 
 def outputs(of: Compiled) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in of.graph.inputs}
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in of.graph.inputs}
     return Executable(of, SimulatorBackend()).run(None, feeds)
 
 

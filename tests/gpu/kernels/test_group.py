@@ -178,4 +178,4 @@ def test_convolutions_that_a_kernel_runs_take_in_what_is_around_them() -> None:
     assert signatures(joined.program) == ["pad+conv", "instance_norm+relu+max_pool", "conv+tanh+relayout"]
     assert {step.kind for step in joined.program.steps} == {Kind.KERNEL}
     for got, right in zip(outputs(joined), outputs(of), strict=True):
-        np.testing.assert_allclose(got, right, rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
