@@ -275,7 +275,7 @@ class _Norm:
         another image; None if an image has no room on the GPU."""
         share = _Share(self.pixels // self.taps, self.threads * self.units)
         images, v, own = self.x.type.shape[0], self.vector, self._own
-        at_once = PROCESSORS * (2 if self.turns > 8 else 3)
+        at_once = PROCESSORS * (3 if self.turns < 8 else 2)  # as registers allow
         if self.turns < self.taps or share.chunks > at_once:
             return None
         teams = min(images * self.columns, at_once // share.chunks)
