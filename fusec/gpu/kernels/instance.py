@@ -124,7 +124,8 @@ class _Norm:
             f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
             f"const u32 place = blockIdx.x / {self.columns}u, chunk = place % {share.chunks}u;",
             f"const u32 image = {f'{images - 1}u - ' if backwards else ''}place / {share.chunks}u;",
-            f"const u32 channel = (blockIdx.x % {self.columns}u * {self.lanes}u + lane) * {v}u;",
+            f"const u32 first_channel = blockIdx.x % {self.columns}u * {self._own}u;",
+            f"const u32 channel = first_channel + lane * {v}u;",
             f"const u32 begin = chunk * {share.each}u;",
             f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
         ]
@@ -151,7 +152,7 @@ class _Norm:
         """Of each chunk: its mean, and squares around that."""
         arguments, v = Arguments(), self.vector
         image, scratch = arguments.read(self.x), arguments.scratch()
-        lines = [f"__shared__ float shared[{BLOCK * v}];", *self._begun(self.sums, False)]
+        lines = [self._room, *self._begun(self.sums, False)]
         lines += self._around(image, "begin")
         lines += [f"for (u32 pixel = begin + t; pixel < end; pixel += {self.threads * self.turns}u) {{"]
         lines += [f"{self._pack} taken[{self.turns}];", *self._taken(image)]
@@ -163,9 +164,9 @@ class _Norm:
         return arguments.launch("instance_sums", lines, grid, BLOCK)
 
     def _written(self) -> Launch:
-        arguments, own = Arguments(), self._own
+        arguments = Arguments()
         image, scratch = arguments.read(self.x), arguments.scratch("const float")
-        lines = [f"__shared__ float merging[{BLOCK}], means[{own}], factors[{own}];", *self._begun(self.write, True)]
+        lines = [self._merging, *self._begun(self.write, True)]
         lines += [f"{self._pack} taken[{self.units}][{self.taps}];", "u32 unit = begin + t;", *self._windows(image)]
         lines += self._merged(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]")
         lines += self._parameters(arguments)
@@ -232,31 +233,39 @@ class _Norm:
         own, op, c2 = self._own, self.anchor.op, 2 * self.channels
         assert isinstance(op, InstanceNorm)
         slices, taps, rest = BLOCK // own, self.pixels // share.count, share.count - (share.chunks - 1) * share.each
-        reduced = f"reduce_threads<{BLOCK}, {slices}, {own}, 1>"
+        total = f"for (u32 w = 0; w < {slices}u; ++w) {{ sum0 += merging[0][w][i]; sum1 += merging[1][w][i]; }}"
         return [
             f"const u32 mine = threadIdx.x % {own}u, slice = threadIdx.x / {own}u;",
             f"const u32 from = image * {share.chunks * c2}u + {column} * {own}u + mine;",
             f"const float first_mean = {part('from')};",
-            "float sum0[1] = {0.0f}, sum1[1] = {0.0f};",
+            "float part0 = 0.0f, part1 = 0.0f;",
             "#pragma unroll 8",
             f"for (u32 c = slice; c < {share.chunks}u; c += {slices}u) {{",
             f"const float d = {part(f'from + c * {c2}u')} - first_mean;",
             f"const float count = c == {share.chunks - 1}u ? {rest * taps}.0f : {share.each * taps}.0f;",
-            "sum0[0] += count * d;",
-            f"sum1[0] += {part(f'from + c * {c2}u + {self.channels}u')} + count * d * d;",
+            "part0 += count * d;",
+            f"part1 += {part(f'from + c * {c2}u + {self.channels}u')} + count * d * d;",
             "}",
-            f"{reduced}(sum0, merging, Add());",
-            f"{reduced}(sum1, merging, Add());",
+            "merging[0][slice][mine] = part0;",
+            "merging[1][slice][mine] = part1;",
+            "__syncthreads();",
             f"if (threadIdx.x < {own}u) {{",
-            f"const float mean = sum0[0] / {self.pixels}.0f;",
+            *("const u32 i = threadIdx.x;", "float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
+            f"const float mean = sum0 / {self.pixels}.0f;",
             # rounding may have left less than nothing; what is no number stays so
-            "const float squares = sum1[0] - sum0[0] * mean, spread = squares < 0.0f ? 0.0f : squares;",
-            "means[threadIdx.x] = first_mean + mean;",
+            "const float squares = sum1 - sum0 * mean, spread = squares < 0.0f ? 0.0f : squares;",
+            "means[i] = first_mean + mean;",
             f"const float variance = spread / {self.pixels}.0f;",
-            f"factors[threadIdx.x] = 1.0f / sqrt(variance + {literal(op.epsilon, DType.F32)});",
+            f"factors[i] = 1.0f / sqrt(variance + {literal(op.epsilon, DType.F32)});",
             "}",
             "__syncthreads();",
         ]
+
+    @property
+    def _merging(self) -> str:
+        """Shared memory for `_merged`, and what it gives."""
+        own = self._own
+        return f"__shared__ float merging[2][{BLOCK // own}][{own}], means[{own}], factors[{own}];"
 
     def _parameters(self, arguments: Arguments) -> list[str]:
         """Of a thread's channels mean, factor and bias."""
@@ -282,7 +291,7 @@ class _Norm:
         arguments = Arguments()
         image, scratch, doors = arguments.read(self.x), arguments.scratch(), arguments.doors(teams)
         lines = [
-            f"__shared__ float shared[{BLOCK * v}], merging[{BLOCK}], means[{own}], factors[{own}];",
+            *(self._room, self._merging),
             f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
             f"const u32 team = blockIdx.x / {share.chunks}u, chunk = blockIdx.x % {share.chunks}u;",
             f"const u32 begin = chunk * {share.each}u;",
@@ -290,7 +299,7 @@ class _Norm:
             "const u32 unit = begin + t;",
             *("#pragma unroll 1", f"for (u32 number = team; number < {images * self.columns}u; number += {teams}u) {{"),
             f"const u32 image = number / {self.columns}u, column = number % {self.columns}u;",
-            f"const u32 channel = (column * {self.lanes}u + lane) * {v}u;",
+            f"const u32 first_channel = column * {own}u, channel = first_channel + lane * {v}u;",
             f"{self._pack} taken[{self.units}][{self.taps}];",
             f"const u32 start = {self._pixel('begin', '0u')};",
             *self._around(image, "start"),
@@ -337,19 +346,40 @@ class _Norm:
         ]
 
     def _handed_over(self, scratch: str, chunks: int, count: str) -> list[str]:
-        """A chunk's mean, and squares around that, for the others."""
-        reduced = f"reduce_threads<{BLOCK}, {self.threads}, {self.lanes}, {self.vector}>"
+        """A chunk's mean, and squares around that, for the others: sums within warps, then by a thread for each
+        channel."""
+        v, own, warps = self.vector, self._own, BLOCK // 32
+        total = f"for (u32 w = 0; w < {warps}u; ++w) {{ sum0 += sums[w][0][i]; sum1 += sums[w][1][i]; }}"
         return [
-            *(f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());"),
-            "if (t == 0) {",
-            f"const float count = {count};",
-            f"for (int j = 0; j < {self.vector}; ++j) {{",
-            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + channel + j;",
-            "const float mean = acc0[j] / count;",
-            f"{scratch}[at] = around[j] + mean;",
-            f"{scratch}[at + {self.channels}u] = acc1[j] - acc0[j] * mean;",
-            *("}", "}"),
+            *("#pragma unroll", f"for (int s = 16; s >= {self.lanes}; s /= 2) {{"),
+            *nested(
+                [("j", v)],
+                "acc0[j] += __shfl_xor_sync(0xffffffffu, acc0[j], s);",
+                "acc1[j] += __shfl_xor_sync(0xffffffffu, acc1[j], s);",
+            ),
+            "}",
+            f"if (threadIdx.x % 32u < {self.lanes}u) {{",
+            *nested(
+                [("j", v)],
+                f"sums[threadIdx.x / 32u][0][lane * {v}u + j] = acc0[j];",
+                f"sums[threadIdx.x / 32u][1][lane * {v}u + j] = acc1[j];",
+                f"if (threadIdx.x < 32u) centres[lane * {v}u + j] = around[j];",
+            ),
+            "}",
+            "__syncthreads();",
+            f"for (u32 i = threadIdx.x; i < {own}u; i += {BLOCK}u) {{",
+            *("float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
+            f"const float mean = sum0 / {count};",
+            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + first_channel + i;",
+            f"{scratch}[at] = centres[i] + mean;",
+            f"{scratch}[at + {self.channels}u] = sum1 - sum0 * mean;",
+            "}",
         ]
+
+    @property
+    def _room(self) -> str:
+        """Shared memory for `_handed_over`."""
+        return f"__shared__ float sums[{BLOCK // 32}][2][{self._own}], centres[{self._own}];"
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
