@@ -25,7 +25,7 @@ UNROLLED_STEPS = 16  # with no more, only products that are wanted are taken at 
 PADDING = 4  # of a row of sums: those of a warp then lie in as many banks
 SHARED_BYTES = 96 << 10  # of a block, at most
 STRIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-OTHERS = 5
+OTHERS = 3
 
 
 @dataclass(frozen=True)
