@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import instance
@@ -78,9 +78,8 @@ def cases() -> list[Case]:
 
 @needs_compiler
 def test_every_way(rng: np.random.Generator) -> None:
-    all_cases = cases()
-    check(all_cases, rng)
-    found = [(case, way) for case in all_cases if case.kernel is not None for way in ways(case.kernel)]
+    found = [(case, way) for case in cases() if case.kernel is not None for way in ways(case.kernel)]
+    assert {case.name for case, _ in found} == {case.name for case in cases()}
     emulator = Emulator([way for _, way in found])
     for case, way in found:
         arrays = case.arrays(rng)
