@@ -22,8 +22,9 @@ from fusec.ops import InstanceNorm, MaxPool, Resize
 from fusec.program import inputs_of
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
-TURNS = (8, 4, 2)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
+TURNS = (8, 4)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
 KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, where an image then has room on the GPU
+LARGE, MOST_KEPT = 1024, 8  # threads of a block that has an image for itself, and vectors that each of them keeps
 BLOCKS = 1056  # of a launch over a large tensor
 FEW_PIXELS = 1024  # with fewer, one launch may be as fast: it comes first
 
@@ -51,6 +52,8 @@ class _Norm:
     window: tuple[int, int]
     outputs: Sequence[Value]
     turns: int
+    block: int = BLOCK
+    most: int = LANES
 
     @property
     def x(self) -> Value:
@@ -64,7 +67,7 @@ class _Norm:
     def lanes(self) -> int:
         """Vectors of channels that a block goes through."""
         packs = self.x.type.shape[1] // self.vector
-        return min(LANES, packs & -packs)
+        return min(self.most, packs & -packs)
 
     @property
     def columns(self) -> int:
@@ -74,7 +77,7 @@ class _Norm:
     @property
     def threads(self) -> int:
         """Pixels that a block goes through at once."""
-        return BLOCK // self.lanes
+        return self.block // self.lanes
 
     @property
     def pixels(self) -> int:
@@ -161,7 +164,7 @@ class _Norm:
         lines += [*nested([("j", v)], *self._added("taken[i].v[j]")), "}", "}"]
         lines += self._handed_over(scratch, self.sums.chunks, "float(end - begin)")
         grid = self.x.type.shape[0] * self.sums.chunks * self.columns
-        return arguments.launch("instance_sums", lines, grid, BLOCK)
+        return arguments.launch("instance_sums", lines, grid, self.block)
 
     def _written(self) -> Launch:
         arguments = Arguments()
@@ -177,7 +180,7 @@ class _Norm:
             lines += ["if (unit < end) {", *self._windows(image), "}"]
         lines += ["}"]
         grid = self.x.type.shape[0] * self.write.chunks * self.columns
-        return arguments.launch("instance_written", lines, grid, BLOCK)
+        return arguments.launch("instance_written", lines, grid, self.block)
 
     def _windows(self, image: str) -> list[str]:
         """The pixels of the next units of a thread, into `taken`."""
@@ -230,9 +233,12 @@ class _Norm:
     def _merged(self, share: _Share, column: str, part: Callable[[str], str]) -> list[str]:
         """What the image's chunks came to for the block's channels, put together around the first one's mean: `means`
         and `factors` of these. part: what is read at a place of the scratch memory."""
-        own, op, c2 = self._own, self.anchor.op, 2 * self.channels
-        assert isinstance(op, InstanceNorm)
-        slices, taps, rest = BLOCK // own, self.pixels // share.count, share.count - (share.chunks - 1) * share.each
+        own, c2 = self._own, 2 * self.channels
+        slices, taps, rest = (
+            self.block // own,
+            self.pixels // share.count,
+            share.count - (share.chunks - 1) * share.each,
+        )
         total = f"for (u32 w = 0; w < {slices}u; ++w) {{ sum0 += merging[0][w][i]; sum1 += merging[1][w][i]; }}"
         return [
             f"const u32 mine = threadIdx.x % {own}u, slice = threadIdx.x / {own}u;",
@@ -251,21 +257,29 @@ class _Norm:
             "__syncthreads();",
             f"if (threadIdx.x < {own}u) {{",
             *("const u32 i = threadIdx.x;", "float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
+            *self._concluded("first_mean"),
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _concluded(self, around: str) -> list[str]:
+        """Mean and factor of channel `i` from its sums around a number."""
+        op = self.anchor.op
+        assert isinstance(op, InstanceNorm)
+        return [
             f"const float mean = sum0 / {self.pixels}.0f;",
             # rounding may have left less than nothing; what is no number stays so
             "const float squares = sum1 - sum0 * mean, spread = squares < 0.0f ? 0.0f : squares;",
-            "means[i] = first_mean + mean;",
+            f"means[i] = {around} + mean;",
             f"const float variance = spread / {self.pixels}.0f;",
             f"factors[i] = 1.0f / sqrt(variance + {literal(op.epsilon, DType.F32)});",
-            "}",
-            "__syncthreads();",
         ]
 
     @property
     def _merging(self) -> str:
         """Shared memory for `_merged`, and what it gives."""
         own = self._own
-        return f"__shared__ float merging[2][{BLOCK // own}][{own}], means[{own}], factors[{own}];"
+        return f"__shared__ float merging[2][{self.block // own}][{own}], means[{own}], factors[{own}];"
 
     def _parameters(self, arguments: Arguments) -> list[str]:
         """Of a thread's channels mean, factor and bias."""
@@ -283,7 +297,7 @@ class _Norm:
         """One launch: blocks keep their part of an image in registers while those of an image meet, and then go on to
         another image; None if an image has no room on the GPU."""
         share = _Share(self.pixels // self.taps, self.threads * self.units)
-        images, v, own = self.x.type.shape[0], self.vector, self._own
+        images = self.x.type.shape[0]
         at_once = PROCESSORS * (3 if self.turns < 8 else 2)  # as registers allow
         if self.turns < self.taps or share.chunks > at_once:
             return None
@@ -292,30 +306,60 @@ class _Norm:
         image, scratch, doors = arguments.read(self.x), arguments.scratch(), arguments.doors(teams)
         lines = [
             *(self._room, self._merging),
-            f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
             f"const u32 team = blockIdx.x / {share.chunks}u, chunk = blockIdx.x % {share.chunks}u;",
-            f"const u32 begin = chunk * {share.each}u;",
-            f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
-            "const u32 unit = begin + t;",
             *("#pragma unroll 1", f"for (u32 number = team; number < {images * self.columns}u; number += {teams}u) {{"),
+            *self._kept(image, share),
+            *self._handed_over(scratch, share.chunks, f"float((end - begin) * {self.taps}u)"),
+            f"meet({doors} + team * DOOR, {share.chunks}u);" if share.chunks > 1 else "__syncthreads();",
+            *self._merged(share, "column", lambda at: f"across({scratch} + ({at}))"),
+            *self._kept_written(arguments),
+            "}",
+        ]
+        launch = arguments.launch("instance_resident", lines, teams * share.chunks, self.block)
+        scratch_bytes = 2 * images * share.chunks * self.channels * 4
+        return Kernel(self._name, (replace(launch, meets=share.chunks > 1),), scratch_bytes)
+
+    def alone(self) -> Kernel | None:
+        """One launch of large blocks, each of which keeps some channels of a whole image; None if it has no room."""
+        count = self.pixels // self.taps
+        if self.taps * ceil_div(count, self.threads) > self.turns:
+            return None
+        share, arguments = _Share(count, count), Arguments()
+        one = replace(self, turns=self.taps * ceil_div(count, self.threads))
+        image = arguments.read(self.x)
+        lines = [
+            *(one._room, f"__shared__ float means[{self._own}], factors[{self._own}];"),
+            "const u32 number = blockIdx.x, chunk = 0u;",
+            *one._kept(image, share),
+            *(*one._together(*one._concluded("centres[i]")), "__syncthreads();"),
+            *one._kept_written(arguments),
+        ]
+        launch = arguments.launch("instance_alone", lines, self.x.type.shape[0] * self.columns, self.block)
+        return Kernel(self._name, (launch,))
+
+    def _kept(self, image: str, share: _Share) -> list[str]:
+        """A part of an image, in `taken`, and its sums: of images and groups of channels that with a number, of its
+        units those of a chunk."""
+        return [
+            f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
+            f"const u32 begin = chunk * {share.each}u, unit = begin + t;",
+            f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
             f"const u32 image = number / {self.columns}u, column = number % {self.columns}u;",
-            f"const u32 first_channel = column * {own}u, channel = first_channel + lane * {v}u;",
+            f"const u32 first_channel = column * {self._own}u, channel = first_channel + lane * {self.vector}u;",
             f"{self._pack} taken[{self.units}][{self.taps}];",
             f"const u32 start = {self._pixel('begin', '0u')};",
             *self._around(image, "start"),
             *self._windows(image),
+            *("#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"),
+            f"const bool live = unit + i * {self.threads}u < end;",
+            *nested([("k", self.taps), ("j", self.vector)], *self._added("taken[i][k].v[j]")),
+            "}",
         ]
-        lines += ["#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
-        lines += [f"const bool live = unit + i * {self.threads}u < end;"]
-        lines += nested([("k", self.taps), ("j", v)], *self._added("taken[i][k].v[j]"))
-        lines += ["}", *self._handed_over(scratch, share.chunks, f"float((end - begin) * {self.taps}u)")]
-        lines.append(f"meet({doors} + team * DOOR, {share.chunks}u);" if share.chunks > 1 else "__syncthreads();")
-        lines += self._merged(share, "column", lambda at: f"across({scratch} + ({at}))")
-        lines += [*self._parameters(arguments), "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
-        lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments), "}", "}"]
-        launch = arguments.launch("instance_resident", [*lines, "}"], teams * share.chunks, BLOCK)
-        scratch_bytes = 2 * images * share.chunks * self.channels * 4
-        return Kernel(self._name, (replace(launch, meets=share.chunks > 1),), scratch_bytes)
+
+    def _kept_written(self, arguments: Arguments) -> list[str]:
+        lines = [*self._parameters(arguments), "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
+        lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments)]
+        return [*lines, "}", "}"]
 
     @property
     def _own(self) -> int:
@@ -346,9 +390,17 @@ class _Norm:
         ]
 
     def _handed_over(self, scratch: str, chunks: int, count: str) -> list[str]:
-        """A chunk's mean, and squares around that, for the others: sums within warps, then by a thread for each
-        channel."""
-        v, own, warps = self.vector, self._own, BLOCK // 32
+        """A chunk's mean, and squares around that, for the others."""
+        return self._together(
+            f"const float mean = sum0 / {count};",
+            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + first_channel + i;",
+            f"{scratch}[at] = centres[i] + mean;",
+            f"{scratch}[at + {self.channels}u] = sum1 - sum0 * mean;",
+        )
+
+    def _together(self, *then: str) -> list[str]:
+        """The sums of threads: first within warps, then by a thread for each channel, which goes on with them."""
+        v, own, warps = self.vector, self._own, self.block // 32
         total = f"for (u32 w = 0; w < {warps}u; ++w) {{ sum0 += sums[w][0][i]; sum1 += sums[w][1][i]; }}"
         return [
             *("#pragma unroll", f"for (int s = 16; s >= {self.lanes}; s /= 2) {{"),
@@ -367,19 +419,16 @@ class _Norm:
             ),
             "}",
             "__syncthreads();",
-            f"for (u32 i = threadIdx.x; i < {own}u; i += {BLOCK}u) {{",
+            f"for (u32 i = threadIdx.x; i < {own}u; i += {self.block}u) {{",
             *("float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
-            f"const float mean = sum0 / {count};",
-            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + first_channel + i;",
-            f"{scratch}[at] = centres[i] + mean;",
-            f"{scratch}[at + {self.channels}u] = sum1 - sum0 * mean;",
+            *then,
             "}",
         ]
 
     @property
     def _room(self) -> str:
         """Shared memory for `_handed_over`."""
-        return f"__shared__ float sums[{BLOCK // 32}][2][{self._own}], centres[{self._own}];"
+        return f"__shared__ float sums[{self.block // 32}][2][{self._own}], centres[{self._own}];"
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -416,11 +465,13 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
     found = (replace(norm, turns=turns).resident() for turns in KEPT)
-    mine += [kernel for kernel in found if kernel is not None][:3]
+    mine += [kernel for kernel in found if kernel is not None][:2]
+    large = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most).alone() for most in (4, 2, 1))
+    mine += [kernel for kernel in large if kernel is not None][:2]
     other = rows.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
     best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
-    return replace(best, others=tuple(others))
+    return replace(best, others=tuple({way.key: way for way in others if way.key != best.key}.values()))
 
 
 def _window(node: Node) -> tuple[int, int] | None:
