@@ -252,7 +252,7 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     values = (x, w, y, stem.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
         return None
-    ways = dict.fromkeys(stem.sized(*size) for size in SIZES)
+    ways = {(way.rows, way.columns): way for way in (stem.sized(*size) for size in SIZES)}.values()
     fit = [way for way in ways if way.tile[0] * way.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
     if not fit:
         return None

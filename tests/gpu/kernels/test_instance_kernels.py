@@ -113,7 +113,7 @@ def test_a_large_mean_and_an_odd_first_pixel_cost_no_digits() -> None:
         got = np.stack([Emulator([way]).run(way, arrays, case.outputs)[0] for way in ways(case.kernel)[:5]])
         wide = {v: a.astype(np.float64) for v, a in arrays.items()}
         (want,) = InstanceNorm().reference(np, *(wide[v] for v in case.nodes[0].operands))
-        assert (np.linalg.norm((got - want).reshape(5, -1), axis=1) < 1e-4 * np.linalg.norm(want)).all(), mean
+        assert (np.linalg.norm((got - want).reshape(5, -1), axis=1) < 3e-4 * np.linalg.norm(want)).all(), mean
 
 
 @needs_compiler
