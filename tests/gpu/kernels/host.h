@@ -8,7 +8,7 @@
 #include <ucontext.h>
 #include <vector>
 #define __global__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE static inline
 #define DEVICE_MEMBER inline
@@ -110,7 +110,7 @@ static void pin(double &) {}
 static unsigned words[2][MOST][6];
 static int turn[MOST];
 static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
-  unsigned self = threadIdx.x, now = turn[fiber()]++ & 1;
+  unsigned self = fiber(), now = turn[self]++ & 1;
   memcpy(words[now][self], mine, sizeof(mine));
   barrier(-4);
   return words[now][self / 32 * 32];
