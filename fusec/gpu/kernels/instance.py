@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fusec.gpu.kernels import rows
 from fusec.gpu.kernels.chain import Chain, Space, step, takes
 from fusec.gpu.kernels.expressions import literal
@@ -19,6 +17,7 @@ from fusec.gpu.kernels.products import PROCESSORS, nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
+from fusec.passes.upsampled import copies
 from fusec.program import inputs_of
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
@@ -487,13 +486,8 @@ def _window(node: Node) -> tuple[int, int] | None:
             if fits and all(a == b * k for a, b, k in zip(x.shape[2:], y.shape[2:], window, strict=True))
             else None
         )
-    assert isinstance(op, Resize)
-    if op.mode != "nearest" or any(b % a for a, b in zip(x.shape[2:], y.shape[2:], strict=True)):
-        return None
-    times = (y.shape[2] // x.shape[2], y.shape[3] // x.shape[3])
-    found = (op.nearest(np, dim, x.shape[dim]) for dim in (2, 3))
-    copies = (np.arange(y.shape[dim]) // times[dim - 2] for dim in (2, 3))
-    return times if all(np.array_equal(a, b) for a, b in zip(found, copies, strict=True)) else None
+    times = copies(node)
+    return None if times is None else (times[0], times[1])
 
 
 def _merges(type: TensorType, shape: tuple[int, ...]) -> bool:
