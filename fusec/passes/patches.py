@@ -1,7 +1,7 @@
 """Convolutions that cut an image of few channels into patches, as matrix products of the patches.
 
 Tensor cores take channels by eights, so a convolution of three leaves most of them idle; a product sums over the whole
-patch. What that is worth for the first layer of ViT-B/16 is among the choices in docs/results.md.
+patch. What that is worth for the first layer of ViT-B/16, benchmarks/choices.py measures.
 """
 
 from __future__ import annotations

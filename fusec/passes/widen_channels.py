@@ -1,6 +1,6 @@
 """A fourth channel of zeros for images of three: tensor cores take channels by fours.
 
-What that is worth for the first layer of ResNet-50 is among the choices in docs/results.md.
+What that is worth for the first layer of ResNet-50, benchmarks/choices.py measures.
 """
 
 from __future__ import annotations
