@@ -26,6 +26,11 @@ def _m(name: str, area: str, file: str, old: str, new: str, why: str) -> Mutant:
     return Mutant(name, area, file, old, new, why)
 
 
+def for_tests(name: str, area: str, file: str, old: str, new: str, why: str, *tests: str) -> Mutant:
+    """A fault for these tests."""
+    return Mutant(name, area, file, old, new, why, tests)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     # importer
     _m(
