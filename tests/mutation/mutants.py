@@ -882,6 +882,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "at[value] = at[source]",
         "every part of a split is the first",
     ),
+    _m(
+        "waits_inside",
+        "schedules",
+        "parallel.py",
+        "clash = (before[:, 1] < behind) & (before[:, 2] > first)",
+        "clash = (before[:, 1] <= first) & (before[:, 2] > first)",
+        "who writes around what another step reads does not wait",
+    ),
+    _m(
+        "state_views_forgotten",
+        "schedules",
+        "donation.py",
+        "last[root.get(value, value)] = index",
+        "last[value] = index",
+        "state is replaced although a later step reads it by a view",
+    ),
     # determinism
     _m(
         "address_order",
