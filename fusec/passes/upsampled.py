@@ -23,8 +23,11 @@ from fusec.passes.weights import derive
 
 def copies(node: Node) -> tuple[int, ...] | None:
     """How often a resize puts each pixel side by side along the spatial dims; None if it does otherwise."""
-    op, x, y = node.op, node.operands[0].type, node.result.type
-    if not isinstance(op, Resize) or op.mode != "nearest" or x.rank < 3 or x.shape[:2] != y.shape[:2]:
+    op = node.op
+    if not isinstance(op, Resize) or op.mode != "nearest":
+        return None
+    x, y = node.operands[0].type, node.result.type
+    if x.rank < 3 or x.shape[:2] != y.shape[:2]:
         return None
     if any(b % a for a, b in zip(x.shape[2:], y.shape[2:], strict=True)):
         return None

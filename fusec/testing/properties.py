@@ -22,6 +22,7 @@ from fusec.testing.on_device import device_agrees
 from fusec.testing.onnx_properties import PROPERTIES_ONNX
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
 from fusec.testing.running import PROPERTIES_RUNNING
+from fusec.testing.schedules import PROPERTIES_SCHEDULES
 from fusec.text import parse
 
 Array = np.ndarray[Any, Any]
@@ -134,6 +135,7 @@ _ALL: tuple[Property, ...] = (
     Property("rules_keep_meaning", rules_keep_meaning),
     *PROPERTIES_COMPILING,
     *PROPERTIES_RUNNING,
+    *PROPERTIES_SCHEDULES,
     *PROPERTIES_ONNX,
     GRADIENTS,
     Property("device_agrees", device_agrees, "gpu"),

@@ -37,8 +37,8 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
     for spec, value, array in zip(executable.outputs, graph.outputs, got, strict=True):
         if array.dtype != value.type.dtype.numpy or array.shape != value.type.shape:
             raise MismatchError(f"output {quote(spec.name)} is {array.dtype}{list(array.shape)}, not {value.type}")
-    _same_bits(names, again, got, "run a second time")
-    _same_bits(names, turned, got, "run on inputs that are strided views")
+    same_bits(names, again, got, "run a second time")
+    same_bits(names, turned, got, "run on inputs that are strided views")
     results = dict(zip(names, got, strict=True))
     compare(results, [shared.narrowed_meaning, shared.execution], "the executable")
 
@@ -51,7 +51,8 @@ def _strided(array: Array) -> Array:
     return view
 
 
-def _same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
+def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
+    """MismatchError unless arrays are equal, bit by bit."""
     for name, array, right in zip(names, got, want, strict=True):
         if array.tobytes() != right.tobytes():
             raise MismatchError(f"{what}, output {quote(name)} has other bits", {name: array}, {name: right})
@@ -64,7 +65,7 @@ def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
         want = Executable(shared.compiled, SimulatorBackend()).run(None, shared.feeds)
         watched = _Watched(shared.compiled, SimulatorBackend())
         got = watched.run(None, {name: np.array(array) for name, array in shared.feeds.items()})
-    _same_bits([spec.name for spec in watched.outputs], got, want, "with memory that nothing needs overwritten")
+    same_bits([spec.name for spec in watched.outputs], got, want, "with memory that nothing needs overwritten")
 
 
 class _Watched(Executable):

@@ -26,6 +26,11 @@ def _m(name: str, area: str, file: str, old: str, new: str, why: str) -> Mutant:
     return Mutant(name, area, file, old, new, why)
 
 
+def for_tests(name: str, area: str, file: str, old: str, new: str, why: str, *tests: str) -> Mutant:
+    """A fault for these tests."""
+    return Mutant(name, area, file, old, new, why, tests)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     # importer
     _m(
@@ -876,6 +881,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "at[value] = at[source] + start",
         "at[value] = at[source]",
         "every part of a split is the first",
+    ),
+    _m(
+        "waits_inside",
+        "schedules",
+        "parallel.py",
+        "clash = (before[:, 1] < behind) & (before[:, 2] > first)",
+        "clash = (before[:, 1] <= first) & (before[:, 2] > first)",
+        "who writes around what another step reads does not wait",
+    ),
+    _m(
+        "state_views_forgotten",
+        "schedules",
+        "donation.py",
+        "last[root.get(value, value)] = index",
+        "last[value] = index",
+        "state is replaced although a later step reads it by a view",
     ),
     # determinism
     _m(
