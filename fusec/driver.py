@@ -286,7 +286,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
             _require_fixed_order(compiled.graph)
         plans = {} if same else found.plans  # those of a file were not chosen for that
         compiled = replace(compiled, program=program)
-        beside = tune != "full" and lockfile.side_by_side(found.lock, compiled)
+        beside = tune != "full" and lockfile.side_by_side(found.lock, compiled.target)
         known: dict[str, Any] = {"suggested": plans, "ways": ways, "side_by_side": beside}
         return Executable(compiled, CudnnBackend(tune, settled=tune != "full", deterministic=same, **known))
     return Executable(found.compiled, SimulatorBackend())

@@ -6,6 +6,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -120,8 +121,11 @@ class CudnnBackend:
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
         no plan."""
-        self._launcher.compile(self._found(others))
-        self._ready(graphs, footprint_bytes)
+        found = self._found(others)
+        with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as beside:  # NVRTC lets go of Python's lock
+            kernels_ready = beside.submit(self._launcher.compile, found)
+            self._ready(graphs, footprint_bytes)
+            kernels_ready.result()
         self._keep(graphs.values(), footprint_bytes)
 
     def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:

@@ -15,7 +15,7 @@ from helpers import assert_close
 from lower.bodies import BODIES, load
 
 import fusec
-from fusec import driver
+from fusec import driver, lockfile
 from fusec.errors import LoweringError
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.lower_cudnn import LOWER, lower
@@ -153,8 +153,9 @@ def test_a_dense_block_without_copies(rng: np.random.Generator, precision: str, 
         assert_close(executable(x), evaluate(source, {"x": x})["y"], tolerance)
 
 
-def test_steps_side_by_side(rng: np.random.Generator) -> None:
-    """Four towers over one image, joined: whichever way they are recorded, the answer is the same each time."""
+def test_steps_side_by_side(rng: np.random.Generator, tmp_path: Path) -> None:
+    """Four towers over one image, joined: whichever way they are recorded, the answer is the same each time, and a lock
+    says which way it is."""
     graph = Graph("towers")
     x = graph.add_input("x", TensorType((1, 32, 14, 14), DType.F32))
 
@@ -174,6 +175,11 @@ def test_steps_side_by_side(rng: np.random.Generator) -> None:
     assert not declined
     assert other_us is not None, "both ways were timed"
     assert lanes in (1, 2, 3, 4)
+    lockfile.write(tmp_path / "fusec.lock", executable.lock())
+    locked = fusec.compile(graph, precision="fp16", lock=tmp_path / "fusec.lock")
+    for _ in range(3):
+        assert_close(locked(array), evaluate(graph, {"x": array})["y"], 5e-3)
+    assert (locked.recorded[0], locked.recorded[1]) == (lanes, None)
 
 
 def test_calls_from_several_streams_and_threads(rng: np.random.Generator) -> None:
