@@ -259,3 +259,32 @@ def shapes() -> list[str]:
         *table(header, rows),
         "",
     ]
+
+
+def genstats() -> list[str]:
+    data = read("genstats.json")
+    (row,) = data["rows"]
+    rows = [
+        [
+            each["convolution"],
+            each["count"],
+            *(
+                "refused" if each[key] is None else f"{each[key]:.1f}"
+                for key in ("alone_us", "with_sums_us", "pass_us")
+            ),
+        ]
+        for each in row["convolutions"]
+    ]
+    taken = [each for each in row["convolutions"] if each["with_sums_us"] is not None]
+    totals = [sum(each["count"] * each[key] for each in taken) for key in ("alone_us", "with_sums_us", "pass_us")]
+    rows.append(["all that are taken", sum(each["count"] for each in taken), *(f"{total:.0f}" for total in totals)])
+    return [
+        "## Statistics by the convolution in front",
+        "",
+        f"{where(data)}; the convolutions of a ResNet-50 with a norm behind them, batch {row['batch']}, fp16: the "
+        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), from a "
+        "cold cache (`benchmarks/genstats.py`). The pass: what reading the result once more takes by its bytes.",
+        "",
+        *table(["convolution", "times", "alone us", "with sums us", "the pass us"], rows),
+        "",
+    ]

@@ -23,7 +23,7 @@ from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.end_to_end import SECONDS, Found, descend
-from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
+from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, has_forms, prices_us
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
@@ -32,6 +32,7 @@ from fusec.gpu.kernels.launch import Launcher, Memory, random_array, ways
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
+from fusec.gpu.tails import taken_along
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
 from fusec.ir import Array, Graph, TensorType
@@ -217,7 +218,7 @@ class CudnnBackend:
         concats = families(program)
         partitioned = self._with_concats(program, concats, launch_us, prices) if level != "none" else program
         where = placed(concats, partitioned)
-        program = partitioned if kept else grouped(partitioned)
+        program = partitioned if kept else grouped(partitioned, products=True)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
@@ -231,6 +232,12 @@ class CudnnBackend:
             for work, place in where.items():
                 self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
         forms = {**known, **decided}
+        if level != "none":
+
+            def alone_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+                return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
+
+            forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
         program = arrange(partitioned, forms, kept)
         found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":
@@ -260,7 +267,7 @@ class CudnnBackend:
     def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
         """The forms that were found to be the fastest earlier, of those steps where they still fit."""
         known: dict[str, Parts] = {}
-        for work in {canonical_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
+        for work in {canonical_of(program.graph, step) for step in program.steps if has_forms(step)}:
             parts = self._kept.form(_name(work, tensor_cores), launch_us)
             if parts is not None:
                 known[work] = parts

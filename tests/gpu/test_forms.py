@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.excitation import EXCITATION, drawn
 from gpu.stand_in_gpu import Machine
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.forms import Form, arranged, decide, forms, lowered, parts_of
+from fusec.gpu.forms import Form, arrange, arranged, canonical_of, decide, forms, has_forms, lowered, parts_of
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans import Part
@@ -132,7 +134,7 @@ def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -
     assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
 
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
-        return {key: 10.0 if "swish" in str(g) else 1.0 for key, g in graphs.items()}
+        return {key: 10.0 if "swish" in str(g) or "tanh" in str(g) else 1.0 for key, g in graphs.items()}
 
     def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
         return dict.fromkeys(asked, 1.0)
@@ -313,3 +315,60 @@ def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() ->
         (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
         assert str(made.body) == str(timed), "what runs is what was timed"
         assert made.body.outputs[0].type.within == (16, 24)
+
+
+def excited() -> Compiled:
+    graph, target, judge = parse(EXCITATION, drawn(EXCITATION)), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
+    of = excited()
+    want = outputs(of)
+    program = grouped(of.program, products=True)
+    (step, _) = program.steps
+    assert forms(program.graph, step, "none") == [(step,)]
+    found = forms(program.graph, step, "quick")
+    names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
+    chain = ("kernel", "conv+relu+conv+sigmoid")
+    assert names == {
+        (("kernel", step.signature),),
+        (("cudnn", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
+    }
+    (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
+    cut = {tuple((p.kind.value, p.signature) for p in form) for form in forms(program.graph, lone, "quick")}
+    assert cut == {
+        (chain,),
+        (("cudnn", "conv+relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv+relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+    }
+    for form in found:
+        parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
+        arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
+        assert len(arranged_so.steps) == len(form) + 1
+        again = arrange(of.program, {canonical_of(program.graph, step): parts})
+        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
+        for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
+    of = excited()
+    program = grouped(of.program, products=True)
+
+    def taken(kernel_us: float) -> list[str]:
+        def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+            return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
+
+        decided = decide(
+            program, True, 2.0, "quick", lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us, together_us=None
+        )
+        return signatures(arranged(program, decided))
+
+    assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
+    assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]
