@@ -1,6 +1,6 @@
 """What a new size of a dynamic dim costs on a GPU, and how fast its program runs: ResNet-50 and BERT-base in fp16.
 
-Usage, on a machine with an NVIDIA GPU, torch and torchvision: python benchmarks/shapes.py [CASE ...]
+Usage, on a machine with an NVIDIA GPU, torch and torchvision: python -m benchmarks.shapes [CASE ...]
 A case is MODEL:TUNE:KERNELS:CACHE: resnet50 or bert; none or quick; size (made for each size) or shared; cold or warm
 (what another process left in the plan cache). Each is a process of its own, which the first size has to bring up.
 Answers are compared with torch's in fp32. Writes benchmarks/results/shapes.json.
@@ -20,10 +20,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+import numpy as np
 
-import numpy as np  # noqa: E402  # the repository must be on the path first
+from benchmarks.machine import RESULTS, ROOT, gpu, keep
 
 SIZES = {"resnet50": [(8,), (9,), (16,), (5,)], "bert": [(8, 128), (9, 128), (16, 128), (8, 96)]}
 PADDED = {"resnet50": (13,), "bert": (13, 128)}  # to 16, where a program for that is there
@@ -31,6 +30,7 @@ CASES = [
     *(f"{m}:none:{k}:{c}" for m in SIZES for k in ("size", "shared") for c in ("cold", "warm")),
     *(f"{m}:quick:{k}:{c}" for m in ("bert", "resnet50") for k in ("size", "shared") for c in ("cold", "warm")),
 ]
+KEY = ("model", "tune", "kernels", "cache", "size")
 TOLERANCE = 2e-2  # of a whole model in fp16
 # In a process of its own, a line of JSON for each size: seconds to its first result, of these up to the program (host
 # and questions to cuDNN); then how long it runs.
@@ -74,7 +74,8 @@ for size in sizes:
 def exported(name: str, path: Path) -> None:
     """The model with dynamic dims, random weights, and its answers for all sizes."""
     import torch
-    from zoo import make
+
+    from benchmarks.zoo import make
 
     model, inputs = make({"bert": "bert_base"}.get(name, name), 2)
     axes = {0: "N", 1: "S"} if name == "bert" else {0: "N"}
@@ -93,7 +94,9 @@ def exported(name: str, path: Path) -> None:
     np.savez(path.with_suffix(".npz"), **arrays)
 
 
-def measured(case: str, path: Path, cache: Path, seconds: float) -> list[dict[str, Any]]:
+def measured(
+    case: str, path: Path, cache: Path, seconds: float, result: Path, machine: dict[str, Any], commit: str
+) -> list[dict[str, Any]]:
     """The rows of a case, as far as the time goes."""
     name, tune, kernels, turn = case.split(":")
     sizes = [*SIZES[name], PADDED[name]]
@@ -112,6 +115,7 @@ def measured(case: str, path: Path, cache: Path, seconds: float) -> list[dict[st
             row["padded"] = row["size"] == list(PADDED[name])
             rows.append(row)
             print(_line(row), flush=True)
+            keep(result, machine, commit, row, KEY)
         process.wait()
         alarm.cancel()
         if len(rows) < len(sizes):
@@ -131,14 +135,14 @@ def _line(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("cases", nargs="*", default=CASES)
-    parser.add_argument("--seconds", type=float, default=1e6, help="for all cases; what is left out is named")
+    parser.add_argument("--seconds", type=float, default=1e6, help="for all cases")
     parser.add_argument("--commit", default="", help="where there is no history to ask")
     parser.add_argument("--models", type=Path, help="a folder with models exported before, or to keep them in")
-    parser.add_argument("--result", type=Path, default=ROOT / "benchmarks" / "results" / "shapes.json")
+    parser.add_argument("--result", type=Path, default=RESULTS / "shapes.json")
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     rows: list[dict[str, Any]] = []
-    missing: list[str] = []
+    machine = gpu()
     with tempfile.TemporaryDirectory() as scratch:
         folder = given.models or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,15 +151,9 @@ def main() -> None:
             path = folder / f"{name}.onnx"
             if not path.with_suffix(".npz").exists():
                 exported(name, path)
-            left = end - time.monotonic()
-            found = measured(case, path, Path(scratch) / f"{name}-{tune}-{kernels}", left) if left > 5 else []
-            rows += found
-            if len(found) < len(SIZES[name]) + 1:
-                missing.append(case)
-    from machine import gpu, made
-
-    result = {**gpu(), **made(given.commit), "precision": "fp16", "missing": missing, "rows": rows}
-    given.result.write_text(json.dumps(result, indent=1) + "\n")
+            left, cache = end - time.monotonic(), Path(scratch) / f"{name}-{tune}-{kernels}"
+            if left > 5:
+                rows += measured(case, path, cache, left, given.result, machine, given.commit)
     wrong = [_line(row) for row in rows if not row["error"] <= TOLERANCE]
     if wrong:
         raise SystemExit("wrong answers:\n" + "\n".join(wrong))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fusec.explain.table import bytes_text
 from fusec.passes.partition.cost import limit_us
 from fusec.program import Kind
 from fusec.runtime import Executable
@@ -120,7 +121,7 @@ class Bench:
             f"steps; {_shown(self.whole)} the steps at once",
             f"{len(self.steps)} steps, {self.sum_us:.1f} us together one by one, limit {self.limit_us:.1f} us; "
             f"first call {self.first_call_s:.3f} s; "
-            f"memory {self.memory_bytes / 1e6:.1f} MB, at least {self.live_bytes / 1e6:.1f} MB",
+            f"memory {bytes_text(self.memory_bytes)}, of which {bytes_text(self.live_bytes)} are needed at once",
         ]
         if self.other_us is not None:
             ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")

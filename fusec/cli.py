@@ -66,10 +66,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Rounding = Annotated[
-    str,
-    typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
-]
 Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
 
 
@@ -124,19 +120,18 @@ def compile(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
-    rounding: Rounding = "fused",
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     as_json: cli_io.AsJson = False,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
     ] = None,
-    locked: Annotated[
-        Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
-    ] = None,
+    locked: cli_io.Locked = None,
 ) -> None:
     """Compile a model and print what it became."""
     cli_io.check_writable(output)
-    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
     start = time.perf_counter()
     with cli_io.progress() as report:
         goals = list(dict.fromkeys(target or ["auto"]))
@@ -170,7 +165,8 @@ def run(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
-    rounding: Rounding = "fused",
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     input: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE.npy", help="An input; those not given are random. May be repeated."),
@@ -185,30 +181,19 @@ def run(
     ] = TOLERANCE,
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
-    locked: Annotated[
-        Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
-    ] = None,
+    locked: cli_io.Locked = None,
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
     from fusec import cli_run as running
-    from fusec import driver
 
     cli_io.check_writable(output)
     if compare is not None:
         running.need_onnxruntime(compare)
     arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
-    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
     with cli_io.progress() as report:
-        if model.endswith(".fusec"):
-            if locked is not None:
-                raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
-            executable = driver.load(model, target=target, tune=tune)
-            cli_lock.check_options(model, executable.compiled, precision, shape, request.disable)
-        else:
-            executable = driver.compile(
-                model, target=target, tune=tune, budget=limit, lock=locked, progress=report, **request.options
-            )
+        executable = running.ready(model, target, precision, shape, request.disable, tune, limit, locked, report)
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)
         start = time.perf_counter()
@@ -240,7 +225,8 @@ def explain(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
-    rounding: Rounding = "fused",
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     must_fuse: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
@@ -254,7 +240,7 @@ def explain(
     from fusec.must_fuse import assert_fused
 
     goals = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
     explained: list[tuple[str, explaining.Explanation]] = []
     checks: list[dict[str, Any]] = []
     with cli_io.progress() as report:
@@ -292,7 +278,8 @@ def verify(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
-    rounding: Rounding = "fused",
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     seed: Seed = 0,
     as_json: cli_io.AsJson = False,
 ) -> None:
@@ -301,7 +288,7 @@ def verify(
     from fusec.gpu import device
     from fusec.simulate import simulate
 
-    request = _Request(model, precision, shape, cli_io.with_rounding(disable, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
     with cli_io.progress() as report:
         compiled = request.build(target, report)
         execute: verifying.Runner = simulate

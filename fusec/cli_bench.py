@@ -19,8 +19,11 @@ def bench(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
+    locked: cli_io.Locked = None,
     runs: Annotated[int, typer.Option(min=1, help="How many times everything is timed.")] = 20,
     profile: Annotated[bool, typer.Option("--profile", help="Print each step with its time and limit.")] = False,
     trace: Annotated[
@@ -31,22 +34,13 @@ def bench(
 ) -> None:
     """Time a model: compiling it, calling it, its steps at once and one by one. In simulation without a GPU."""
     from fusec import bench as timing
-    from fusec import cli_run, driver
+    from fusec import cli_run
 
     cli_io.check_writable(trace)
-    shapes, limit = cli_io.shapes_of(shape or ()), cli_io.budget_of(budget)
+    limit, left_out = cli_io.budget_of(budget), cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
         start = time.perf_counter()
-        executable = driver.compile(
-            model,
-            target=target,
-            precision=precision,
-            shapes=shapes,
-            tune=tune,
-            budget=limit,
-            disable=tuple(disable or ()),
-            progress=report,
-        )
+        executable = cli_run.ready(model, target, precision, shape, left_out, tune, limit, locked, report)
         compile_s = time.perf_counter() - start
         report("bench", 0, 0)
         measured = timing.measure(executable, cli_run.feeds(executable, {}, seed), runs)
@@ -56,6 +50,7 @@ def bench(
     if as_json:
         print(cli_io.json_text({"model": model, "compile_s": compile_s, **measured.to_json()}))
         return
-    print(f"{model} in {precision}, compiled in {compile_s:.2f} s, {measured}")
+    how = "loaded" if model.endswith(".fusec") else "compiled"
+    print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if profile:
         print(measured.table())

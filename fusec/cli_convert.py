@@ -19,14 +19,17 @@ def convert(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""
     from fusec import convert as converting
 
     cli_io.check_writable(output)
+    left_out = cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
-        compiled = cli_lock.build(model, target, precision, shape, disable, report)
+        compiled = cli_lock.build(model, target, precision, shape, left_out, report)
         data = converting.to_bytes(compiled)
     cli_io.write_whole(output, lambda file: file.write(data))
     program = compiled.program

@@ -31,6 +31,16 @@ Shapes = Annotated[
 Disable = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Leave out a pass or a rewrite rule; may be repeated.")
 ]
+Rounding = Annotated[
+    str,
+    typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
+]
+Locked = Annotated[
+    Path | None, typer.Option(metavar="LOCK", help="Take the plans of this lock; fail rather than choose anew.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="The same bits from every call: no sums in an order that varies.")
+]
 Tune = Annotated[
     str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
 ]
@@ -58,13 +68,15 @@ def budget_of(text: str | None) -> float:
     return math.inf if text is None else seconds_of(text, "--budget")
 
 
-def with_rounding(disable: Sequence[str] | None, rounding: str) -> list[str]:
-    """What to leave out, fusions that keep values in fp32 among it if rounding follows the source."""
-    from fusec.passes.base import ROUNDINGS, UNROUNDED
+def left_out(disable: Sequence[str] | None, deterministic: bool, rounding: str = "fused") -> list[str]:
+    """What to leave out: fusions that keep values in fp32 if rounding follows the source, sums in no fixed order if
+    every call shall give the same bits."""
+    from fusec.passes.base import ROUNDINGS, UNORDERED, UNROUNDED
 
     if rounding not in ROUNDINGS:
         raise FusecError(f"--rounding is one of {', '.join(ROUNDINGS)}, not {rounding}")
-    return [*(disable or ()), *([UNROUNDED] if rounding == "source" else [])]
+    unordered = [UNORDERED] if deterministic else []
+    return [*(disable or ()), *([UNROUNDED] if rounding == "source" else []), *unordered]
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -55,10 +55,11 @@ def check_options(
     """FusecError for options that a model compiled already cannot follow; fp32 is what is meant by none."""
     if precision not in ("fp32", compiled.options.precision):
         raise FusecError(f"{model}: was compiled in {compiled.options.precision}: compile it again for {precision}")
-    from fusec.passes.base import UNROUNDED
+    from fusec.passes.base import UNORDERED, UNROUNDED
 
     if shape or disable:
-        given = "--shape" if shape else "--rounding" if list(disable or ()) == [UNROUNDED] else "--disable"
+        of = {UNROUNDED: "--rounding", UNORDERED: "--deterministic"}
+        given = "--shape" if shape else of.get(next(iter(disable or ())), "--disable")
         raise FusecError(f"{model}: is compiled already: {given} comes too late")
 
 
@@ -72,6 +73,7 @@ def write(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
+    deterministic: cli_io.Deterministic = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
@@ -83,6 +85,7 @@ def write(
     from fusec.gpu import device
 
     cli_io.check_writable(output)
+    disable = cli_io.left_out(disable, deterministic)
     goals, limit = list(dict.fromkeys(target or ["auto"])), cli_io.budget_of(budget)
     entries: list[lockfile.Locked] = []
     with cli_io.progress() as report:
@@ -96,7 +99,7 @@ def write(
                 entries += lockfile.make([build(model, goal, precision, shape, disable, report)]).entries
     lock = lockfile.Lock(lockfile.versions(), lockfile.in_order(entries))
     lockfile.write(output, lock)
-    count = len(lock.entries)
+    count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
     print(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
 
 
@@ -108,12 +111,13 @@ def diff(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
+    deterministic: cli_io.Deterministic = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two locks, or what this cuDNN and GPU would change; no GPU is needed."""
     from fusec import lockfile
 
-    before = lockfile.read(old)
+    before, disable = lockfile.read(old), cli_io.left_out(disable, deterministic)
     if new.endswith((".lock", ".toml")):
         lines = lockfile.differences(before, lockfile.read(new))
     else:

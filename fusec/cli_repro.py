@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fusec import cli_io
+from fusec import cli_io, cli_lock
 
 # What the command needs is imported inside it, as in cli.py.
 
@@ -19,6 +19,8 @@ def repro(
     precision: cli_io.Precision = "fp32",
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
+    deterministic: cli_io.Deterministic = False,
+    rounding: cli_io.Rounding = "fused",
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     output: Annotated[
         Path | None,
@@ -27,16 +29,13 @@ def repro(
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Write a step as a script that needs cudnn and cupy alone, with inputs, expected outputs and versions."""
-    from fusec import driver
     from fusec import repro as writing
 
     folder = output if output is not None else Path(f"repro-{Path(model).stem}-{partition}")
     writing.check_folder(folder)
-    shapes = cli_io.shapes_of(shape or ())
+    left_out = cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
-        compiled = driver.build(
-            model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), progress=report
-        )
+        compiled = cli_lock.build(model, target, precision, shape, left_out, report)
         report("simulate", 0, 0)
         writing.write(compiled, partition, folder, seed)
     signature = compiled.program.steps[partition].signature

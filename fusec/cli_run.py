@@ -1,17 +1,43 @@
-"""What `fusec run` does around a run: its inputs, a summary of its outputs, and onnxruntime as a judge."""
+"""What `fusec run` does around a run: the model, its inputs, a summary of its outputs, and onnxruntime as a judge."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fusec import cli_io, cli_lock, driver
 from fusec.errors import FusecError
 from fusec.runtime import Executable
 from fusec.verify import random_array, relative_l2
+
+
+def ready(
+    model: str,
+    target: str,
+    precision: str,
+    shape: Sequence[str] | None,
+    disable: Sequence[str] | None,
+    tune: str,
+    budget: float,
+    locked: Path | None,
+    report: cli_io.Report,
+) -> Executable:
+    """The model compiled, or loaded as it was compiled; see `cli.run`."""
+    if not model.endswith(".fusec"):
+        shapes = cli_io.shapes_of(shape or ())
+        chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
+        return driver.compile(
+            model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
+        )
+    if locked is not None:
+        raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
+    executable = driver.load(model, target=target, tune=tune)
+    cli_lock.check_options(model, executable.compiled, precision, shape, disable)
+    return executable
 
 
 def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:

@@ -165,7 +165,10 @@ def compile(
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
-        executable.rehearse(backend.rehearse)
+        if family is None:  # one of many sizes is wanted soon
+            executable.rehearse(backend.rehearse)
+        if backend.decided is not executable.compiled.decided:
+            executable.compiled = replace(executable.compiled, decided=backend.decided)
         return executable
     return Executable(compiled, SimulatorBackend(), weights)
 
@@ -283,7 +286,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
             _require_fixed_order(compiled.graph)
         plans = {} if same else found.plans  # those of a file were not chosen for that
         compiled = replace(compiled, program=program)
-        beside = tune != "full" and lockfile.side_by_side(found.lock, compiled)
+        beside = tune != "full" and lockfile.side_by_side(found.lock, compiled.target)
         known: dict[str, Any] = {"suggested": plans, "ways": ways, "side_by_side": beside}
         return Executable(compiled, CudnnBackend(tune, settled=tune != "full", deterministic=same, **known))
     return Executable(found.compiled, SimulatorBackend())

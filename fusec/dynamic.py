@@ -19,6 +19,7 @@ from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
+from fusec.passes.base import UNORDERED
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def compile_dynamic(
     tune: str = "quick",
     budget: float = float("inf"),
     disable: Collection[str] = (),
+    deterministic: bool = False,
     progress: driver.Progress | None = None,
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
@@ -65,7 +67,8 @@ def compile_dynamic(
     if max_shapes < 1:
         raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
-    options: dict[str, Any] = {"target": target, "precision": precision, "disable": disable, "progress": progress}
+    left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
+    options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
 
     family = driver.Family(share_kernels=share_kernels)
 

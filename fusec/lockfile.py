@@ -121,17 +121,17 @@ def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
         choices = _choices(step, c, form, plans)
         yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
     order = LockedPart(Part(0, ORDERS[decided.side_by_side]))
-    yield Locked(WHOLE, whole_work(c), target, _interface(c.graph), (order,))
+    yield Locked(WHOLE, whole_work(decided.partitioned, cores), target, _interface(c.graph), (order,))
 
 
-def whole_work(c: Compiled) -> str:
-    """What all steps compute and how they are connected, as a digest."""
+def whole_work(program: Program, tensor_cores: bool = True) -> str:
+    """What all steps compute, as they were partitioned, and how they are connected, as a digest."""
     number: dict[str, int] = {}
     lines: list[str] = []
-    for step in c.program.steps:
+    for step in program.steps:
         places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
-        lines += [canonical_of(c.graph, step), str(places)]
-    return _digest("\n".join(lines), c.options.tensor_cores)
+        lines += [canonical_of(program.graph, step), str(places)]
+    return _digest("\n".join(lines), tensor_cores)
 
 
 def _interface(graph: Graph) -> str:
@@ -237,23 +237,29 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
                 ways[kernel.key] = entry.parts[0].kernel
         elif step.kind is Kind.CUDNN and lower(step.body, cores).graph.key not in choices:
             raise _broken(lock, step, target, "has no plan")
-    compiled = replace(compiled, program=program)
-    entry = lock.entry(whole_work(compiled), target.name)
-    if entry is None and lock.format >= FORMAT:
-        what = f"{WHOLE} {_interface(compiled.graph)} on {target.name}"
-        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_ANEW}")
-    if entry is None:  # of a format that knew but one way
-        order = LockedPart(Part(0, ORDERS[False]))
-        entry = Locked(WHOLE, whole_work(compiled), target.name, _interface(compiled.graph), (order,))
-    used[entry.work] = entry
+    order = _order(lock, compiled)
+    used[order.work] = order
     decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
-    return Kept(replace(compiled, decided=decided), choices, ways, entry.form[0].runs == ORDERS[True])
+    beside = order.form[0].runs == ORDERS[True]
+    return Kept(replace(compiled, program=program, decided=decided), choices, ways, beside)
 
 
-def side_by_side(lock: Lock, compiled: Compiled) -> bool:
-    """Whether a lock says that the steps of a program, as it runs, are to run side by side."""
-    entry = lock.entry(whole_work(compiled), compiled.target.name)
-    return entry is not None and entry.form[0].runs == ORDERS[True]
+def _order(lock: Lock, partitioned: Compiled) -> Locked:
+    """The entry for all steps; in order where the lock's format knew nothing else."""
+    target, interface = partitioned.target.name, _interface(partitioned.graph)
+    own = partitioned.decided.entries if isinstance(partitioned.decided, Lock) else ()  # of a file
+    known = (entry.work for entry in own if entry.target == target and _is_order(entry))
+    work = next(known, "") or whole_work(partitioned.program, partitioned.options.tensor_cores)
+    entry = lock.entry(work, target)
+    if entry is None and lock.format >= FORMAT:
+        what = f"{WHOLE} {interface} on {target}"
+        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_ANEW}")
+    return entry or Locked(WHOLE, work, target, interface, (LockedPart(Part(0, ORDERS[False])),))
+
+
+def side_by_side(lock: Lock, target: Target) -> bool:
+    """Whether the lock of one model, as a file holds it, says that its steps run side by side on a target."""
+    return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
 
 
 def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
@@ -375,8 +381,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
                 lines.append(f"~ {what}: {problem}")
             elif choice is not None and _unknown(part, choice, target):
                 lines.append(f"? {what}: {_plan(choice)}: {_library(choice)} tells of it on the device alone")
-    arranged = replace(compiled, program=arrange(compiled.program, forms, as_source))
-    for step in arranged.program.steps:
+    for step in arrange(compiled.program, forms, as_source).steps:
         entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
         if entry is not None and (problem := _other_kernel(kernels.find(step.nodes, step.outputs), entry)):
             lines.append(f"~ {what}: {problem}")
@@ -388,7 +393,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         if entry.target == target.name and entry.work not in seen and not _is_order(entry)
     ]
     known = any(entry.target == target.name and _is_order(entry) for entry in lock.entries)
-    if known and lock.entry(whole_work(arranged), target.name) is None:
+    if known and lock.entry(whole_work(compiled.program, cores), target.name) is None:
         lines.append(f"~ {WHOLE} on {target.name}: its steps are others, or connected otherwise")
     return lines
 

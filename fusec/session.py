@@ -231,8 +231,8 @@ class InferenceSession:
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
-    target, precision, tune, disable, max_shapes, buckets: see `fusec.compile` and `fusec.compile_dynamic`. A `.fusec`
-        file is compiled already: it takes target and tune alone.
+    target, precision, tune, budget, disable, deterministic, max_shapes, buckets: see `fusec.compile` and
+        `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune alone.
     Raises ModelError for what cannot be read, or not be compiled.
     """
 
@@ -248,6 +248,7 @@ class InferenceSession:
         tune: str = "quick",
         budget: float = float("inf"),
         disable: Collection[str] = (),
+        deterministic: bool = False,
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
     ):
@@ -262,6 +263,7 @@ class InferenceSession:
                 tune=tune,
                 budget=budget,
                 disable=disable,
+                deterministic=deterministic,
                 max_shapes=max_shapes,
                 buckets=buckets,
                 simulate=simulate,

@@ -109,7 +109,7 @@ def test_equal_work_is_one_entry_with_the_plan_that_was_built() -> None:
     first, second, third, fourth = (lockfile.work_of(step, c.graph) for step in steps)
     assert second == third
     assert len({first, second, fourth}) == 3  # the first reads its input in another memory order
-    assert [e.target for e in lock.entries] == ["h200"] * 7 + ["l4"] * 7, "four kernels, too"
+    assert [e.target for e in lock.entries] == ["h200"] * 8 + ["l4"] * 8, "four kernels and the whole, too"
     assert lock.choice(first, "h200") == Choice(1, ((2, 3), (5, 0)), 64)
     assert lock.choice(first, "t4") is None
     spelled = {e.name: e.form[0].spelling for e in lock.entries if e.choice is not None}
@@ -331,7 +331,7 @@ def test_differences_of_two_locks() -> None:
     )
     assert workspace.endswith("workspace 64 -> 0 bytes")
     one = dataclasses.replace(old, entries=(first,), versions={**old.versions, "cudnn": "10"}, origin="new.lock")
-    assert len(lockfile.differences(old, one)) == 7
+    assert len(lockfile.differences(old, one)) == 8
     (added,) = lockfile.differences(dataclasses.replace(old, entries=others), dataclasses.replace(old, origin="n.lock"))
     assert added.startswith("+ ") and added.endswith("is in n.lock alone")
 
@@ -342,7 +342,7 @@ GOOD = lockfile.text_of(Lock({"fusec": "1"}, (ENTRY, dataclasses.replace(ENTRY, 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("format = 2", "format = 3", "format is 3, this fusec reads 1 and 2"),
+        ("format = 3", "format = 4", "format is 4, this fusec reads 1, 2, 3"),
         ('spelling = ["zero_bias"]', 'runs = "kernel"', "line 6: a plan is named where 'kernel' runs"),
         ('spelling = ["zero_bias"]', 'runs = "fast"', "line 6: .*runs one of cudnn, kernel, ops, in place, copy"),
         ('spelling = ["zero_bias"]', 'spelling = []\nkernel = "k"', "line 6: a plan is named where 'kernel' runs"),
@@ -373,9 +373,40 @@ def test_mistakes_are_named_by_file_and_line(tmp_path: Path, old: str, new: str,
     assert "fusec.lock" in str(caught.value)
 
 
-def test_a_lock_of_the_first_format_is_read() -> None:
-    old = GOOD.replace("format = 2", "format = 1")
-    assert lockfile.parse(old) == lockfile.parse(GOOD)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_lock_of_an_older_format_is_read(number: int) -> None:
+    old = lockfile.parse(GOOD.replace("format = 3", f"format = {number}"))
+    assert old == lockfile.parse(GOOD)
+    assert old.format == number
+
+
+def test_a_lock_says_whether_steps_run_side_by_side() -> None:
+    c = compiled()
+    lock = lockfile.make([c])
+    whole = next(entry for entry in lock.entries if entry.name == "model")
+    assert whole.form == (Part(0, "in order"),), "nothing was measured"
+    assert 'runs = "in order"' in lockfile.text_of(lock)
+    beside = dataclasses.replace(whole, parts=(LockedPart(Part(0, "side by side")),))
+    rest = [entry for entry in lock.entries if entry is not whole]
+    forked = lockfile.parse(lockfile.text_of(dataclasses.replace(lock, entries=lockfile.in_order([*rest, beside]))))
+    assert [lockfile.apply(each, c, always).side_by_side for each in (lock, forked)] == [False, True]
+    assert beside in lockfile.make([lockfile.apply(forked, c, always).compiled]).entries
+    (line,) = lockfile.differences(lock, forked)
+    assert line.endswith(": in order -> side by side")
+    without = dataclasses.replace(lock, entries=tuple(rest))
+    with pytest.raises(CheckError, match="nothing says whether its steps run side by side"):
+        lockfile.apply(without, c, always)
+    older = lockfile.apply(dataclasses.replace(without, format=2), c, always)
+    assert not older.side_by_side and whole in older.compiled.decided.entries  # type: ignore[union-attr]
+    assert lockfile.changes(lock, c, always) == lockfile.changes(without, c, always) == []
+
+
+def test_a_lock_of_other_connections_does_not_fit() -> None:
+    """All steps are there, and read something else."""
+    lock, other = lockfile.make([compiled()]), compiled(text=MODEL.replace("max_pool(%r2)", "max_pool(%r1)"))
+    with pytest.raises(CheckError, match="side by side"):
+        lockfile.apply(lock, other, always)
+    assert lockfile.changes(lock, other, always) == ["~ model on h200: its steps are others, or connected otherwise"]
 
 
 def test_files_that_are_no_locks(tmp_path: Path) -> None:

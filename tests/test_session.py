@@ -52,6 +52,13 @@ def feeds(batch: int = 2) -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((batch, 4)).astype(np.float32), "i": rng.integers(-5, 5, (batch, 6))}
 
 
+def test_every_call_can_give_the_same_bits() -> None:
+    for asked in (False, True):
+        session = fusec.InferenceSession(net(2).SerializeToString(), deterministic=asked)
+        shapes = session.executable.shapes[0]
+        assert session.executable.at(shapes).compiled.options.deterministic is asked
+
+
 def peer(proto: onnx.ModelProto) -> Any:
     return onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
 

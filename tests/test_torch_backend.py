@@ -170,12 +170,13 @@ def test_a_graph_shared_by_two_modules_keeps_their_parameters_apart() -> None:
 
 
 def test_options_are_those_of_compile_dynamic() -> None:
-    net, watched = Net().eval(), Watched(precision="fp16", max_shapes=1)
+    net, watched = Net().eval(), Watched(precision="fp16", max_shapes=1, deterministic=True)
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         close(watched.compile(net)(x), net(x), 1e-2)
     program = watched.graphs[0]._compiled[0].executable.at({"inputs_0": (2, 3, 8, 8)})
     assert program.compiled.options.precision == "fp16"
+    assert program.compiled.options.deterministic
     with pytest.raises(Exception, match="the backend has no option 'speed'; options are target, precision"):
         Watched(speed=11).compile(net)(x)
 

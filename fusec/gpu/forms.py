@@ -72,13 +72,14 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
-        for first, second in _cuts(step.nodes):
+        for first, second in _cuts(_products_first(step.nodes)):
             starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
             for start in starts if any(isinstance(node.op, MatMul) for node in first) else starts[:1]:
                 found.append((start, rest))
                 found += [(start, kernel) for kernel in _kernel(graph, second)]
             if _pointwise(first):
                 found += [(kernel, rest) for kernel in _kernel(graph, first)]
+        found += _each_product(graph, _products_first(step.nodes))
     return found
 
 
@@ -216,10 +217,10 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
     if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == (step.kind.value, step.spelling):
         yield step
         return
-    start = 0
+    start, ordered = 0, _products_first(step.nodes)
     for place, part in enumerate(parts, 1):
         end = start + part.nodes if part.nodes else len(step.nodes)
-        nodes = step.nodes[start:end]
+        nodes = step.nodes if end - start == len(step.nodes) else ordered[start:end]
         if not nodes or end > len(step.nodes) or (place == len(parts) and end < len(step.nodes)):
             raise ValueError(f"a form of {' + '.join(str(p.nodes) for p in parts)} ops does not fit {step.signature}")
         start = end
@@ -276,6 +277,28 @@ def _alone(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
     """A product with what is behind it as one step: of cuDNN's, or a kernel."""
     yield next(_spelled(graph, nodes))
     yield from _kernel(graph, nodes)
+
+
+def _products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Several products, each with what it needs of the step, before what is done with them all."""
+    products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
+    if len(products) < 2:
+        return tuple(nodes)
+    wanted, inside = set(products), set(nodes)
+    for node in reversed(nodes):
+        if node in wanted:
+            wanted.update(v.node for v in node.operands if v.node is not None and v.node in inside)
+    return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
+
+
+def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
+    """Two products one behind the other, in the same spelling, and a kernel that does the rest."""
+    rest = nodes[2:]
+    if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
+        return
+    for kernel in _kernel(graph, rest):
+        for first, second in zip(_spelled(graph, nodes[:1]), _spelled(graph, nodes[1:2]), strict=False):
+            yield (first, second, kernel)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:

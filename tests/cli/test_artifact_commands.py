@@ -57,18 +57,21 @@ def test_it_runs_and_gives_the_same_bits(saved: Path, model: Path, tmp_path: Pat
         assert all(a[n].tobytes() == b[n].tobytes() for n in a.files)
 
 
-def test_it_can_be_explained_and_verified(saved: Path, model: Path) -> None:
+def test_it_can_be_explained_verified_timed_and_taken_apart(saved: Path, model: Path, tmp_path: Path) -> None:
     explained = [json.loads(fusec("explain", *args, "--json").stdout) for args in ((saved,), (model, *SHAPE))]
     assert explained[0]["targets"] == explained[1]["targets"]
     assert fusec("verify", saved).exit_code == 0
+    assert json.loads(fusec("bench", saved, "--runs", 1, "--json").stdout)["steps"]
+    assert "step 2 (" in fusec("repro", saved, "--partition", 2, "-o", tmp_path / "repro").stdout
 
 
 def test_options_it_was_not_compiled_with_are_refused(saved: Path, model: Path, tmp_path: Path) -> None:
-    for command in ("run", "explain", "verify", "compile", "lock"):
+    for command in ("run", "bench", "explain", "verify", "compile", "lock"):
         for given, words in (
             (("--precision", "fp16"), "was compiled in fp32"),
             (SHAPE, "--shape comes too late"),
             (("--disable", "cse"), "--disable comes too late"),
+            (("--deterministic",), "--deterministic comes too late"),
         ):
             result = fusec(command, saved, *given, *(("-o", tmp_path / "x.lock") if command == "lock" else ()))
             assert (result.exit_code, result.stdout) == (2, ""), command

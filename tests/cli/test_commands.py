@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from cli.command import SHAPE, fusec
 from helpers import assert_close
 
 import fusec as library
+from fusec import driver
 from fusec import verify as verifying
 
 pytestmark = pytest.mark.cudnn
@@ -33,6 +35,25 @@ def test_compile_json_says_the_same(model: Path) -> None:
     result = fusec("compile", model, *SHAPE, "--json", "--disable", "fold_batchnorm")
     summary = json.loads(result.stdout)
     assert (summary["target"], summary["disabled"]) == ("h200", ["fold_batchnorm"])
+
+
+def test_deterministic_is_the_same_for_all_commands(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "net.onnx"
+    compiled = fusec("compile", model, *SHAPE, "--json", "--deterministic", "--disable", "cse")
+    assert json.loads(compiled.stdout)["disabled"] == ["cse", "unordered_sums"]
+    for command in (("run",), ("bench", "--runs", 1), ("verify",), ("explain",), ("convert", "-o", out)):
+        asked: list[bool] = []
+        with pytest.MonkeyPatch.context() as patch:
+            build = driver.build
+
+            def seen(*args: Any, _build: Any = build, _asked: list[bool] = asked, **options: Any) -> Any:
+                made = _build(*args, **options)
+                _asked.append(made.options.deterministic)
+                return made
+
+            patch.setattr(driver, "build", seen)
+            assert fusec(*command, model, *SHAPE, "--deterministic").exit_code == 0
+        assert asked == [True], command
 
 
 def test_rounding_as_in_the_model_keeps_nothing_wide(model: Path) -> None:

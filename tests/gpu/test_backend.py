@@ -327,10 +327,10 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
-    from fusec.gpu.kernels import channel_resident
+    from fusec.gpu.kernels import channel_resident, channels
     from fusec.gpu.kernels.launch import Launcher
 
-    monkeypatch.setattr(channel_resident, "THREADS", 64)
+    monkeypatch.setattr(channels, "WAYS", ((64, 4),))
     monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)
@@ -488,6 +488,42 @@ def test_steps_side_by_side_are_taken_where_they_are_faster(
     assert machine.cudnn_streams[-1] == 1
 
 
+@needs_compiler
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_lock_says_whether_steps_run_side_by_side(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    """Found out for the lock, if no call was made; then nothing is timed, of the lock or a file with it."""
+    from fusec import driver, lockfile
+    from fusec.gpu.backend import CudnnBackend
+
+    forks = FORKS.replace(", %z: f32[3,8,4,4]", "").replace("%z", "%x")  # no kernel runs ahead of the graph
+    _at_hand(tmp_path, monkeypatch, forks)
+
+    def time_us(backend: Any, run: Any, count: int) -> list[float]:
+        run()
+        return [5.0 if (run.lanes > 1) == faster else 7.0] * count
+
+    monkeypatch.setattr(CudnnBackend, "time_us", time_us)
+    net = driver.compile("model")
+    lock = net.lock()
+    order = next(entry for entry in lock.entries if entry.name == "model")
+    assert order.form[0].runs == ("side by side" if faster else "in order")
+    lockfile.write(tmp_path / "fusec.lock", lock)
+    net.save(tmp_path / "model.fusec")
+    if faster:
+        monkeypatch.setattr(CudnnBackend, "time_us", None)
+    locked, loaded = driver.compile("model", lock=tmp_path / "fusec.lock"), driver.load(tmp_path / "model.fusec")
+    feeds = {"x": np.exp(fresh(0))}
+    want = Executable(compiled(forks), SimulatorBackend()).run(None, feeds)
+    for one in (net, locked, loaded):
+        for _ in range(3):
+            assert_close(one.run(None, feeds)[0], want[0], 1e-6)
+        assert one.recorded[0] == (2 if faster else 1)
+    assert locked.recorded[1] is None, "the other way was not timed"
+    assert locked.lock().entries == lock.entries
+
+
 def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> None:
     net = build(tmp_path)
     machine.limit = machine.allocated
@@ -562,7 +598,7 @@ def test_what_a_device_chose_is_locked_and_comes_back_without_timing(
     assert ("add+relu", "kernel") in steps, "the stand-in's kernels take no time"
     lock = net.lock()
     lockfile.write(tmp_path / "fusec.lock", lock)
-    named = {entry.name: entry.parts[0].kernel for entry in lock.entries}
+    named = {entry.name: entry.parts[0].kernel for entry in lock.entries if entry.name != "model"}
     assert set(named) == {name for name, _ in steps}
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "elsewhere"))
     monkeypatch.setattr(Launcher, "measure", None)  # nobody asks
@@ -577,6 +613,7 @@ def test_what_a_device_chose_is_locked_and_comes_back_without_timing(
     x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
     want = Executable(compiled(text), SimulatorBackend()).run(None, {"x": x})
     for one in (net, again, loaded):
+        one._called = False  # to find out how to run side by side, the lock may have run it
         machine.launched.clear()
         for got, right in zip(one.run(None, {"x": x}), want, strict=True):
             assert_close(got, right, 1e-6)

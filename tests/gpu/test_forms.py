@@ -24,6 +24,7 @@ from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
+from fusec.verdict import Legal, Plan
 
 CONV = "{strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1], groups=GROUPS}"
 TEXT = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}, %z: f32[2,4,5,5]{0,2,3,1}) {
@@ -64,7 +65,7 @@ def signatures(program: Program) -> list[str]:
 
 def outputs(of: Compiled) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in of.graph.inputs}
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in of.graph.inputs}
     return Executable(of, SimulatorBackend()).run(None, feeds)
 
 
@@ -108,6 +109,42 @@ def test_a_split_wins_where_both_parts_are_fast() -> None:
     program = rewrite(of.program, True, 2.0, "full", time_us)
     assert signatures(program) == ["conv", "bias+add+relu", "softmax", "conv", "bias+add+swish"]
     assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
+
+
+SWIGLU = """graph "g" (%x: f16[2,8,16]) {
+  %a = constant weight("a") : f16[16,24]
+  %b = constant weight("b") : f16[16,24]
+  %g = matmul(%x, %a)
+  %s = swish(%g)
+  %u = matmul(%x, %b)
+  %y = mul(%s, %u)
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((16, 24)).astype(np.float16) for name in "ab"}
+    graph, target, judge = parse(SWIGLU, weights), load("h200"), LowersJudge()
+    of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    (step,) = of.program.steps
+    slow = replace(step, verdict=None if step.verdict is None else Legal((Plan(4, (), False, 0, True),)))
+    found = {tuple(p.signature for p in form) for form in forms(graph, slow, level)}
+    assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "swish" in str(g) or "tanh" in str(g) else 1.0 for key, g in graphs.items()}
+
+    def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+        return dict.fromkeys(asked, 1.0)
+
+    before = Program(graph, (slow,))
+    program = rewrite(before, True, 1.0, level, time_us, kernels_us)
+    assert signatures(program) == ["matmul", "matmul", "swish+mul"]
+    assert [s.kind for s in program.steps][-1] is Kind.KERNEL
+    for got, right in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
 
 
 def test_what_stands_before_a_product_may_be_cut_off() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,3 +64,17 @@ def test_padded_arrays_stay_on_the_device() -> None:
     assert isinstance(got, cupy.ndarray)
     assert_close(got.get(), fusec.compile_dynamic(net(), precision="fp16", simulate=True)(x), 5e-3)
     assert exe.shapes == [{"x": (4, 64, 28, 28)}]
+
+
+def test_kernels_for_all_sizes_are_kept_serialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    x = np.random.default_rng(1).standard_normal((8, 64, 28, 28)).astype(np.float32)
+    results: list[np.ndarray] = []
+    for revived in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a plan that is not kept says so
+            exe = fusec.compile_dynamic(net(), precision="fp16", tune="none", share_kernels=True)
+            results.append(exe(x))
+        tuned = exe.at({"x": x.shape}).backend._tuned.values()
+        assert all(result.revived is revived for result in tuned)
+    assert_close(results[1], results[0], 1e-3)
