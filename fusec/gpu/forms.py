@@ -244,6 +244,28 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
         yield Partition(nodes, Kind.CUDNN, body, part.spelling)
 
 
+def _products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Several products, each with what it needs of the step, before what is done with them all."""
+    products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
+    if len(products) < 2:
+        return tuple(nodes)
+    wanted, inside = set(products), set(nodes)
+    for node in reversed(nodes):
+        if node in wanted:
+            wanted.update(v.node for v in node.operands if v.node is not None and v.node in inside)
+    return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
+
+
+def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
+    """Two products one behind the other, in the same spelling, and a kernel that does the rest."""
+    rest = nodes[2:]
+    if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
+        return
+    for kernel in _kernel(graph, rest):
+        for first, second in zip(_spelled(graph, nodes[:1]), _spelled(graph, nodes[1:2]), strict=False):
+            yield (first, second, kernel)
+
+
 def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
     """What a kernel does that stands for several steps, in these: pointwise ops and the product behind; a depthwise
     convolution and the mean behind it, cut in two, and the chain behind that; each product of a chain."""
@@ -277,28 +299,6 @@ def _alone(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
     """A product with what is behind it as one step: of cuDNN's, or a kernel."""
     yield next(_spelled(graph, nodes))
     yield from _kernel(graph, nodes)
-
-
-def _products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Several products, each with what it needs of the step, before what is done with them all."""
-    products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
-    if len(products) < 2:
-        return tuple(nodes)
-    wanted, inside = set(products), set(nodes)
-    for node in reversed(nodes):
-        if node in wanted:
-            wanted.update(v.node for v in node.operands if v.node is not None and v.node in inside)
-    return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
-
-
-def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
-    """Two products one behind the other, in the same spelling, and a kernel that does the rest."""
-    rest = nodes[2:]
-    if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
-        return
-    for kernel in _kernel(graph, rest):
-        for first, second in zip(_spelled(graph, nodes[:1]), _spelled(graph, nodes[1:2]), strict=False):
-            yield (first, second, kernel)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
