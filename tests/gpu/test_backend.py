@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.dense_block import dense_block
+from gpu.excitation import EXCITATION, drawn
 from gpu.kernels.cases import assert_same, last
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.emulator import needs_compiler
@@ -391,6 +392,28 @@ def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -
     assert any(entry.startswith("pointwise") for entry in machine.launched) is False
     alone = backend.improve(compiled().program, True, 1.0)
     assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
+
+
+@needs_compiler
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_a_squeeze_and_excitation_runs_as_one_kernel_and_is_known_the_next_time(
+    machine: Machine, tmp_path: Path, tune: str
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    graph, target, judge = parse(EXCITATION, drawn(EXCITATION)), load("h200"), LowersJudge()
+    of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
+    (want,) = Executable(of, SimulatorBackend()).run(None, {"x": x})
+    for _ in range(2):
+        backend = CudnnBackend(tune, store=PlanStore(tmp_path))
+        program = backend.improve(of.program, True, 1.0)
+        assert program.steps[0].signature == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
+        net = Executable(replace(of, program=program), backend)
+        machine.launched.clear()
+        (got,) = net.run(None, {"x": x})
+        assert_close(got, want, 1e-5)
+        assert [entry.split("_")[0] for entry in machine.launched[:2]] == ["depthwise", "gate"]
 
 
 @needs_compiler

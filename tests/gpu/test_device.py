@@ -16,10 +16,11 @@ from lower.bodies import BODIES, load
 
 import fusec
 from fusec import driver, lockfile
+from fusec.builder import Tensor
 from fusec.errors import LoweringError
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.lower_cudnn import LOWER, lower
-from fusec.ops import CLASSES, Concat, Conv, pw
+from fusec.ops import CLASSES, Concat, Conv, Reduce, pw
 from fusec.reference import evaluate
 from fusec.text import parse
 from fusec.verify import allowed_error, verify
@@ -255,3 +256,29 @@ def test_hazards_are_real(case: tuple[str, str, str]) -> None:
 @pytest.mark.parametrize("case", SAFE)
 def test_their_neighbours_are_safe(case: tuple[str, str, str]) -> None:
     assert probe(case) < 2e-3
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_inverted_bottlenecks_with_a_gate(rng: np.random.Generator, precision: str, tune: str) -> None:
+    """Thin products, a depthwise convolution with its mean, and the gate in front of the projection."""
+    b = fusec.Builder("f32")
+    x = b.input("x", (4, 16, 24, 24))
+
+    def conv(x: Tensor, filters: int, side: int = 1, groups: int = 1) -> Tensor:
+        shape = (filters, x.shape[1] // groups, side, side)
+        w = b.constant((rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32))
+        bias = b.constant(rng.standard_normal((1, filters, 1, 1)).astype(np.float32))
+        return b.conv(x, w, padding=side // 2, groups=groups) + bias
+
+    y = b.pointwise("swish", conv(x, 96), beta=1.0)
+    y = b.pointwise("swish", conv(y, 96, 5, 96), beta=1.0)
+    gate = b.pointwise("swish", conv(b.apply(Reduce("mean", (2, 3)), y), 8), beta=1.0)
+    y = y * b.pointwise("sigmoid", conv(gate, 96))
+    b.output(y=conv(y, 16) + x)
+    source = b.graph()
+    executable = fusec.compile(source, precision=precision, tune=tune)
+    for _ in range(3):
+        array = rng.standard_normal((4, 16, 24, 24)).astype(np.float32)
+        want = evaluate(source, {"x": array})["y"]
+        assert_close(executable(array), want, {"fp16": 5e-3, "bf16": 4e-2}[precision])
