@@ -194,9 +194,8 @@ class CudnnBackend:
             lab = self._laboratory(footprint_bytes)
             for graph in built:
                 choice, plan = self._tuned[graph.key].plans[0]
-                if self.tune == "none" and not self._kept.carried(graph.key):  # else somebody named it
-                    self._kept.choose(graph.key, choice)
-                self._kept.keep(graph, choice, plan, lab)
+                best = self.tune == "none" and not self._kept.carried(graph.key)  # else somebody named it
+                self._kept.keep(graph, choice, plan, lab, best)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
