@@ -149,6 +149,11 @@ class Kept:
         if known is None or known.choice != choice:
             self.store.put(self.place.key(graph, self.level), Entry(choice))
 
+    def take(self, graph: str, entry: Entry) -> None:
+        """Remember a plan as the one to take, unless one is known."""
+        if self.store.get(self.place.key(graph, self.level)) is None:
+            self.store.put(self.place.key(graph, self.level), entry)
+
     def _where(self, graph: str, choice: Choice) -> PlanKey:
         """Of the choice of this level, if that is the one; else of a plan that somebody named."""
         at = self.place.key(graph, self.level)
