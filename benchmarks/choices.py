@@ -21,12 +21,19 @@ from unittest import mock
 import fusec
 from benchmarks.machine import RESULTS, gpu, keep
 from fusec.gpu import cublaslt
+from fusec.ops import Concat
 from fusec.passes import names
 from fusec.passes.partition import spell
+from fusec.passes.partition.in_place import joined
 from fusec.runtime import Executable
 
 CASES = [
-    *("concat_in_place:densenet121:32", "concat_in_place:unet:8", "concat_in_place:squeezenet1_1:32"),
+    *(
+        "concat_in_place:densenet121:32",
+        "concat_in_place:dense_block:32",
+        "concat_in_place:unet:8",
+        "concat_in_place:squeezenet1_1:32",
+    ),
     *("widen_channels:resnet_stem:32", "patches:vit_stem:32", "gelu_by_tanh:linear_gelu:32"),
     *("cublaslt:bert_base:8:fp32", "cublaslt:bert_base:32:fp16", "cublaslt:vit_b_16:32:fp16"),
 ]
@@ -62,13 +69,12 @@ def cached(choice: str, way: str) -> Generator[None]:
 
 
 def steps_of(executable: Executable) -> dict[str, Any]:
-    """What the choice can have changed: launches, who runs them, and how many concats are in place of how many."""
+    """What the choice can have changed: who runs how many steps, and how many concats are in place."""
     libraries = list(executable.libraries().values())
     found: dict[str, Any] = {name: libraries.count(name) for name in sorted(set(libraries))}
-    decided = executable.compiled.decided
-    if decided is not None and decided.concats:
-        found["concats in place"] = sum(place.in_place for place in decided.concats.values())
-        found["concats that could be"] = len(decided.concats)
+    program = executable.compiled.program
+    if concats := sum(isinstance(node.op, Concat) for node in program.graph.nodes):
+        found |= {"concats": concats, "in place": sum(len(family.concats) for family in joined(program))}
     return found
 
 
@@ -87,7 +93,32 @@ def part(name: str, batch: int) -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.cut(x).flatten(2).transpose(1, 2)
 
+    class Dense(nn.Module):
+        """The first dense block of DenseNet-121, between poolings: each layer reads what all before it wrote."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(self._layer(64 + 32 * i) for i in range(6))
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    nn.init.uniform_(module.weight, 0.5, 1.5)
+                    nn.init.normal_(module.bias, std=0.1)
+
+        @staticmethod
+        def _layer(channels: int) -> nn.Sequential:
+            narrow = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, 128, 1, bias=False))
+            wide = nn.Sequential(nn.BatchNorm2d(128), nn.ReLU(), nn.Conv2d(128, 32, 3, padding=1, bias=False))
+            return nn.Sequential(narrow, wide)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made = [nn.functional.max_pool2d(x, 3, 2, 1)]
+            for layer in self.layers:
+                made.append(layer(torch.cat(made, 1)))
+            return torch.cat(made, 1).mean((2, 3))
+
     torch.manual_seed(0)
+    if name == "dense_block":
+        return Dense().eval(), (torch.randn(batch, 64, 112, 112),)
     image = torch.randn(batch, 3, 224, 224)
     if name == "resnet_stem":
         return nn.Sequential(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU()).eval(), (image,)

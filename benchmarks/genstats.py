@@ -1,16 +1,20 @@
 """Statistics of a batch norm by the convolution in front of it (cuDNN's genstats): what cuDNN offers, and what it takes
 beside the convolution alone, for each convolution of a ResNet-50. `--dry` asks the real cuDNN without a GPU.
 
-    python -m benchmarks.genstats [--dry]
+    python -m benchmarks.genstats [--dry] [--commit HASH]
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from benchmarks.machine import RESULTS, gpu, keep
+from fusec.gpu import device
 
 BATCH, RUNS = 64, 7
 MOST_PLANS = 16  # timed of each list
@@ -42,7 +46,7 @@ class Convolution:
 
     def __str__(self) -> str:
         what = f"{self.inputs} to {self.outputs}, {self.window}x{self.window}"
-        return f"{what}{f'/{self.stride}' if self.stride > 1 else ''} of {self.side}x{self.side}, {self.count} times"
+        return f"{what}{f'/{self.stride}' if self.stride > 1 else ''} of {self.side}x{self.side}"
 
 
 def convolutions() -> list[Convolution]:
@@ -110,11 +114,11 @@ def offered() -> None:
                 for place in range(count):
                     g.build_plan_at_index(place)
             said.append(f"{count} plans of engines {' '.join(map(str, engines))}")
-        print(f"{c!s:42} alone: {said[0]:46} with sums: {said[1]}")
+        print(f"{c!s:36} alone: {said[0]:46} with sums: {said[1]}")
 
 
-def timed() -> None:
-    """The fastest plan of each, in microseconds, from a cold cache."""
+def timed(commit: str, output: Path) -> None:
+    """The fastest plan of each from a cold cache; and what a pass over the result takes by its bytes."""
     import cudnn
     import cupy
 
@@ -156,15 +160,28 @@ def timed() -> None:
             least = us if least is None else min(least, us)
         return least
 
-    total = [0.0, 0.0]
+    target, rows = device.detect(), list[dict[str, Any]]()
+    assert target is not None
     with stream:
         for c in convolutions():
-            alone, both = best(c, False), best(c, True)
-            print(f"{c!s:42} alone {alone or 0.0:6.1f}   with sums {both or 0.0:6.1f}", flush=True)
-            if alone and both:
-                total = [total[0] + c.count * alone, total[1] + c.count * both]
-    print(f"of all that cuDNN takes: {total[0]:.0f} us alone, {total[1]:.0f} with sums")
+            found = {"convolution": str(c), "count": c.count, "alone_us": best(c, False), "with_sums_us": best(c, True)}
+            size = BATCH * c.outputs * c.result[2] * c.result[3]
+            rows.append({**found, "pass_us": 1e6 * 2 * size / target.memory_bandwidth})
+            print(rows[-1], flush=True)
+    keep(output, gpu(), commit, {"batch": BATCH, "convolutions": rows}, ("batch",))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--commit", default="", help="where there is no history to ask")
+    parser.add_argument("--output", type=Path, default=RESULTS / "genstats.json")
+    given = parser.parse_args()
+    if given.dry:
+        offered()
+    else:
+        timed(given.commit, given.output)
 
 
 if __name__ == "__main__":
-    offered() if "--dry" in sys.argv[1:] else timed()
+    main()

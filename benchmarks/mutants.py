@@ -1,6 +1,7 @@
 """Run the mutation suite and write its results: `python benchmarks/mutants.py [--workers N] [--fresh] [NAME...]`.
 
-Which planted faults the fuzzer finds, by which property, after how many graphs. What was caught is not hunted again.
+Which planted faults the fuzzer finds, by which property, after how many graphs; and which tests find those planted for
+them. What was caught is not hunted again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from mutation.mutants import MUTANTS, Mutant  # noqa: E402 - found through the line above
-from mutation.suite import BUDGET, digest, hunt_all  # noqa: E402
+from mutation.mutants import Mutant  # noqa: E402 - found through the line above
+from mutation.suite import ALL, BUDGET, digest, hunt_all  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 VERSIONS = ("numpy", "hypothesis", "onnx", "onnxruntime")
@@ -30,21 +31,25 @@ VERSIONS = ("numpy", "hypothesis", "onnx", "onnxruntime")
 
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
-    rows, control = results["mutants"], results["control"]
-    caught = [r for r in rows if r["caught"]]
+    planted = {m.name: bool(m.tests) for m in ALL}
+    rows = [r for r in results["mutants"] if not planted[r["name"]]]
+    tested = [r for r in results["mutants"] if planted[r["name"]]]
+    control, caught = results["control"], [r for r in rows if r["caught"]]
     counts = sorted(r["examples"] for r in caught)
     by = Counter(r["property"] for r in caught)
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    planted, open_ = results["planted"], [f"`{r['name']}`" for r in rows if not r["caught"]]
-    unhunted = [f"`{name}`" for name in planted if name not in {r["name"] for r in rows}]
+    open_ = [f"`{r['name']}`" for r in results["mutants"] if not r["caught"]]
+    unhunted = [f"`{name}`" for name in results["planted"] if name not in {r["name"] for r in results["mutants"]}]
     lines = [
-        f"{len(planted)} faults are planted, {len(rows)} were hunted, {len(caught)} found within {results['budget']} "
-        f"graphs: median {statistics.median(counts):g} graphs, at most {counts[-1]}. Without a fault, the same budget "
-        f"gave {len(control['not_of_it'])} findings.",
+        f"{sum(not by_tests for by_tests in planted.values())} faults are planted for the fuzzer, {len(rows)} were "
+        f"hunted, {len(caught)} found within {results['budget']} graphs: median {statistics.median(counts):g} graphs, "
+        f"at most {counts[-1]}. Without a fault, the same budget gave {len(control['not_of_it'])} findings. "
+        f"{sum(planted.values())} are planted for tests, {len(tested)} were tried, {sum(r['caught'] for r in tested)} "
+        "found.",
         "",
         *([f"Not found: {', '.join(open_)}.", ""] if open_ else []),
         *([f"Not hunted yet: {', '.join(unhunted)}.", ""] if unhunted else []),
-        f"Commits {', '.join(dict.fromkeys(r['commit'] for r in (control, *rows)))}; {results['date']}; "
+        f"Commits {', '.join(dict.fromkeys(r['commit'] for r in (control, *rows, *tested)))}; {results['date']}; "
         f"Python {results['python']}, {versions}.",
         "",
         "Caught by: " + ", ".join(f"`{name}` {count}" for name, count in by.most_common()) + ".",
@@ -54,9 +59,17 @@ def table(results: dict[str, Any]) -> str:
     ]
     for row in rows:
         found = [f"`{row['property']}`", row["examples"], row["ops"]] if row["caught"] else ["not caught", "", ""]
-        cells = [row["area"], f"`{row['name']}`", row["why"].replace("|", r"\|"), *found, round(row["seconds"])]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(_line(row["area"], f"`{row['name']}`", row["why"], *found, round(row["seconds"])))
+    lines += ["", "By tests, the first of which to fail is named:", ""]
+    lines += ["| area | fault | what it breaks | caught by |", "|---|---|---|---|"]
+    for row in tested:
+        found = f"`{row['property'].removeprefix('tests/')}`" if row["caught"] else "not caught"
+        lines.append(_line(row["area"], f"`{row['name']}`", row["why"], found))
     return "\n".join(lines)
+
+
+def _line(*cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", r"\|") for cell in cells) + " |"
 
 
 def _commit() -> str:
@@ -84,12 +97,10 @@ def main() -> None:
     if options.output.exists():
         known = json.loads(options.output.read_text())
         control = known["control"]
-        digests = {m.name: digest(m) for m in MUTANTS}
+        digests = {m.name: digest(m) for m in ALL}
         rows = {r["name"]: r for r in known["mutants"] if r["digest"] == digests.get(r["name"])}
     held = set[str]() if options.fresh else {name for name, row in rows.items() if row["caught"]}
-    chosen: list[Mutant | None] = [
-        m for m in MUTANTS if (m.name in options.names if options.names else m.name not in held)
-    ]
+    chosen: list[Mutant | None] = [m for m in ALL if (m.name in options.names if options.names else m.name not in held)]
     if not options.names and (options.fresh or control.get("commit") != commit):
         chosen.insert(0, None)
 
@@ -106,9 +117,9 @@ def main() -> None:
             "python": platform.python_version(),
             "versions": {name: metadata.version(name) for name in VERSIONS},
             "budget": BUDGET,
-            "planted": [m.name for m in MUTANTS],
+            "planted": [m.name for m in ALL],
             "control": control,
-            "mutants": [rows[m.name] for m in MUTANTS if m.name in rows],
+            "mutants": [rows[m.name] for m in ALL if m.name in rows],
         }  # written at once: a run that is cut short keeps what it has
         options.output.write_text(json.dumps(results, indent=1) + "\n")
         verdict = f"{row.get('property')} after {row['examples']}" if row["caught"] else f"NONE in {row['examples']}"
@@ -116,7 +127,7 @@ def main() -> None:
         print(f"{row['name']:28} {verdict}, {row['seconds']} s {row.get('error', '')}", file=sys.stderr, flush=True)
 
     hunt_all(chosen, options.workers, BUDGET, tell)
-    print(f"{sum(r['caught'] for r in rows.values())} of {len(MUTANTS)} caught")
+    print(f"{sum(r['caught'] for r in rows.values())} of {len(ALL)} caught")
 
 
 if __name__ == "__main__":

@@ -87,11 +87,7 @@ def choices() -> list[str]:
     for row in data["rows"]:
         ms = {way: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for way, t in row["times"].items()}
         steps = row["with_steps"]
-        seen = (
-            f"{steps['concats in place']} of {steps['concats that could be']} in place"
-            if "concats in place" in steps
-            else ""
-        )
+        seen = f"{steps['in place']} of {steps['concats']} in place" if "concats" in steps else ""
         seen = f"{steps['cublaslt']} steps" if "cublaslt" in steps else seen
         gain = row["times"]["without"]["median_ms"] / row["times"]["with"]["median_ms"]
         rows.append(
@@ -112,9 +108,9 @@ def choices() -> list[str]:
         "",
         f"{where(data)}; the same model compiled with a choice and without it, replays in turns, medians with deciles "
         "(`benchmarks/choices.py`). A choice may be declined where it was measured to be slower: then both are the "
-        "same. resnet_stem: a 7x7 convolution of 3 channels with stride 2, bias and relu; vit_stem: one of 16x16 with "
-        "stride 16, as rows; linear_gelu: a product of 197 rows an image by 768x3072, with bias and gelu in its erf "
-        "form.",
+        "same. dense_block: the first of DenseNet-121, between poolings; resnet_stem: a 7x7 convolution of 3 channels "
+        "with stride 2, bias and relu; vit_stem: one of 16x16 with stride 16, as rows; linear_gelu: a product of 197 "
+        "rows an image by 768x3072, with bias and gelu in its erf form.",
         "",
         *table(header, rows),
         "",
@@ -261,5 +257,34 @@ def shapes() -> list[str]:
         f"([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.",
         "",
         *table(header, rows),
+        "",
+    ]
+
+
+def genstats() -> list[str]:
+    data = read("genstats.json")
+    (row,) = data["rows"]
+    rows = [
+        [
+            each["convolution"],
+            each["count"],
+            *(
+                "refused" if each[key] is None else f"{each[key]:.1f}"
+                for key in ("alone_us", "with_sums_us", "pass_us")
+            ),
+        ]
+        for each in row["convolutions"]
+    ]
+    taken = [each for each in row["convolutions"] if each["with_sums_us"] is not None]
+    totals = [sum(each["count"] * each[key] for each in taken) for key in ("alone_us", "with_sums_us", "pass_us")]
+    rows.append(["all that are taken", sum(each["count"] for each in taken), *(f"{total:.0f}" for total in totals)])
+    return [
+        "## Statistics by the convolution in front",
+        "",
+        f"{where(data)}; the convolutions of a ResNet-50 with a norm behind them, batch {row['batch']}, fp16: the "
+        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), from a "
+        "cold cache (`benchmarks/genstats.py`). The pass: what reading the result once more takes by its bytes.",
+        "",
+        *table(["convolution", "times", "alone us", "with sums us", "the pass us"], rows),
         "",
     ]

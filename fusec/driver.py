@@ -187,7 +187,10 @@ def compile(
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
-        executable.rehearse(backend.rehearse)
+        if family is None:  # one of many sizes is wanted soon
+            executable.rehearse(backend.rehearse)
+        if backend.decided is not executable.compiled.decided:
+            executable.compiled = replace(executable.compiled, decided=backend.decided)
         return executable
     return Executable(compiled, SimulatorBackend(), weights)
 

@@ -17,7 +17,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, LoweringError
 from fusec.gpu import blobs, device, kernels
 from fusec.gpu.deviceless import cudnn_version
-from fusec.gpu.forms import Decided, arrange, canonical_of, parts_of
+from fusec.gpu.forms import Decided, arrange, canonical_of, has_forms, parts_of
 from fusec.gpu.joins import copied, families, placed
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -51,6 +51,11 @@ def shapes_of(step: Partition) -> str:
     """Types read and written, for people: `f16[8,64,28,28]{0,2,3,1} -> f16[8,64,28,28]{0,2,3,1}`."""
     read, made = (", ".join(str(v.type) for v in values) for values in (step.inputs, step.outputs))
     return f"{read} -> {made}"
+
+
+def formed_steps(program: Program) -> list[Partition]:
+    """The steps that can take other forms."""
+    return [step for step in program.steps if has_forms(step)]
 
 
 def cudnn_steps(program: Program) -> list[Partition]:
@@ -110,8 +115,8 @@ def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
             kernel = kernels.find(step.nodes, step.outputs)
             key = "" if kernel is None else decided.ways.get(kernel.key, kernel.key)
             yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
-    for step in cudnn_steps(_first(decided.partitioned, c.options.as_source)):
-        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, "cudnn", step.spelling),))
+    for step in formed_steps(_first(decided.partitioned, c.options.as_source)):
+        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, step.kind.value, step.spelling),))
         form = (replace(form[0], nodes=0),) if len(form) == 1 else form
         choices = _choices(step, c, form, plans)
         yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
@@ -135,8 +140,8 @@ def _interface(graph: Graph) -> str:
 
 
 def _first(program: Program, as_source: bool) -> Program:
-    """The program whose steps of cuDNN's are given forms: see `forms.arrange`."""
-    return program if as_source else grouped(program)
+    """The program whose steps are given forms: see `forms.arrange`."""
+    return program if as_source else grouped(program, products=True)
 
 
 def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
@@ -204,7 +209,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
         used[entry.work] = entry
         copies |= {work} if entry.form[0].runs == "copy" else set[str]()
     compiled = replace(compiled, program=copied(compiled.program, copies))
-    for step in cudnn_steps(_first(compiled.program, as_source)):
+    for step in formed_steps(_first(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
         forms[canonical_of(compiled.graph, step)] = entry.form
@@ -355,7 +360,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         elif entry.form[0].runs == "copy":
             copies.add(work)
     compiled = replace(compiled, program=copied(compiled.program, copies))
-    for step in cudnn_steps(_first(compiled.program, as_source)):
+    for step in formed_steps(_first(compiled.program, as_source)):
         entry, what = looked_up(step)
         if entry is None:
             continue

@@ -40,12 +40,12 @@ from fusec.views import view_offset
 # small to fill the GPU.
 SIDE_BY_SIDE_BYTES = 16 << 20
 
-# Memory and types of the inputs, what cuDNN runs of the steps, what runs each of them, and what binds one to its memory
-# anew; the steps that have to be.
+# Memory and types of the inputs, what each step runs, what runs it, and what binds one to its memory anew; the steps
+# that have to be.
 Director = Callable[
     [
         Sequence[tuple[Array, TensorType]],
-        Sequence[CudnnGraph | None],
+        Sequence[CudnnGraph | Partition],
         Sequence[Callable[[], None]],
         Callable[[int], Callable[[], None]],
     ],
@@ -254,16 +254,16 @@ class Executable:
             return whole, [self.backend.time_us(launch, count) for launch in self._launches]
 
     def rehearse(self, director: Director) -> None:
-        """Let somebody choose among plans by how long all steps take together, before the first call; nothing to do
-        for programs with state, which a run would replace."""
+        """Let somebody choose among plans and kernels by how long all steps take together, before the first call;
+        nothing to do for programs with state, which a run would replace."""
         if self.state:
             return
         steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
         with self._lock, self.backend.calling():
             self._allocate()
             inputs = [(self._buffer(v), v.type) for v in self.compiled.graph.inputs]
-            graphs = [None if lowered is None else lowered.graph for _, lowered in steps]
-            for number in director(inputs, graphs, self._launches, lambda number: self._bound(*steps[number])):
+            works = [step if lowered is None else lowered.graph for step, lowered in steps]
+            for number in director(inputs, works, self._launches, lambda number: self._bound(*steps[number])):
                 self._launches[number] = self._bound(*steps[number])
 
     def save(self, path: str | os.PathLike[str]) -> None:

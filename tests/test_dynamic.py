@@ -187,6 +187,26 @@ def test_buckets_pad_and_cut_back() -> None:
     assert_close(out, run(proto, {"x": fresh(3, 3, 8, 8)})[0], 1e-5)
 
 
+def test_a_size_that_is_a_bucket_is_not_padded() -> None:
+    exe = fusec.compile_dynamic(image_net(), buckets={"N": [2, 4]})
+    exe(fresh(2, 3, 8, 8))
+    exe(fresh(4, 3, 8, 8))
+    assert [s["x"][0] for s in exe.shapes] == [2, 4]
+
+
+def test_padded_results_go_to_the_arrays_that_are_given() -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["z"]), node("ReduceSum", ["x", "last"], ["s"], keepdims=0)]
+    proto = model(nodes, [info("x", ["N", 4])], ["y", "z", "s"], ints(last=[1]))
+    exe = fusec.compile_dynamic(proto, buckets={"N": [8]})
+    x = fresh(3, 4)
+    want = dict(zip("yzs", run(proto, {"x": x}), strict=True))
+    out = {"z": np.empty((3, 4), np.float32), "y": np.empty((3, 4), np.float32)}
+    got = exe.run(["z", "s", "y"], {"x": x}, out=out)
+    assert got[0] is out["z"] and got[2] is out["y"]
+    for name, array in zip("zsy", got, strict=True):
+        assert_close(array, want[name], 1e-6)
+
+
 def test_batches_of_attention_are_padded_and_sequences_are_not() -> None:
     proto = attention()
     exe = fusec.compile_dynamic(proto, buckets={"B": [4]})

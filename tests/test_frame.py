@@ -162,6 +162,21 @@ def test_matrix_frames_place_what_they_accept(shape: tuple[int, ...], fold: bool
         assert len(shape) > 2, "three dims or fewer need no merging, but where batch and rows join"
 
 
+@pytest.mark.parametrize(
+    ("within", "merges"),
+    [((2, 3, 4, 5), True), ((2, 6, 4, 5), True), ((2, 3, 8, 5), False), ((2, 3, 4, 7), False), ((9, 3, 4, 5), True)],
+)
+def test_dims_with_gaps_between_them_are_not_merged(within: tuple[int, ...], merges: bool) -> None:
+    """Dims 1 and 2, and dims 2 and 3, of a part of something larger."""
+    part = TensorType((2, 3, 4, 5), DType.F32, (), within)
+    frame = Frame(part.shape, ((0,), (1, 2, 3), ()), (0, 1, 2))
+    if merges:
+        assert frame.place("x", part.shape, part.strides) == ((2, 60, 1), (part.strides[0], 1, 1))
+        return
+    with pytest.raises(LoweringError, match="its memory order does not let dims be merged"):
+        frame.place("x", part.shape, part.strides)
+
+
 @given(SHAPES, st.data())
 def test_pointwise_frames_place_every_tensor_they_are_made_for(shape: tuple[int, ...], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(shape))))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gpu.excitation import EXCITATION, drawn
 from lowers_judge import LowersJudge
 
 from fusec import lockfile
@@ -16,6 +17,7 @@ from fusec.errors import CheckError, FusecError, ModelError
 from fusec.gpu import forms
 from fusec.gpu.blobs import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart
+from fusec.lower_cudnn import lower
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -415,3 +417,24 @@ def test_files_that_are_no_locks(tmp_path: Path) -> None:
         lockfile.read(tmp_path / "bytes.lock")
     with pytest.raises(FusecError, match="cannot write"):
         lockfile.write(tmp_path / "no folder" / "fusec.lock", Lock({}, ()))
+
+
+def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
+    judge, target = LowersJudge(PLANS), load_target("h200")
+    graph = parse(EXCITATION, drawn(EXCITATION))
+    c = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    lock = lockfile.make([c])
+    kept = lockfile.apply(lock, c, always)
+    (united, _) = kept.compiled.program.steps
+    assert united.signature.startswith("conv+bias+swish+reduce+conv")
+    assert lockfile.make([kept.compiled]).entries == lock.entries and lockfile.changes(lock, c, always) == []
+    work = forms.canonical_of(c.graph, united)
+    decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
+    program = forms.arrange(c.program, decided)
+    ran = dataclasses.replace(c, program=program, decided=forms.Decided(c.program, decided, {}, {}))
+    (conv,) = [lower(step.body, c.options.tensor_cores).graph.key for step in program.steps if len(step.nodes) == 1][:1]
+    plans = {("h200", conv): [Entry(Choice(6, ()))]}
+    apart = lockfile.apply(lockfile.make([ran], plans), c, always)
+    names = [step.signature for step in apart.compiled.program.steps]
+    assert names == ["conv", "bias+swish+reduce", "conv+relu+conv+sigmoid", "mul"]
+    assert any("~" in line for line in lockfile.differences(lock, lockfile.make([ran])))

@@ -57,3 +57,13 @@ def test_a_narrow_type_must_be_stored_as_bytes(rng: np.random.Generator) -> None
         assert old in file.getvalue()
         with pytest.raises(ModelError):
             read(memoryview(file.getvalue().replace(old, new)))
+
+
+@pytest.mark.parametrize("offsets", [(-4, 0), (4, 8), (4, 0), (0, 8)])
+def test_no_tensor_begins_or_ends_outside_of_the_file(offsets: tuple[int, int]) -> None:
+    file = io.BytesIO()
+    write(file, [Literal.of(np.array([7], np.int32), "w")])
+    data = file.getvalue().replace(b"[0, 4]", f"[{offsets[0]}, {offsets[1]}]".encode().ljust(6))
+    length = len(data) - len(file.getvalue()) + int.from_bytes(file.getvalue()[:8], "little")
+    with pytest.raises(ModelError, match="does not lie at bytes"):
+        read(memoryview(length.to_bytes(8, "little") + data[8:]))

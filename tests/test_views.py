@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from fusec.errors import LoweringError
 from fusec.frame import backward
 from fusec.ir import DType, Graph, Node, Op, TensorType
-from fusec.ops import Cast, Expand, Pad, Relayout, Reshape, Slice, Split, Transpose, pw
+from fusec.ops import Cast, Concat, Expand, Pad, Relayout, Reshape, Slice, Split, Transpose, pw
 from fusec.storage import pack
-from fusec.views import is_view, operand_order, result_order, same_storage, view_offset, would_view
+from fusec.views import is_view, joins_in_place, operand_order, result_order, same_storage, view_offset, would_view
 
 CL = (0, 2, 3, 1)
 
@@ -49,6 +49,7 @@ VIEWS = {
     "slice of the outermost in memory": node_of(Slice((0, 2), (5, 1), (1, 1)), (5, 4), (1, 0)),
     "slice of one element's row": node_of(Slice((2, 1), (1, 2), (1, 1)), (5, 4)),
     "split": node_of(Split(0, (2, 3)), (5, 4)),
+    "split in three": node_of(Split(0, (1, 3, 2)), (6, 4)),
     "split channels of one image": node_of(Split(1, (2, 3)), (1, 5, 2, 2)),
 }
 COPIES = {
@@ -105,6 +106,34 @@ def test_offsets() -> None:
     assert view_offset(VIEWS["slice of one element's row"], 0) == 9
     assert [view_offset(VIEWS["split"], i) for i in (0, 1)] == [0, 8]
     assert [view_offset(VIEWS["split channels of one image"], i) for i in (0, 1)] == [0, 8]
+
+
+PART = TensorType((2, 4, 3, 3), DType.F32, CL, (2, 10, 3, 3))  # four channels of ten
+
+
+@pytest.mark.parametrize(
+    ("op", "result", "place"),
+    [
+        (Relayout(CL), TensorType((2, 4, 3, 3), DType.F32, CL), None),  # the same order, but packed
+        (pw("identity"), TensorType((2, 4, 3, 3), DType.F32, CL), None),
+        (Transpose((0, 2, 3, 1)), TensorType((2, 3, 3, 4), DType.F32), None),  # packed it does not lie there
+        (Slice((0, 1, 0, 0), (2, 1, 3, 3), (1, 1, 1, 1)), TensorType((2, 1, 3, 3), DType.F32, CL), None),
+        (Slice((1, 1, 2, 2), (1, 3, 1, 1), (1, 1, 1, 1)), TensorType((1, 3, 1, 1), DType.F32, CL), 90 + 80 + 1),
+    ],
+)
+def test_a_part_of_something_larger_is_not_packed(op: Op, result: TensorType, place: int | None) -> None:
+    assert would_view(node_of(op, PART.shape, CL), PART, result) == place
+
+
+@pytest.mark.parametrize("order", [CL, (), (0, 1, 3, 2)])
+def test_a_concat_finds_its_parts_in_its_own_memory_order(order: tuple[int, ...]) -> None:
+    graph = Graph("g")
+    parts = [graph.add_input(name, TensorType((2, 4, 3, 3), DType.F32, order)) for name in "ab"]
+    node = graph.insert(Concat(1), parts, types=[TensorType((2, 8, 3, 3), DType.F32, CL)])
+    assert not joins_in_place(node)
+    for value in parts:
+        graph.set_type(value, TensorType((2, 4, 3, 3), DType.F32, order, (2, 8, 3, 3)))
+    assert joins_in_place(node) == (order == CL)
 
 
 def test_two_operands_are_no_view() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -23,8 +22,8 @@ from fusec.gpu import device, kernels
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
-from fusec.gpu.end_to_end import SECONDS, Captured, Found, contests, descend
-from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, prices_us
+from fusec.gpu.end_to_end import SECONDS, Found, descend
+from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, has_forms, prices_us
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
@@ -32,6 +31,8 @@ from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory, random_array, ways
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
+from fusec.gpu.rehearsal import Rehearsal
+from fusec.gpu.tails import taken_along
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
 from fusec.ir import Array, Graph, TensorType
@@ -221,7 +222,7 @@ class CudnnBackend:
         concats = families(program)
         partitioned = self._with_concats(program, concats, launch_us, prices) if level != "none" else program
         where = placed(concats, partitioned)
-        program = partitioned if kept else grouped(partitioned)
+        program = partitioned if kept else grouped(partitioned, products=True)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
@@ -235,6 +236,12 @@ class CudnnBackend:
             for work, place in where.items():
                 self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
         forms = {**known, **decided}
+        if level != "none":
+
+            def alone_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+                return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
+
+            forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
         program = arrange(partitioned, forms, kept)
         found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":
@@ -264,7 +271,7 @@ class CudnnBackend:
     def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
         """The forms that were found to be the fastest earlier, of those steps where they still fit."""
         known: dict[str, Parts] = {}
-        for work in {canonical_of(program.graph, step) for step in program.steps if step.kind is Kind.CUDNN}:
+        for work in {canonical_of(program.graph, step) for step in program.steps if has_forms(step)}:
             parts = self._kept.form(_name(work, tensor_cores), launch_us)
             if parts is not None:
                 known[work] = parts
@@ -315,50 +322,44 @@ class CudnnBackend:
     def rehearse(
         self,
         inputs: Sequence[tuple[Array, TensorType]],
-        graphs: Sequence[CudnnGraph | None],
+        works: Sequence[CudnnGraph | Partition],
         runs: Sequence[Callable[[], None]],
         bound: Callable[[int], Callable[[], None]],
     ) -> list[int]:
-        """Of plans that are about as fast by themselves, take those that are fastest within the whole model
+        """Of plans and kernels that are about as fast by themselves, take those that are fastest within the whole model
         (`gpu.end_to_end`): the steps to bind anew, by number. runs: the steps, over memory whose inputs are filled
-        here; graphs: what cuDNN runs of them. bound: binds a step to its memory anew."""
-        places: dict[str, list[int]] = defaultdict(list)
-        for number, graph in enumerate(graphs):
-            if graph is not None:
-                places[graph.key].append(number)
+        here; works: what they run. bound: binds a step to its memory anew."""
         seconds = min(SECONDS.get(self.tune, 0.0), self.budget_s)
-        found = contests(self._tuned, {key: len(numbers) for key, numbers in places.items()})
-        if not found or seconds <= 0.0:
+        if seconds <= 0.0:
             return []
-        for contest in found:
-            plans = self._tuned[contest.key].plans[: contest.options]
-            self._reserve(max(plan.workspace_bytes for _, plan in plans))
-
-        def other(key: str, option: int, number: int) -> Callable[[], None]:
-            plans = self._tuned[key].plans
-            self._tuned[key].plans = [plans[option], *plans]
-            try:
-                return bound(number)
-            finally:
-                self._tuned[key].plans = plans
-
+        found = [work if isinstance(work, CudnnGraph) else kernels.find(work.nodes, work.outputs) for work in works]
+        how = (self._tuned, self._launcher, self._streams, self.scratch, self.time_us)
+        whole = Rehearsal(found, runs, bound, *how)
+        tried = whole.contests()
+        plans = [plan for contest in tried if contest.key in self._tuned for _, plan in self._tuned[contest.key].plans]
+        self._reserve(max((plan.workspace_bytes for plan in plans), default=0))
         end = time.monotonic() + seconds
         try:
+            if not tried:
+                return []
             for array, type in inputs:
                 array[...] = random_array(type)[: array.size]
             with self.scratch():
                 for run in runs:  # step by step, as a first call
                     run()
             self.finish()
-            whole = Captured(self._streams, runs, places, other, self.scratch, self.time_us)
-            self.rehearsed = descend(found, whole, lambda: time.monotonic() < end)
+            self.rehearsed = descend(tried, whole, lambda: time.monotonic() < end)
         except ExecutionError:  # the first call will find the step, and another plan for it
             return []
         if self.rehearsed is None:
             return []
-        changed = [key for key, option in self.rehearsed.options.items() if self._prefer(key, option)]
-        self._keep([self._tuned[key].graph for key in changed], self._footprint_bytes)
-        return [number for key in changed for number in places[key]]
+        changed: list[str] = []
+        for key, option in self.rehearsed.options.items():
+            way = whole.way(key, option)
+            if self._prefer(key, option) if way is None else self._prefer_way(*way):
+                changed.append(key)
+        self._keep([self._tuned[key].graph for key in changed if key in self._tuned], self._footprint_bytes)
+        return [number for key in changed for number in whole.places[key]]
 
     def _prefer(self, key: str, option: int) -> bool:
         """Take another plan of a graph from now on, unless it computes something else."""
@@ -370,6 +371,16 @@ class CudnnBackend:
             return False
         tuned.plans = [(replace(choice, error=error), plan), *(p for p in tuned.plans if p[1] is not plan)]
         self._kept.choose(key, tuned.plans[0][0])
+        return True
+
+    def _prefer_way(self, kernel: Kernel, way: Kernel) -> bool:
+        """Take another of the kernels that do the same from now on."""
+        keys = [each.key for each in ways(kernel)]
+        time_us = self._launcher.times_us(kernel)[keys.index(way.key)]
+        self._launcher.take(kernel, way.key)
+        self._kept.keep_ways(kernel.key, {"ways": keys, "fastest": way.key, "time_us": time_us})
+        if self.decided is not None:
+            self.decided = replace(self.decided, ways={**self.decided.ways, kernel.key: way.key})
         return True
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:

@@ -13,6 +13,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ir import DType
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
+CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
 # cuBLASLt's gelu is the tanh form; the erf form is a kernel behind it
 ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}
 
@@ -54,9 +55,10 @@ def product_of(graph: CudnnGraph) -> Product | None:
     if not graph.calls or len(graph.outputs) != 1 or any(0 in t.dims for t in graph.tensors):
         return None
     anchor, *epilogue = graph.calls
-    if anchor.op == "conv_fprop" and not _is_pixelwise(graph, anchor):
+    image = anchor.op in CONVOLUTIONS
+    if image and not _is_pixelwise(graph, anchor):
         return None
-    if anchor.op not in ("matmul", "conv_fprop") or anchor.compute is not DType.F32:
+    if anchor.op not in ("matmul", *CONVOLUTIONS) or anchor.compute is not DType.F32:
         return None
     parts = _epilogue(graph, anchor.outputs[0], epilogue)
     if parts is None:
@@ -69,10 +71,18 @@ def product_of(graph: CudnnGraph) -> Product | None:
         return None
     if left.virtual or right.virtual:  # made by a prologue
         return None
-    image = anchor.op == "conv_fprop"
-    found = _stacked(left, image), _filters(right) if image else _stacked(right), _stacked(result, image)
+    found: tuple[_Stack | None, _Stack | None, _Stack | None]
+    if anchor.op == "conv_wgrad":  # filters by channels: the loss turned, times the image
+        loss = _stacked(right, True)
+        found = None if loss is None else loss.transposed, _stacked(left, True), _filters(result).transposed
+    elif anchor.op == "conv_dgrad":
+        found = _stacked(left, True), _filters(right).transposed, _stacked(result, True)
+    else:
+        found = _stacked(left, image), _filters(right) if image else _stacked(right), _stacked(result, image)
     c = None if residual is None else _stacked(residual, image)
-    if None in found or (residual is not None and c is None):
+    if None in found or (residual is not None and (c is None or anchor.op == "conv_wgrad")):
+        return None
+    if bias is not None and anchor.op == "conv_wgrad":
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
     a, b, d = (stack for stack in found if stack is not None)
@@ -217,7 +227,13 @@ def _filters(tensor: CudnnTensor) -> _Stack:
 
 def _is_pixelwise(graph: CudnnGraph, call: CudnnCall) -> bool:
     """Whether a convolution is a product of pixels and filters: of one pixel each, none left out, no groups."""
-    image, weight = (graph.tensor(uid) for uid in call.inputs)
+    first, second, result = (graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
+    image, weight, loss = {
+        "conv_fprop": (first, second, result),
+        "conv_dgrad": (result, second, first),
+        "conv_wgrad": (first, result, second),
+    }[call.op]
     ones = [*weight.dims[2:], *call.attribute("stride", ())]
     none = [*call.attribute("pre_padding", ()), *call.attribute("post_padding", ())]
-    return all(d == 1 for d in ones) and not any(none) and image.dims[1] == weight.dims[1]
+    right = weight.dims[:2] == (loss.dims[1], image.dims[1]) and loss.dims[2:] == image.dims[2:]
+    return all(d == 1 for d in ones) and not any(none) and right

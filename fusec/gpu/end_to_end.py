@@ -1,4 +1,4 @@
-"""Which of the plans that are about as fast by themselves is fastest within the whole: coordinate descent, measured.
+"""Which of plans or kernels that are about as fast alone is fastest within the whole: coordinate descent, measured.
 
 By itself a plan runs on a rested chip and finds the cache swept; within the model it finds what the step before left
 there, and its first blocks run beside the last ones of that.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-from fusec.gpu.calls import Streams
-from fusec.gpu.capture import in_order
-from fusec.gpu.tune import CLOSE, Tuned
-
+NEAR = (
+    1.25  # of the best, how long a plan may take by itself: there operands come from memory, here often from the cache
+)
+MOST = 4  # ways to run one graph or kernel
 TURNS = 9  # of the whole with one plan and with another
 FIRST = 3  # turns after which one that is clearly slower is let go
 SLOWER = 1.01
@@ -29,7 +28,8 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True)
 class Contest:
-    """A graph with so many plans that are about as fast, the one in use first; `share_us` of the steps that run it."""
+    """A graph or kernel with so many ways to run it that are about as fast, the one in use first; `share_us` of the
+    steps that do."""
 
     key: str
     share_us: float
@@ -38,8 +38,8 @@ class Contest:
 
 @dataclass(frozen=True)
 class Found:
-    """The plans, by place, of graphs that have another one now; how long the whole took before and after, and how many
-    wholes were tried."""
+    """By place, the plans of graphs and the ways of kernels that have another one now; how long the whole took before
+    and after, and how many wholes were tried."""
 
     options: Mapping[str, int]
     before_us: float
@@ -59,26 +59,18 @@ class Whole(Protocol):
         ...
 
 
-def contests(tuned: Mapping[str, Tuned], counts: Mapping[str, int]) -> list[Contest]:
-    """The graphs worth a try, the heaviest first. counts: how many steps run a graph."""
-    shares_us = {key: tuned[key].time_us * count for key, count in counts.items() if tuned[key].plans}
+def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int]) -> list[Contest]:
+    """What is worth a try, the heaviest first. times_us: of the ways to run a graph or kernel by themselves, the one in
+    use first, then as fast as they are; counts: how many steps run it."""
+    shares_us = {key: times[0] * counts[key] for key, times in times_us.items() if times}
     least_us = LEAST_SHARE * sum(shares_us.values())
     found: list[Contest] = []
     for key, share_us in sorted(shares_us.items(), key=lambda item: -item[1]):
-        options = _close(tuned[key])
+        first, *rest = times_us[key]
+        options = 1 + sum(time <= NEAR * first for time in rest[: MOST - 1])
         if share_us >= least_us and options > 1:
             found.append(Contest(key, share_us, options))
     return found
-
-
-def _close(tuned: Tuned) -> int:
-    """How many plans, from the first on, were measured to take about as long."""
-    count = 0
-    for choice, _ in tuned.plans:
-        if choice.time_us is None or choice.time_us > CLOSE * tuned.time_us:
-            break
-        count += 1
-    return count
 
 
 def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> Found | None:
@@ -124,30 +116,3 @@ def _rounds(pair: tuple[Run, Run], whole: Whole, count: int) -> list[tuple[float
         first, second = (whole.time_us(run) for run in (pair if number % 2 == 0 else pair[::-1]))
         rounds.append((first, second) if number % 2 == 0 else (second, first))
     return rounds
-
-
-@dataclass
-class Captured:
-    """The steps of a model, as `runs` that were called before, in CUDA graphs. places: by graph, which of them it is.
-    bound: what runs such a step by another plan of its graph."""
-
-    streams: Streams
-    runs: Sequence[Run]
-    places: Mapping[str, Sequence[int]]
-    bound: Callable[[str, int, int], Run]
-    scratch: Callable[[], AbstractContextManager[None]]
-    timed: Callable[[Run, int], list[float]]
-    _others: dict[tuple[str, int, int], Run] = field(default_factory=dict[tuple[str, int, int], Any])
-
-    def recorded(self, options: Mapping[str, int]) -> Run | None:
-        runs = list(self.runs)
-        for key, option in options.items():
-            for place in self.places[key]:
-                if (key, option, place) not in self._others:
-                    self._others[key, option, place] = self.bound(key, option, place)
-                runs[place] = self._others[key, option, place]
-        replay = in_order(self.streams, runs, self.scratch)
-        return replay if replay.at_once else None
-
-    def time_us(self, run: Run) -> float:
-        return self.timed(run, 1)[0]

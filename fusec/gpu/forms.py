@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
-from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels import Kernel, unions
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise
+from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import quicker, spelled, spellings
@@ -54,23 +54,32 @@ class Decided:
     side_by_side: bool = False
 
 
+def has_forms(step: Partition) -> bool:
+    """Whether a step can take other forms: cuDNN's, and a kernel's that does what cuDNN would do in several steps."""
+    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and unions.is_union(step.nodes))
+
+
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
-    """Forms of a cuDNN step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in
-    two where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut."""
+    """Forms of a step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in two where
+    the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut. A kernel that
+    does the work of several steps: as these."""
     found: list[Form] = [(step,)]
-    if step.kind is not Kind.CUDNN or level == "none":
+    if level == "none" or not has_forms(step):
         return found
+    if step.kind is Kind.KERNEL:
+        return [*found, *_apart(graph, step.nodes, level)]
     found += [(other,) for other in _spelled(graph, step.nodes) if other.spelling != step.spelling]
     found += [(Partition(step.nodes, Kind.CUDNN, body, n),) for n, body in quicker(body_of(graph, step.nodes))]
     found += [(whole,) for whole in _kernel(graph, step.nodes)]
     if level == "full" or _slow_when_fused(step):
-        for first, second in _cuts(step.nodes):
+        for first, second in _cuts(_products_first(step.nodes)):
             starts, rest = list(_spelled(graph, first)), next(_spelled(graph, second))
             for start in starts if any(isinstance(node.op, MatMul) for node in first) else starts[:1]:
                 found.append((start, rest))
                 found += [(start, kernel) for kernel in _kernel(graph, second)]
             if _pointwise(first):
                 found += [(kernel, rest) for kernel in _kernel(graph, first)]
+        found += _each_product(graph, _products_first(step.nodes))
     return found
 
 
@@ -106,7 +115,7 @@ def decide(
     """
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if step.kind is Kind.CUDNN:
+        if has_forms(step):
             work = canonical_of(program.graph, step)
             if work not in (known or {}):
                 sample.setdefault(work, step)
@@ -139,7 +148,7 @@ def arrange(program: Program, decided: Mapping[str, Parts], as_source: bool = Fa
     and after; not `as_source`, since joining would round otherwise. ValueError if a form does not fit."""
     if as_source:
         return arranged(program, decided)
-    return grouped(arranged(grouped(program), decided))
+    return grouped(arranged(grouped(program, products=True), decided))
 
 
 def prices_us(
@@ -154,7 +163,7 @@ def prices_us(
     """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
     options: dict[str, list[tuple[Form, list[Work]]]] = {}
     for number, step in enumerate(steps):
-        if step.kind is Kind.CUDNN:
+        if has_forms(step):
             options[str(number)] = _offers(graph, step, level, tensor_cores)
         else:
             kernel = _kernel_of(step.nodes)
@@ -190,7 +199,7 @@ def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
     """The program with steps in these forms, by `canonical_of`; the others stay. ValueError if a form does not fit."""
     steps: list[Partition] = []
     for step in program.steps:
-        parts = decided.get(canonical_of(program.graph, step)) if step.kind is Kind.CUDNN else None
+        parts = decided.get(canonical_of(program.graph, step)) if has_forms(step) else None
         steps += (step,) if parts is None else parts_of(program.graph, step, parts)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
@@ -205,13 +214,13 @@ def canonical_of(graph: Graph, step: Partition) -> str:
 def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
     """The steps that take the place of one of cuDNN's in a form; ops that run each by itself are a step each.
     ValueError if it does not fit."""
-    if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == ("cudnn", step.spelling):
+    if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == (step.kind.value, step.spelling):
         yield step
         return
-    start = 0
+    start, ordered = 0, _products_first(step.nodes)
     for place, part in enumerate(parts, 1):
         end = start + part.nodes if part.nodes else len(step.nodes)
-        nodes = step.nodes[start:end]
+        nodes = step.nodes if end - start == len(step.nodes) else ordered[start:end]
         if not nodes or end > len(step.nodes) or (place == len(parts) and end < len(step.nodes)):
             raise ValueError(f"a form of {' + '.join(str(p.nodes) for p in parts)} ops does not fit {step.signature}")
         start = end
@@ -233,6 +242,63 @@ def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]
                 raise ValueError(f"spelling {name} does not apply to {names}")
             body = changed
         yield Partition(nodes, Kind.CUDNN, body, part.spelling)
+
+
+def _products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Several products, each with what it needs of the step, before what is done with them all."""
+    products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
+    if len(products) < 2:
+        return tuple(nodes)
+    wanted, inside = set(products), set(nodes)
+    for node in reversed(nodes):
+        if node in wanted:
+            wanted.update(v.node for v in node.operands if v.node is not None and v.node in inside)
+    return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
+
+
+def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
+    """Two products one behind the other, in the same spelling, and a kernel that does the rest."""
+    rest = nodes[2:]
+    if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
+        return
+    for kernel in _kernel(graph, rest):
+        for first, second in zip(_spelled(graph, nodes[:1]), _spelled(graph, nodes[1:2]), strict=False):
+            yield (first, second, kernel)
+
+
+def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
+    """What a kernel does that stands for several steps, in these: pointwise ops and the product behind; a depthwise
+    convolution and the mean behind it, cut in two, and the chain behind that; each product of a chain."""
+    products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
+    if len(products) == 1 and products[0]:
+        cut = products[0]
+        for first in _alone(graph, nodes[:cut]):
+            yield from ((first, *rest) for rest in forms(graph, next(_spelled(graph, nodes[cut:])), level))
+        return
+    at = next((i + 1 for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), 0)
+    begin, chain = nodes[:at], nodes[at:]
+    if begin:
+        # cuDNN's depthwise engines are known to be slow with anything fused, and its small products mostly
+        # launches: neither is timed
+        first = [(a, b) for a in _alone(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
+        second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
+        ends: list[Form] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]
+        yield from ((*head, *end) for head in (*first, *(second if at > 2 else ())) for end in ends)
+        return
+    found: list[Form] = [()]
+    for number, (start, end) in enumerate(zip(products, [*products[1:], len(chain)], strict=True)):
+        low, cut = start if number else 0, start + 1
+        parts: list[Form] = [(step,) for step in _alone(graph, chain[low:end])]
+        if cut < end:
+            parts += [(a, b) for a in _alone(graph, chain[low:cut]) for b in _kernel(graph, chain[cut:end])]
+        found = [(*form, *part) for form in found for part in parts]
+    yield from found
+
+
+def _alone(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:
+    """A product with what is behind it as one step: of cuDNN's, or a kernel."""
+    yield next(_spelled(graph, nodes))
+    yield from _kernel(graph, nodes)
 
 
 def _kernel(graph: Graph, nodes: Sequence[Node]) -> Iterator[Partition]:

@@ -99,6 +99,9 @@ class Layout:
             graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
         regions = _Regions(graph)
         regions.decide()
+        if _copy_inputs_first(graph, regions):
+            regions = _Regions(graph)
+            regions.decide()
         for value in _movable(graph):
             graph.set_type(value, regions.type_of(value) or value.type)
         copies: dict[tuple[Value, Order], Value] = {}
@@ -120,6 +123,32 @@ class Layout:
             wanted = replaced.get(name, ())
             if settled(value.type, value.type.order) != wanted:
                 graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
+
+
+def _copy_inputs_first(graph: Graph, regions: _Regions) -> bool:
+    """Inputs that are copied for one cuDNN graph are read as the copy by kernels, too, which then write the order that
+    a convolution behind them wants; whether there are any."""
+    found = False
+    for value in graph.inputs:
+        orders = {
+            result.order
+            for user, index in value.uses
+            if isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
+            if (result := regions.type_of(user.results[0])) is not None and result.order
+        }
+        kernels = [(user, index) for user, index in value.uses if isinstance(user.op, _KERNELS) and index == 0]
+        if len(orders) != 1 or not kernels:
+            continue
+        (order,) = orders
+        users = set(value.users)
+        first = next(node for node in graph.nodes if node in users)
+        copy = _copy(graph, value, order, first, {})
+        for user, index in list(value.uses):
+            tied = isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
+            if user is not copy.node and ((user, index) in kernels or tied):
+                graph.set_input(user, index, copy)
+        found = True
+    return found
 
 
 def _filter_shapes(graph: Graph) -> set[tuple[int, ...]]:

@@ -123,6 +123,32 @@ def convolution(
     return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
 
 
+def gradient(
+    op: str,
+    dims: Dims = (2, 8, 3, 5),
+    filters: int = 6,
+    dtype: DType = DType.F16,
+    added: bool = False,
+    apart: int = 0,
+    tensor_cores: bool = True,
+    window: int = 1,
+    attributes: tuple[tuple[str, Attribute], ...] = POINTWISE,
+) -> CudnnGraph:
+    """That of a convolution's image (`conv_dgrad`), perhaps with another added, or of its filters (`conv_wgrad`)."""
+    n, c, h, w = dims
+    shape, order = (filters, c, window, window), (0, 2, 3, 1)
+    loss = ((n, filters, h, w), strides((n, filters, h, w), order, apart))
+    image, weight = (dims, strides(dims, order, apart)), (shape, strides(shape, order))
+    first, second, result = (image, loss, weight) if op == "conv_wgrad" else (loss, weight, image)
+    tensors = [CudnnTensor(uid, *each, dtype) for uid, each in ((1, first), (2, second))]
+    tensors.append(CudnnTensor(3, *result, DType.F32 if added else dtype, added))
+    calls = [CudnnCall(op, (1, 2), (3,), attributes=attributes)]
+    if added:
+        tensors += [CudnnTensor(uid, *result, dtype) for uid in (4, 5)]
+        calls.append(CudnnCall("pointwise", (3, 4), (5,), "add"))
+    return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
+
+
 def grid() -> Iterator[tuple[str, CudnnGraph]]:
     """Every epilogue by type by layout, small and of odd sizes."""
     for dtype, epilogue in itertools.product((DType.F16, DType.BF16, DType.F32), EPILOGUES):
@@ -145,6 +171,12 @@ def grid() -> Iterator[tuple[str, CudnnGraph]]:
             for apart in (0, 8):
                 name = f"conv {dtype.value} {'+'.join(epilogue)} {apart} {tensor_cores}"
                 yield name, convolution((2, 8, 3, 5), 6, epilogue, dtype, apart=apart, tensor_cores=tensor_cores)
+
+    for dtype, tensor_cores in ((DType.F16, True), (DType.BF16, True), (DType.F32, True), (DType.F32, False)):
+        for op, added in (("conv_dgrad", False), ("conv_dgrad", True), ("conv_wgrad", False)):
+            for apart in (0, 8):
+                name = f"{op} {dtype.value} {added} {apart} {tensor_cores}"
+                yield name, gradient(op, (2, 8, 3, 5), 16, dtype, added, apart, tensor_cores)
 
 
 def buffers(graph: CudnnGraph, seed: int) -> dict[int, np.ndarray]:

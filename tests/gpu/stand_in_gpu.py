@@ -11,7 +11,7 @@ import json
 import types
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gpu.kernels.emulator import functions
@@ -25,7 +25,18 @@ PROCESSORS = 4  # each of them runs one block at a time
 
 
 class Array(np.ndarray):
-    """An array `on the device`: never mixed with NumPy's own by accident."""
+    """An array `on the device`: never mixed with NumPy's own by accident. Copies into it are captured like all work."""
+
+    machine: ClassVar[Machine | None] = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        def copy() -> None:
+            np.ndarray.__setitem__(self, key, value)
+
+        if Array.machine is None:
+            copy()
+        else:
+            Array.machine.do(copy)
 
     @property
     def data(self) -> Any:  # type: ignore[override]  # as CuPy has it
@@ -295,6 +306,7 @@ def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     from fusec.gpu.kernels import launch
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
+    patch(Array, "machine", machine)
     for module in (calls, capture, launch, products, samples):
         patch(module, "cupy", cupy)
     for module in (backend, lab):

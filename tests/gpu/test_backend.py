@@ -327,10 +327,10 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
-    from fusec.gpu.kernels import channel_resident
+    from fusec.gpu.kernels import channel_resident, channels
     from fusec.gpu.kernels.launch import Launcher
 
-    monkeypatch.setattr(channel_resident, "THREADS", 64)
+    monkeypatch.setattr(channels, "WAYS", ((64, 4),))
     monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.product_graphs import POINTWISE, buffers, convolution, grid, product
+from gpu.product_graphs import POINTWISE, buffers, convolution, gradient, grid, product
 from gpu.stand_in_blaslt import Bindings
 from helpers import assert_close
 
@@ -108,6 +108,11 @@ REFUSED = {
     "rows of channels": convolution(order=(0, 1, 2, 3)),
     "pixels column by column": convolution(order=(0, 3, 2, 1)),
     "images with gaps": changed(convolution(), 1, strides=(240, 1, 40, 8)),
+    "a gradient by windows": gradient("conv_dgrad", window=3),
+    "a gradient by padded images": gradient("conv_wgrad", attributes=PADDED),
+    "a gradient of every other pixel": gradient("conv_dgrad", attributes=STRIDED),
+    "a gradient in groups": changed(gradient("conv_wgrad"), 3, dims=(6, 4, 1, 1), strides=(4, 1, 1, 1)),
+    "a sum of filters' gradients": gradient("conv_wgrad", added=True),
 }
 
 
@@ -120,7 +125,14 @@ def test_what_is_no_call_of_the_library_is_left_to_cudnn(graph: CudnnGraph, bind
 
 
 def test_their_neighbours_are(bindings: Bindings) -> None:
-    for graph in (BIAS, BOTH, followed(BIAS, "relu"), followed(BIAS, "identity"), convolution()):
+    for graph in (
+        BIAS,
+        BOTH,
+        followed(BIAS, "relu"),
+        followed(BIAS, "identity"),
+        convolution(),
+        gradient("conv_wgrad"),
+    ):
         assert product_of(graph) is not None
 
 

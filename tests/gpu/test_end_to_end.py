@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
-from gpu.test_tune import graph
 
-from fusec.gpu.end_to_end import Contest, contests, descend
-from fusec.gpu.tune import CLOSE, Tuned
-from fusec.plans import Choice
+from fusec.gpu.end_to_end import MOST, NEAR, Contest, contests, descend
+from fusec.gpu.kernels import find
 
 pytest.importorskip("cupy")
 pytest.importorskip("cudnn")
@@ -122,26 +122,26 @@ class Nothing(Sums):
         return None
 
 
-def tuned(*times_us: float | None) -> Tuned:
-    plans = [(Choice(engine, (), time_us=us), object()) for engine, us in enumerate(times_us)]
-    return Tuned(graph(4), [(choice, plan) for choice, plan in plans])
-
-
-def test_heavy_graphs_with_plans_that_come_close_are_tried() -> None:
-    known = {
-        "few": tuned(20.0, 20.0 * CLOSE - 0.1, 20.0 * CLOSE + 0.1),
-        "many": tuned(10.0, 10.1, 10.2),
-        "light": tuned(0.5, 0.5),
-        "alone": tuned(70.0),
-        "far": tuned(60.0, 100.0),
-        "unmeasured": tuned(None, None),
-        "none": Tuned(graph(4)),
+def test_heavy_works_with_ways_that_come_close_are_tried() -> None:
+    known: dict[str, list[float]] = {
+        "few": [20.0, 20.0 * NEAR - 0.1, 20.0 * NEAR + 0.1],
+        "many": [10.0, 10.1, 10.2, 10.3, 10.4],
+        "light": [0.5, 0.5],
+        "alone": [70.0],
+        "far": [60.0, 100.0],
+        "none": [],
     }
     counts = {**dict.fromkeys(known, 1), "many": 4}
-    assert contests(known, counts) == [Contest("many", 40.0, 3), Contest("few", 20.0, 2)]
+    assert contests(known, counts) == [Contest("many", 40.0, MOST), Contest("few", 20.0, 2)]
 
 
 # on the stand-in -----------------------------------------------------------------------------------
+
+
+SOFTMAX = """graph "g" (%x: f32[64,96]) {
+  %s = softmax(%x) {axis=1}
+  return %s
+}"""
 
 
 def rehearsed(path: Path, tune: str = "quick") -> Any:
@@ -183,6 +183,39 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
     net = rehearsed(tmp_path)
     assert engines(net) == [7]
     check(net, 2)
+
+
+@needs_compiler
+def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.kernels.launch import Launcher, ways
+
+    net = build(tmp_path, text=SOFTMAX)
+    (step,) = net.compiled.program.steps
+    kernel = find(step.nodes, step.outputs)
+    assert kernel is not None and kernel.others
+    net.backend._kernels_us({kernel.key: kernel}, 0)
+    monkeypatch.setattr(Launcher, "times_us", lambda self, each: [10.0] * len(ways(each)) if each == kernel else [])
+    slow, launched = net.backend._launcher.fastest(kernel), Launcher.bind
+
+    def bind(self: Any, each: Any, memory: Any) -> Any:
+        run, taken = launched(self, each, memory), self.fastest(each).key
+
+        def timed(*instead: Any) -> None:
+            run(*instead)
+            machine.do(lambda: setattr(machine, "now_us", machine.now_us + (20.0 if taken == slow.key else 5.0)))
+
+        return timed
+
+    monkeypatch.setattr(Launcher, "bind", bind)
+    net.rehearse(net.backend.rehearse)
+    assert list(net.backend.rehearsed.options) == [kernel.key]
+    assert net.backend._launcher.fastest(kernel).key != slow.key
+    assert net.backend._kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
+    x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.testing.assert_allclose(net(x), want, rtol=1e-4)
 
 
 def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Path) -> None:

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.excitation import EXCITATION, drawn
 from gpu.stand_in_gpu import Machine
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.forms import Form, arranged, decide, forms, lowered, parts_of
+from fusec.gpu.forms import Form, arrange, arranged, canonical_of, decide, forms, has_forms, lowered, parts_of
 from fusec.gpu.kernels import Kernel
+from fusec.gpu.kernels.group import grouped
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans import Part
@@ -22,6 +24,7 @@ from fusec.program import Kind, Partition, Program, alone, body_of
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.target import load
 from fusec.text import parse
+from fusec.verdict import Legal, Plan
 
 CONV = "{strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1], groups=GROUPS}"
 TEXT = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}, %z: f32[2,4,5,5]{0,2,3,1}) {
@@ -62,7 +65,7 @@ def signatures(program: Program) -> list[str]:
 
 def outputs(of: Compiled) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in of.graph.inputs}
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in of.graph.inputs}
     return Executable(of, SimulatorBackend()).run(None, feeds)
 
 
@@ -106,6 +109,42 @@ def test_a_split_wins_where_both_parts_are_fast() -> None:
     program = rewrite(of.program, True, 2.0, "full", time_us)
     assert signatures(program) == ["conv", "bias+add+relu", "softmax", "conv", "bias+add+swish"]
     assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
+
+
+SWIGLU = """graph "g" (%x: f16[2,8,16]) {
+  %a = constant weight("a") : f16[16,24]
+  %b = constant weight("b") : f16[16,24]
+  %g = matmul(%x, %a)
+  %s = swish(%g)
+  %u = matmul(%x, %b)
+  %y = mul(%s, %u)
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((16, 24)).astype(np.float16) for name in "ab"}
+    graph, target, judge = parse(SWIGLU, weights), load("h200"), LowersJudge()
+    of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    (step,) = of.program.steps
+    slow = replace(step, verdict=None if step.verdict is None else Legal((Plan(4, (), False, 0, True),)))
+    found = {tuple(p.signature for p in form) for form in forms(graph, slow, level)}
+    assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "swish" in str(g) else 1.0 for key, g in graphs.items()}
+
+    def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+        return dict.fromkeys(asked, 1.0)
+
+    before = Program(graph, (slow,))
+    program = rewrite(before, True, 1.0, level, time_us, kernels_us)
+    assert signatures(program) == ["matmul", "matmul", "swish+mul"]
+    assert [s.kind for s in program.steps][-1] is Kind.KERNEL
+    for got, right in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
 
 
 def test_what_stands_before_a_product_may_be_cut_off() -> None:
@@ -276,3 +315,60 @@ def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() ->
         (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
         assert str(made.body) == str(timed), "what runs is what was timed"
         assert made.body.outputs[0].type.within == (16, 24)
+
+
+def excited() -> Compiled:
+    graph, target, judge = parse(EXCITATION, drawn(EXCITATION)), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
+    of = excited()
+    want = outputs(of)
+    program = grouped(of.program, products=True)
+    (step, _) = program.steps
+    assert forms(program.graph, step, "none") == [(step,)]
+    found = forms(program.graph, step, "quick")
+    names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
+    chain = ("kernel", "conv+relu+conv+sigmoid")
+    assert names == {
+        (("kernel", step.signature),),
+        (("cudnn", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
+    }
+    (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
+    cut = {tuple((p.kind.value, p.signature) for p in form) for form in forms(program.graph, lone, "quick")}
+    assert cut == {
+        (chain,),
+        (("cudnn", "conv+relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv+relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+    }
+    for form in found:
+        parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
+        arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
+        assert len(arranged_so.steps) == len(form) + 1
+        again = arrange(of.program, {canonical_of(program.graph, step): parts})
+        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
+        for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
+    of = excited()
+    program = grouped(of.program, products=True)
+
+    def taken(kernel_us: float) -> list[str]:
+        def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+            return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
+
+        decided = decide(
+            program, True, 2.0, "quick", lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us, together_us=None
+        )
+        return signatures(arranged(program, decided))
+
+    assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
+    assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]

@@ -19,6 +19,7 @@ class Mutant:
     old: str
     new: str
     why: str
+    tests: tuple[str, ...] = ()  # below tests/, where these are to find it, not the fuzzer
 
 
 def _m(name: str, area: str, file: str, old: str, new: str, why: str) -> Mutant:

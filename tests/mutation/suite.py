@@ -1,10 +1,11 @@
-"""Plant each mutant in a copy of the package and let the fuzzer look for it, with its default budget."""
+"""Plant each mutant in a copy of the package and let the fuzzer look for it, with its default budget, or some tests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mutation.mutants import MUTANTS, Mutant
+from mutation.tested import TESTED
 
-PACKAGE = Path(__file__).parents[2] / "fusec"
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "fusec"
+ALL = (*MUTANTS, *TESTED)
+BESIDE = ("tests", "examples", "benchmarks", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")  # what tests read
+CACHE = "failed"  # pytest writes there which tests failed
 BUDGET = 2000  # examples: the default of `fusec fuzz`
 
 # As `fusec fuzz` with --max-findings 1 --workers 1, but little time is spent on shrinking.
@@ -37,14 +43,23 @@ print(json.dumps(report.to_json()))
 """
 
 
-def copied(package: Path, folder: Path) -> Path:
-    """A copy of the package in `folder`."""
-    return shutil.copytree(package, folder / "fusec", ignore=shutil.ignore_patterns("__pycache__"))
+_COMPILED = shutil.ignore_patterns("__pycache__")
 
 
-def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE) -> Path:
+def copied(package: Path, folder: Path, beside: Sequence[str] = ()) -> Path:
+    """A copy of the package in `folder`, and of what lies beside it."""
+    for name in beside:
+        source = package.parent / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=_COMPILED)
+        else:
+            shutil.copy(source, folder / name)
+    return shutil.copytree(package, folder / "fusec", ignore=_COMPILED)
+
+
+def planted(mutant: Mutant, folder: Path, package: Path = PACKAGE, beside: Sequence[str] = ()) -> Path:
     """A copy of the package in `folder` with the fault in it; ValueError if it does not fit any more."""
-    copy = copied(package, folder)
+    copy = copied(package, folder, beside)
     file = copy / mutant.file
     text = file.read_text()
     if text.count(mutant.old) != 1:
@@ -64,11 +79,9 @@ def hunt(mutant: Mutant | None, examples: int = BUDGET, seed: int = 0, package: 
     A finding that the package fails without the fault, too, does not count: the hunt goes on with another seed
     for what is left of the budget. Without a mutant: what is found in the package as it is.
     """
-    start = time.perf_counter()
-    row: dict[str, Any] = {"name": "none", "area": "", "why": "nothing is planted"}
-    if mutant is not None:
-        row = {"name": mutant.name, "area": mutant.area, "why": mutant.why, "digest": digest(mutant)}
-    row |= {"caught": False, "examples": 0, "not_of_it": []}
+    if mutant is not None and mutant.tests:
+        return _tested(mutant, package)
+    start, row = time.perf_counter(), _row(mutant)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         if mutant is None:
@@ -94,6 +107,46 @@ def hunt(mutant: Mutant | None, examples: int = BUDGET, seed: int = 0, package: 
     return {**row, "seconds": round(time.perf_counter() - start, 1)}
 
 
+def _row(mutant: Mutant | None) -> dict[str, Any]:
+    row = {"name": "none", "area": "", "why": "nothing is planted"}
+    if mutant is not None:
+        row = {"name": mutant.name, "area": mutant.area, "why": mutant.why, "digest": digest(mutant)}
+    return {**row, "caught": False, "examples": 0, "not_of_it": []}
+
+
+def _tested(mutant: Mutant, package: Path) -> dict[str, Any]:
+    """Run a mutant's tests until the first that fails, which has to pass without the fault."""
+    start, row = time.perf_counter(), _row(mutant)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        file = planted(mutant, folder, package, BESIDE) / mutant.file
+        done = _pytest(folder, *(f"tests/{name}" for name in mutant.tests))
+        row["examples"] = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", done.stdout)))
+        held = folder / CACHE / "v" / "cache" / "lastfailed"
+        failed = next(iter(json.loads(held.read_text())), "") if held.exists() else ""
+        if done.returncode not in (0, 1) or bool(done.returncode) != bool(failed):
+            row["error"] = (done.stderr or done.stdout).strip()[-400:]
+        elif failed:
+            of = {"property": failed, "ops": 0, "message": _reason(done.stdout)}
+            shutil.copy(package / mutant.file, file)
+            if _pytest(folder, failed).returncode == 0:
+                row |= {"caught": True, **of}
+            else:
+                row["not_of_it"] = [of]
+    return {**row, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def _pytest(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
+    options = ("-x", "-q", "-n", "0", "--tb", "line", "-o", f"cache_dir={folder / CACHE}")
+    return _python(folder, "-m", "pytest", *options, *what)
+
+
+def _reason(output: str) -> str:
+    """What pytest says of a failure, in a line, without the folder it ran in."""
+    line = next((line for line in output.splitlines() if re.match(r"(E  |/.*:\d+: )", line)), "")
+    return re.sub(r"^(E +|/.*:\d+: )", "", line).strip()[:200]
+
+
 def _fails(finding: Path, package: Path) -> bool:
     """Whether a finding is one of the package without the fault."""
     done = _python(package.parent, "-m", "fusec", "fuzz", "replay", str(finding), "--json")
@@ -109,14 +162,14 @@ def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def hunt_all(
-    mutants: Sequence[Mutant | None] = MUTANTS,
+    mutants: Sequence[Mutant | None] = ALL,
     workers: int = 2,
     examples: int = BUDGET,
     tell: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> None:
     """Hunt each, all in the package as it is now; `tell` hears of each when it is known."""
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(workers) as pool:
-        package = copied(PACKAGE, Path(scratch).resolve())  # edits during the run do not count
+        package = copied(PACKAGE, Path(scratch).resolve(), BESIDE)  # edits during the run do not count
         futures = [pool.submit(hunt, mutant, examples, 0, package) for mutant in mutants]
         for future in as_completed(futures):
             tell(future.result())

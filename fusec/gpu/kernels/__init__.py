@@ -13,6 +13,7 @@ from fusec.gpu.kernels import (
     few_channels,
     few_filters,
     finite,
+    gate,
     instance,
     lists,
     pointwise,
@@ -22,6 +23,7 @@ from fusec.gpu.kernels import (
     row_backward,
     rows,
     sampled,
+    thin_product,
 )
 from fusec.gpu.kernels.spec import Kernel
 from fusec.ir import Node, Value
@@ -37,6 +39,8 @@ FAMILIES: tuple[Family, ...] = (
     pooling.pooling,
     pool_backward.pool_backward,
     depthwise.depthwise,
+    gate.gate,
+    thin_product.thin_product,
     few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
     few_filters.few_filters,
     sampled.sampled,

@@ -72,7 +72,7 @@ def takes(node: Node) -> bool:
 @dataclass
 class Chain:
     """Collects statements: `before` the loop over neighbours, `inside` it, and `after`. `known` are values with the
-    C expression of their element `j`."""
+    C expression of their element `j`. rounds: to the type of each result, not only where it is stored."""
 
     space: Space
     arguments: Arguments
@@ -82,6 +82,7 @@ class Chain:
     before: list[str] = field(default_factory=list[str])
     inside: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
+    rounds: bool = True
 
     def apply(self, node: Node) -> None:
         """Compute the results of a node; its operands are loaded if they are not known."""
@@ -107,7 +108,7 @@ class Chain:
     def define(self, value: Value, text: str, rounds: bool = True) -> None:
         """Make a value known by an expression, rounded to the value's type unless it is so already."""
         dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
-        if rounds and dtype in HALVES:  # what is stored is at hand, and not converted back for that
+        if rounds and self.rounds and dtype in HALVES:  # what is stored is at hand, and not converted back for that
             self.inside.append(f"const {C_TYPES[dtype]} {name}_stored = narrow<{C_TYPES[dtype]}>({text});")
             self.narrowed[value] = f"{name}_stored"
             text = f"wide({name}_stored)"

@@ -126,19 +126,25 @@ class ChannelSource:
 
     def handed_over(self, plan: Plan, arguments: Arguments, chunk: str, size: str) -> list[str]:
         """What a chunk of so many elements came to, into the scratch memory."""
-        kind, pointer = self.kind, arguments.scratch(self.kind)
-        lines: list[str] = []
-        lines.append("if (live && t == 0)")
-        lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{")
-        if self.forward:
-            lines.append(f"    const {kind} size = {size};")
-            lines.append(f"    const {kind} squares = acc1[w] - acc0[w] * acc0[w] / size;")
-            lines.append("    acc0[w] = around[w] + acc0[w] / size;")
-            lines.append(f"    acc1[w] = nmax(squares, {kind}(0));")
+        pointer = arguments.scratch(self.kind)
+        lines = ["if (live && t == 0)", f"  for (int w = 0; w < {plan.width}; ++w) {{"]
+        lines += [f"    {line}" for line in self.concluded("acc0[w]", "acc1[w]", "around[w]", size)]
         for number in range(2):
             at = f"({number * plan.chunks}u + {chunk}) * {self.channels}u + at * {plan.width}u + w"
             lines.append(f"    {pointer}[{at}] = acc{number}[w];")
         return [*lines, "  }"]
+
+    def concluded(self, total: str, squares: str, around: str, size: str) -> list[str]:
+        """Forward, what was added up around a number becomes the mean of so many elements, and squares around that."""
+        kind = self.kind
+        if not self.forward:
+            return []
+        return [
+            f"const {kind} size = {size};",
+            f"const {kind} squares = {squares} - {total} * {total} / size;",
+            f"{total} = {around} + {total} / size;",
+            f"{squares} = nmax(squares, {kind}(0));",
+        ]
 
     @property
     def name(self) -> str:
@@ -169,13 +175,13 @@ class ChannelSource:
         lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
         return arguments.launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
-    def merged(self, turns: str, size: str, around: str, parts: tuple[str, str]) -> list[str]:
+    def merged(self, turns: str, size: str, around: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
         """What chunks of such sizes came to, added up by the threads of a channel."""
         kind, lines = self.kind, list[str]()
         if self.forward:
             lines.append(f"{kind} around = {around};")
             lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
-        lines += ["#pragma unroll 4", f"{turns} {{"]
+        lines += [f"#pragma unroll {unrolled}", f"{turns} {{"]
         if self.forward:
             lines.append(f"  const {kind} size = {size};")
             lines.append(f"  const {kind} d = {parts[0]} - around;")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.chain import step, takes, widest
-from fusec.gpu.kernels.channel_resident import ResidentSource, shared_out
+from fusec.gpu.kernels.channel_resident import WAYS, ResidentSource, shared_out
 from fusec.gpu.kernels.channel_source import ChannelSource
 from fusec.gpu.kernels.parts import parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
@@ -45,12 +45,14 @@ def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
     write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
     name, source = "+".join(node.op.name for node in nodes), ChannelSource(part, sums, write)
-    common = shared_out(_planned(part.x.type, [*read, *early, *again, *written], 1, 1))
-    others: tuple[Kernel, ...] = ()
-    if common is not None:
-        resident = ResidentSource(part, common, common)
-        others = (Kernel(name, resident.launches(), resident.scratch_bytes),)
-    return Kernel(name, source.launches(), source.scratch_bytes, others)
+    common, others = _planned(part.x.type, [*read, *early, *again, *written], 1, 1), dict[str, Kernel]()
+    for threads, unrolled in WAYS:
+        plan = shared_out(common, threads)
+        if plan is not None:
+            resident = ResidentSource(part, plan, plan, unrolled)
+            other = Kernel(name, resident.launches(), resident.scratch_bytes)
+            others[other.key] = other
+    return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))
 
 
 def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
+from fusec.gpu.kernels.depthwise_blocks import Blocks, Tile
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
-from fusec.ops import Conv
+from fusec.ops import Conv, Reduce
 from fusec.program import inputs_of
 
 STRIP = 4  # results of a thread at most, divided by the stride
 ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shorter
 MAX_STRIP = 8
 MAX_TAPS = 128  # of which each row's are unrolled
+HELD_FILTERS = 128  # numbers that a thread keeps in registers over its turns, at most
+MANY = 1 << 30  # blocks: as many as there is work for, each thread's turn being its only one
 UNROLLED_TAPS = 16  # the rows, too: more are more code than the instruction cache holds
 
 
@@ -23,22 +26,18 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """The kernel for a convolution of each channel for itself and pointwise ops over its result; None if the step is
     no such thing."""
     conv, rest = nodes[0], nodes[1:]
-    if not isinstance(conv.op, Conv) or not all(takes(node) for node in rest):
+    if any(isinstance(node.op, Reduce) for node in rest):
+        name = "+".join(["depthwise", *(node.op.name for node in rest)])
+        found = with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
+        kernels = [Kernel(name, blocks.launches(), blocks.scratch_bytes) for blocks in found]
+        return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
+    if not is_for(nodes, outputs):
         return None
-    (x, w), y = conv.operands, conv.result
-    if conv.op.groups != x.type.shape[1] or w.type.shape[0] != x.type.shape[1]:
-        return None
-    if any(v.type.shape != y.type.shape for v in outputs) or w.type.size > MAX_TAPS * w.type.shape[0]:
-        return None
-    if max(x.type.size, y.type.size) >= 1 << 31:
-        return None
+    y = conv.result
+    assert isinstance(conv.op, Conv)
     if y.type.size == 0:
         return Kernel(_name(rest), ())
-    read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
-    rank = y.type.rank
-    types = [*(v.type for v in outputs), x.type, *read]
-    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
-    vector = widest(y.type.shape[1], types, steps) if y.type.strides[1] == x.type.strides[1] == 1 else 1
+    vector = _vector(conv, rest, outputs)
     width, total = y.type.shape[-1], y.type.size // vector
     strip = max(1, STRIP // conv.op.strides[-1])
     while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
@@ -49,6 +48,60 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         if other[0] >= 1 and 1 <= other[1] <= min(MAX_STRIP, width):
             others[other] = None
     return replace(best, others=tuple(_kernel(nodes, outputs, *other) for other in others))
+
+
+def is_for(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
+    """Whether the nodes are a convolution of each channel for itself and pointwise ops over its result."""
+    conv, rest = nodes[0], nodes[1:]
+    if not isinstance(conv.op, Conv) or not all(takes(node) for node in rest):
+        return False
+    (x, w), y = conv.operands, conv.result
+    if conv.op.groups != x.type.shape[1] or w.type.shape[0] != x.type.shape[1]:
+        return False
+    if any(v.type.shape != y.type.shape for v in outputs) or w.type.size > MAX_TAPS * w.type.shape[0]:
+        return False
+    return max(x.type.size, y.type.size) < 1 << 31
+
+
+def with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Blocks]:
+    """Ways to compute a depthwise convolution, pointwise ops over its result that store `outputs`, and, the last node,
+    the sum or mean over space of what comes of it; none if the nodes are no such thing."""
+    conv, *rest, mean = nodes
+    op, (summed, *_) = mean.op, mean.operands
+    if not isinstance(conv.op, Conv) or not isinstance(op, Reduce) or not is_for([conv, *rest], outputs):
+        return []
+    x, y = conv.operands[0].type, conv.result.type
+    if op.kind not in ("sum", "mean") or op.axes != tuple(range(2, y.rank)) or not y.dtype.is_float or not y.size:
+        return []
+    if summed.node not in nodes or summed.type.shape != y.shape or y.strides[1] != 1 or x.strides[1] != 1:
+        return []
+    taps = conv.operands[1].type.size // y.shape[1]
+    vector = _vector(conv, rest, outputs)
+    width, height, strip = y.shape[-1], y.shape[-2] if y.rank > 3 else 1, max(1, STRIP // conv.op.strides[-1])
+    half = max(1, vector // 2)
+    tiles = [Tile(vector, strip), Tile(half, strip, blocks=MANY), Tile(vector, strip, blocks=MANY), Tile(vector, 7)]
+    tiles += [Tile(half, 2 * strip, blocks=MANY), Tile(vector, 2), Tile(half, 2, blocks=MANY)]
+    tiles += [Tile(each, s, r, True) for each, s, r in ((half, 4, 1), (half, 2, 2), (half, 7, 1), (vector // 4, 7, 1))]
+    fitting = [
+        tile
+        for tile in tiles
+        if tile.vector
+        and tile.strip <= width
+        and tile.rows <= height
+        and taps * tile.vector * tile.held <= HELD_FILTERS
+    ]
+    tiles = fitting or [Tile(vector, 1)]
+    return [Blocks(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
+
+
+def _vector(conv: Node, rest: Sequence[Node], outputs: Sequence[Value]) -> int:
+    """How many neighbouring channels a thread can take."""
+    x, y = conv.operands[0], conv.result
+    read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
+    rank = y.type.rank
+    types = [*(v.type for v in outputs), x.type, *read]
+    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    return widest(y.type.shape[1], types, steps) if y.type.strides[1] == x.type.strides[1] == 1 else 1
 
 
 def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip: int) -> Kernel:
@@ -66,7 +119,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     arguments = Arguments()
     lines += _sums(conv, filters, vector, strip, arguments)
     names = tuple(f"c{d}" for d in range(rank))
-    chain = Chain(Space(y.type.shape, names, 1, vector), arguments)
+    chain = Chain(Space(y.type.shape, names, 1, vector), arguments, rounds=False)
     chain.define(y, "acc[s][j]")
     for node in rest:
         chain.apply(node)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusec.gpu.kernels import find
+from fusec.gpu.kernels import find, unions
 from fusec.gpu.kernels.chain import takes
 from fusec.ir import Node
 from fusec.passes.partition import ordered
@@ -20,12 +20,15 @@ MAX_NODES = 48  # of one kernel: compile time grows faster than that
 AGAIN_ELEMENTS = 1 << 20
 
 
-def grouped(program: Program) -> Program:
-    """The program with such steps joined wherever a kernel runs the whole."""
+def grouped(program: Program, products: bool = False) -> Program:
+    """The program with such steps joined wherever a kernel runs the whole. products: steps with products, too, that a
+    kernel could run together; what cuDNN would do instead is measured (`gpu.forms`)."""
     wiring = Wiring(program.graph)
-    if not any(step.kind is Kind.KERNEL for step in program.steps):
+    if not products and not any(step.kind is Kind.KERNEL for step in program.steps):
         return program
     groups = _Groups(program.steps, wiring)
+    for number in range(len(program.steps)) if products else ():
+        groups.unite(number)
     for number in range(len(program.steps)):
         groups.extend(number)
     steps: list[Partition] = []
@@ -71,6 +74,46 @@ class _Groups:
                 self.owner[each] = number
             self.members[reader] = ()
 
+    def unite(self, number: int) -> None:
+        """Join a group with those that read what it makes into the longest chain of work with products that one kernel
+        runs."""
+        if self.owner[number] != number or not unions.begins(self.steps[number].nodes):
+            return
+        members, longest = (number,), ()
+        while True:
+            found = sorted({r for i in members for r in self._readers(i)} - set(members))
+            reader = next((r for r in found if self._follows(members, r)), None)
+            if reader is None:
+                break
+            members = (*members, reader)
+            nodes = self.nodes(members)
+            if unions.is_union(nodes) and find(nodes, outputs_of(nodes)) is not None:
+                longest = members
+        if longest:
+            self.members[number] = longest
+            for each in longest[1:]:
+                self.owner[each], self.members[each] = number, ()
+
+    def _follows(self, members: tuple[int, ...], reader: int) -> bool:
+        """Whether a step that reads what some make belongs to the same chain, and no other step stands between."""
+        alone = self.owner[reader] == reader and len(self.members[reader]) == 1
+        return alone and unions.begins(self.nodes((*members, reader))) and not self._leads(members, reader)
+
+    def _leads(self, members: tuple[int, ...], end: int) -> bool:
+        """Whether a path leads from some steps to another through a third."""
+        stack = [r for i in members for r in self._readers(i) if r != end and r not in members]
+        seen = set(stack)
+        while stack:
+            if len(seen) > SEARCH_LIMIT:
+                return True
+            for r in self._readers(stack.pop()):
+                if r == end:
+                    return True
+                if r not in seen:
+                    seen.add(r)
+                    stack.append(r)
+        return False
+
     def _joins(self, number: int) -> bool:
         """Whether a group is a kernel's, or cuDNN's pointwise work."""
         steps = [self.steps[i] for i in self.members[number]]
@@ -94,9 +137,11 @@ class _Groups:
         steps = [self.steps[i] for i in members]
         if not any(step.kind is Kind.KERNEL for step in steps):
             return False  # cuDNN's own: the partitioner left them apart, or measured times will tell
-        nodes = self.nodes(members)
-        if len(nodes) > MAX_NODES or self._repeats(self.nodes(self.members[number]), self.nodes(self.members[reader])):
+        nodes, parts = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
+        if len(nodes) > MAX_NODES or self._repeats(*parts):
             return False
+        if unions.is_union(nodes) and not any(unions.is_union(part) for part in parts):
+            return False  # that was proposed, and what is apart now was faster
         return find(nodes, outputs_of(nodes)) is not None and not self._detour(number, reader)
 
     @staticmethod
@@ -108,15 +153,4 @@ class _Groups:
 
     def _detour(self, start: int, end: int) -> bool:
         """Whether a path leads from one group to another through a third."""
-        stack = [group for group in self._readers(start) if group != end]
-        seen = set(stack)
-        while stack:
-            if len(seen) > SEARCH_LIMIT:
-                return True
-            for group in self._readers(stack.pop()):
-                if group == end:
-                    return True
-                if group not in seen:
-                    seen.add(group)
-                    stack.append(group)
-        return False
+        return self._leads((start,), end)

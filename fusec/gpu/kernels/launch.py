@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -31,6 +31,7 @@ class Launcher:
         self._scratch: Array | None = None
         self._doors: Array | None = None
         self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
+        self._times_us: dict[str, list[float]] = {}  # of them all
 
     def fastest(self, kernel: Kernel) -> Kernel:
         """The kernel, or that of its others which was found to be the fastest."""
@@ -44,7 +45,12 @@ class Launcher:
         """The least time of a kernel and its others, of which the fastest is taken from now on."""
         times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways(kernel)]
         self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
+        self._times_us[kernel.key] = times
         return min(times)
+
+    def times_us(self, kernel: Kernel) -> Sequence[float]:
+        """Of a kernel and its others, if they were measured here."""
+        return self._times_us.get(kernel.key, ())
 
     def take(self, kernel: Kernel, key: str) -> bool:
         """Take the kernel or that of its others which has this key from now on; False if none has."""

@@ -34,7 +34,8 @@ DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
 // Memory of a block, as much as its launch asks for.
 #define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
 // N bytes from memory to a block's own, meanwhile; a thread that waits sees its own copies, all but those of the last
-// so many times that it said `copied`.
+// so many times that it said `copied`. Before sm_80 the thread waits at once.
+#if __CUDA_ARCH__ >= 800
 template <int N> DEVICE void copy_ahead(void* to, const void* from) {
   const u32 place = (u32)__cvta_generic_to_shared(to);
   if constexpr (N == 16) {
@@ -45,6 +46,14 @@ template <int N> DEVICE void copy_ahead(void* to, const void* from) {
 }
 DEVICE void copied() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+#else
+template <int N> DEVICE void copy_ahead(void* to, const void* from) {
+  struct __align__(N) Piece { u8 bytes[N]; };
+  *(Piece*)to = *(const Piece*)from;
+}
+DEVICE void copied() {}
+template <int LEFT> DEVICE void wait_for_copies() {}
+#endif
 // So many blocks wait for each other at a door: they must all be on the GPU at once. What they wrote before, they all
 // read behind it (by `across`), and the door is left as it was found.
 DEVICE void meet(u32* door, u32 blocks) {

@@ -17,14 +17,22 @@ from fusec.gpu.kernels.parts import Part, parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.view import Laid
-from fusec.gpu.kernels.walk import Merge, coordinates
+from fusec.gpu.kernels.walk import TOGETHER, Merge, coordinates
 from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.program import inputs_of
 
 # Numbers of a row that a thread keeps, of each of four kinds, blocks at most (more of these leave more sums to put
-# together), and rows that are copied ahead. Where nothing is measured, the first.
-SHARED_OUT = ((24, 132, 0), (16, 264, 0), (16, 132, 0), (8, 528, 0), (24, 132, 2), (16, 264, 1), (16, 264, 2))
+# together), rows that are copied ahead, and whether blocks meet to put the sums together rather than a second launch.
+# Where nothing is measured, the first.
+SHARED_OUT = (
+    (24, 132, 0, False),
+    (16, 264, 0, False),
+    (8, 528, 0, False),
+    (24, 132, 2, False),
+    (24, 132, 2, True),
+    (16, 264, 2, False),
+)
 AHEAD_BYTES = 200 << 10  # for these, of a block
 MOST = 512  # threads for a row
 SHARED_BYTES = 40 << 10  # for the columns of the rows a block is at
@@ -46,12 +54,13 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if any(v.node in part.before for node in part.behind for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for kept, blocks, ahead in SHARED_OUT:
+    for kept, blocks, ahead, meets in SHARED_OUT:
         plan = _planned(part, kept)
         if plan is not None and plan.lanes * _columns_bytes(part) <= SHARED_BYTES:
             source = _Source(part, plan, blocks, ahead)
-            if source.is_possible:
-                made.append(Kernel(name, (source.rows(), source.columns()), source.scratch_bytes))
+            if source.is_possible and (not meets or source.may_meet):
+                launches = (source.at_once(),) if meets else (source.rows(), source.columns())
+                made.append(Kernel(name, launches, source.scratch_bytes))
     kernels = {kernel.key: kernel for kernel in made}
     return replace(made[0], others=tuple(kernels.values())[1:]) if made else None
 
@@ -195,8 +204,37 @@ class _Source:
         """What each block's sums of columns come to."""
         return self.sums * self.blocks * self.size * (8 if self.kind == "double" else 4)
 
+    @property
+    def may_meet(self) -> bool:
+        """Whether each block has columns enough to put together, and all of them at once."""
+        return self._merge(self.plan.block // TOGETHER).blocks <= self.blocks and self.plan.block >= 32
+
+    def _merge(self, threads: int = 0) -> Merge:
+        return Merge(self.size, self.blocks, threads)
+
     def rows(self) -> Launch:
-        plan, part, kind, arguments = self.plan, self.part, self.kind, Arguments()
+        """Row by row, and what a block's columns come to."""
+        arguments = Arguments()
+        return self._launched("norm_backward_rows", self._rows(arguments), arguments)
+
+    def columns(self) -> Launch:
+        """The sums over all rows, and what is made of them."""
+        arguments, merge = Arguments(), self._merge()
+        return arguments.launch("norm_backward_columns", self._columns(arguments, merge), merge.blocks, merge.block)
+
+    def at_once(self) -> Launch:
+        """Both in one launch, whose blocks meet in between."""
+        arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
+        lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
+        lines += ["{", *(f"  {line}" for line in self._columns(arguments, merge, met=True)), "}"]
+        return replace(self._launched("norm_backward", lines, arguments), meets=True)
+
+    def _launched(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
+        launch = arguments.launch(name, lines, self.blocks, self.plan.block)
+        return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
+
+    def _rows(self, arguments: Arguments) -> list[str]:
+        plan, part, kind = self.plan, self.part, self.kind
         op = part.anchor.op
         assert isinstance(op, LayerNormBackward)
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
@@ -268,17 +306,15 @@ class _Source:
                 lines.append(f"  for (u32 l = 1; l < {plan.lanes}u; ++l) sum += columns[l * {self.size}u + c];")
                 lines += ["  sums[c] = sum;", "}", "__syncthreads();"]
             lines.append("}")
-        launch = arguments.launch("norm_backward_rows", lines, self.blocks, plan.block)
-        return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
+        return lines
 
-    def columns(self) -> Launch:
-        """The sums over all rows, and what is made of them."""
-        part, kind, arguments, merge = self.part, self.kind, Arguments(), Merge(self.size, self.blocks)
-        pointer = arguments.scratch(f"const {kind}")
+    def _columns(self, arguments: Arguments, merge: Merge, met: bool = False) -> list[str]:
+        part, kind, pointer = self.part, self.kind, arguments.scratch(self.kind)
         lines = merge.begun(kind, self.sums)
         lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.blocks}u; s += {merge.threads}u) {{"]
         for number in range(self.sums):
-            lines.append(f"  acc{number}[0] += {pointer}[({number * self.blocks}u + s) * {self.size}u + c];")
+            at = f"{pointer} + (({number * self.blocks}u + s) * {self.size}u + c)"
+            lines.append(f"  acc{number}[0] += {f'across({at})' if met else f'*({at})'};")
         lines += ["}", *merge.ended(self.sums)]
         shape = part.parameters[0].type.shape
         names = _places(shape)
@@ -291,8 +327,7 @@ class _Source:
             chain.apply(node)
         for value in part.kept:
             chain.store(value)
-        lines += ["if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
-        return arguments.launch("norm_backward_columns", lines, merge.blocks, merge.block)
+        return [*lines, "if (live && t == 0) {", *(f"  {line}" for line in chain.lines()), "}"]
 
     @property
     def _space(self) -> Space:

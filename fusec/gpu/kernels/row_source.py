@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.formulas import Formula
 from fusec.gpu.kernels.row_plan import CACHED, Plan
-from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
+from fusec.gpu.kernels.spec import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.walk import begun, loop
 from fusec.ir import Node, Op, Value
 from fusec.ops import Reduce
+
+RESIDENT = 1536  # threads of a multiprocessor
+WARP = 32
 
 
 @dataclass
@@ -26,6 +29,7 @@ class RowSource:
     behind: Sequence[Node]
     early: Sequence[Value]
     late: Sequence[Value]
+    packed: bool = False  # elements stay in registers as they were read, which takes half as many
     members: int = 1  # numbers of a plan by channels that come to one: the channels of a group
 
     def __post_init__(self) -> None:
@@ -38,13 +42,21 @@ class RowSource:
             names[axis.dim] = term if names[axis.dim] is None else f"({names[axis.dim]} + {term})"
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
-        self.cached = len(self.what.passes) > 1 and plan.turns * plan.vector <= CACHED
+        again = len(self.what.passes) > 1 or not isinstance(self.op, Reduce)
+        self.cached = again and plan.turns * plan.vector <= CACHED
+
+    @property
+    def may_be_packed(self) -> bool:
+        """Whether elements can stay as they were read: several at once, nothing done to them before, in 16 bits."""
+        straight = not self.before and self.x.type.dtype in HALVES and self.space.is_pack(self.x.type)
+        return self.cached and straight
 
     def launch(self) -> Launch:
         """All in one."""
         lines = [*self._begun(), *self._passes()]
         lines += self._reduced() if isinstance(self.op, Reduce) else self._written()
-        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block)
+        resident = RESIDENT // self.plan.block if self.packed else 0
+        return self.arguments.launch(self.anchor.op.name, lines, self.plan.blocks, self.plan.block, resident=resident)
 
     def partial(self) -> Launch:
         """What each chunk comes to, into scratch memory: of moments the mean, and the squares around that."""
@@ -73,7 +85,7 @@ class RowSource:
     def merged(self) -> Launch:
         """What chunks came to together, those of all channels of a group; then what is written, again by chunks if it
         is elements."""
-        plan, lines = self.plan, self._merged()
+        plan, lines = self.plan, self._merged_groups() if self.members > 1 else self._merged()
         if isinstance(self.op, Reduce):
             return self.arguments.launch(self.anchor.op.name, [*lines, *self._reduced()], plan.blocks, self.plan.block)
         lines += self._written()
@@ -87,38 +99,81 @@ class RowSource:
         for number in self._numbers:
             combine = passes[number].combine
             start = passes[number].start
-            part = f"{pointer}[{self._place(number, 's', 'i')}]"
+            part = f"{pointer}[{self._place(number, 's')}]"
             if at_once:
-                part = f"across({pointer} + ({self._place(number, 's', 'i')}))"
+                part = f"across({pointer} + ({self._place(number, 's')}))"
             if self.what.merge == "moments":
-                mean = f"{pointer}[{self._place(0, 's', 'i')}]"
+                mean = f"{pointer}[{self._place(0, 's')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
                 part = f"({self.kind})({term})"
             lines.append(f"{self.kind} acc{number}[{plan.width}];")
             lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {start};")
-            lines.append(f"for (u32 i = t; i < {plan.chunks * self.members}u; i += {plan.threads}u) {{")
-            lines.append(f"  const u32 s = i / {self.members}u;")
-            rest = plan.count - (plan.chunks - 1) * plan.each
-            size = (
-                f"{self.kind}((s == {plan.chunks - 1}u ? {rest}u : {plan.each}u) * {plan.vector if plan.row else 1}u)"
-            )
-            lines.append(f"  const {self.kind} size = {size};")
+            lines.append(f"for (u32 s = t; s < {plan.chunks}u; s += {plan.threads}u) {{")
+            lines.append(f"  const {self.kind} size = {self._size};")
             lines.append(
                 f"  for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {combine}()(acc{number}[w], {part});"
             )
             lines += ["}", *self._together(number), *self._ended(number, passes[number].finish)]
         return lines
 
+    def _merged_groups(self) -> list[str]:
+        """The same for the groups that the channels of a block belong to, a warp for each; then each channel's own."""
+        plan, kind, passes, members = self.plan, self.kind, self.what.passes, self.members
+        self.cached, self.early = False, ()
+        lines, pointer = self._begun(), self.arguments.scratch(f"const {kind}")
+        channels, warps, numbers = plan.lanes * plan.width, plan.block // WARP, plan.groups * plan.width
+        local, total = (channels - 1) // members + 2, numbers // members
+        lines.append(f"__shared__ {kind} met[{len(passes)}][{local}];")
+        lines.append(f"const u32 first = blockIdx.x % {plan.blocks}u * {channels}u / {members}u;")
+        for number, each in enumerate(passes):
+            part, mean = (
+                f"{pointer}[({n}u * {plan.chunks}u + s) * {numbers}u + of * {members}u + i % {members}u]"
+                for n in (number, 0)
+            )
+            term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - met[0][g])"
+            reduced = f"reduce_threads<{plan.block}, {WARP}, 1, 1>(sum, ({kind}*)0, {each.combine}());"
+            finished = each.finish.replace("#", "sum[0]")
+            lines += [
+                f"for (u32 turn = 0; turn < {ceil_div(local, warps)}u; ++turn) {{",
+                f"  const u32 mine = turn * {warps}u + threadIdx.x / {WARP}u, g = mine < {local}u ? mine : 0u;",
+                f"  const u32 of = first + g < {total}u ? first + g : {total - 1}u;",
+                f"  {kind} sum[1] = {{{each.start}}};",
+                f"  for (u32 i = threadIdx.x % {WARP}u; i < {plan.chunks * members}u; i += {WARP}u) {{",
+                f"    const u32 s = i / {members}u;",
+                f"    const {kind} size = {self._size};",
+                f"    sum[0] = {each.combine}()(sum[0], ({kind})({term}));",
+                "  }",
+                f"  {reduced}",
+                f"  if (threadIdx.x % {WARP}u == 0 && mine < {local}u) met[{number}][g] = {finished};",
+                "}",
+                "__syncthreads();",
+            ]
+        for number in self._numbers:
+            lines.append(f"{kind} acc{number}[{plan.width}];")
+            own = f"met[{number}][(at * {plan.width}u + w) / {members}u - first]"
+            lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {own};")
+        return lines
+
+    @property
+    def _size(self) -> str:
+        """How many elements went into what chunk `s` came to."""
+        plan = self.plan
+        rest, by = plan.count - (plan.chunks - 1) * plan.each, plan.vector if plan.row else 1
+        return f"{self.kind}((s == {plan.chunks - 1}u ? {rest}u : {plan.each}u) * {by}u)"
+
+    @property
+    def _kept(self) -> str:
+        """An element that a thread kept."""
+        return "wide(cache[turn].v[j])" if self.packed else f"cache[turn * {self.plan.vector} + j]"
+
     @property
     def _numbers(self) -> range:
         return range(len(self.what.passes))
 
-    def _place(self, number: int, chunk: str, member: str = "") -> str:
-        """Where a chunk left what a pass came to; member: of this channel of the group, by its number there."""
-        plan, own = self.plan, f"at * {self.plan.width}u + w"
-        if member and self.members > 1:
-            own = f"({own}) / {self.members}u * {self.members}u + {member} % {self.members}u"
-        return f"({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1) * plan.width}u + {own}"
+    def _place(self, number: int, chunk: str) -> str:
+        """Where a chunk left what a pass came to."""
+        plan = self.plan
+        return f"({number}u * {plan.chunks}u + {chunk}) * {max(plan.groups, 1) * plan.width}u + at * {plan.width}u + w"
 
     def _begun(self) -> list[str]:
         """Which numbers a thread is about, and which elements of them."""
@@ -129,6 +184,8 @@ class RowSource:
         the next pass needs is then finished."""
         plan = self.plan
         lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
+        if self.packed:
+            lines = [f"Pack<{C_TYPES[self.x.type.dtype]}, {plan.vector}> cache[{plan.turns}];"]
         for number, each in enumerate(self.what.passes):
             acc = f"acc{number}"
             lines.append(f"{self.kind} {acc}[{plan.width}];")
@@ -161,7 +218,7 @@ class RowSource:
     def _turns(self, statement: str, first: bool) -> list[str]:
         """One pass over the elements; `e` is the one at hand."""
         if self.cached and not first:
-            take = f"const {self.kind} e = cache[turn * {self.plan.vector} + j];"
+            take = f"const {self.kind} e = {self._kept};"
             return self._loop([f"for (int j = 0; j < {self.plan.vector}; ++j) {{ {take} {statement} }}"])
         return self._loop(self._read([statement], first).lines())
 
@@ -172,8 +229,11 @@ class RowSource:
         if first:
             for value in self.early:  # every lane that is not live repeats what the last one does
                 chain.store(value)
-        chain.inside.append(f"const {self.kind} e = {chain.get(self.x)};")
-        if self.cached and first:
+        element = chain.get(self.x)
+        chain.inside.append(f"const {self.kind} e = {element};")
+        if self.packed and first:
+            chain.before.append(f"cache[turn] = {element.removeprefix('wide(').removesuffix('.v[j])')};")
+        elif self.cached and first:
             chain.inside.append(f"cache[turn * {self.plan.vector} + j] = e;")
         chain.inside += statements
         return chain
@@ -182,7 +242,7 @@ class RowSource:
         """The last pass of a softmax or norm: each element again, and what becomes of it."""
         if self.cached:
             chain = Chain(self.space, self.arguments, "w")
-            chain.inside.append(f"const {self.kind} e = cache[turn * {self.plan.vector} + j];")
+            chain.inside.append(f"const {self.kind} e = {self._kept};")
         else:
             chain = self._read([], first=False)
         text = self._filled(self.what.result)

@@ -74,7 +74,7 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         assert isinstance(op, GroupNorm)
         plan = planned(InstanceNorm(op.epsilon), x.type, moved, block, unrolled)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
-        if plan.row or plan.along != 1 or most < 1:
+        if plan.row or plan.along != 1 or most < 1 or op.groups == x.type.shape[1] or what.merge != "moments":
             return None
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))
@@ -96,6 +96,9 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return RowSource(anchor, op, what, plan, before, behind, early, late)
 
     ways = [kernel(*way) for way in WAYS]
+    plain = source(planned(op, x.type, moved, *WAYS[0][:3]))
+    if plain.may_be_packed and len(ways[0].launches) == 1:
+        ways.append(Kernel(name, (replace(plain, packed=True).launch(),)))
     if isinstance(op, GroupNorm):
         shapes = dict.fromkeys((block, unrolled) for block, unrolled, _, _ in WAYS)
         together = [way for way in (by_channels(*shape) for shape in shapes) if way is not None]

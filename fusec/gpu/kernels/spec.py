@@ -134,9 +134,16 @@ class Arguments:
         return self.names[key]
 
     def launch(
-        self, name: str, lines: Sequence[str], grid: int, block: int = BLOCK, preamble: Sequence[str] = ()
+        self,
+        name: str,
+        lines: Sequence[str],
+        grid: int,
+        block: int = BLOCK,
+        preamble: Sequence[str] = (),
+        resident: int = 0,
     ) -> Launch:
-        """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too."""
+        """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too. resident:
+        blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread."""
         numbers: list[tuple[str, int]] = []
 
         def named(found: re.Match[str]) -> str:
@@ -148,7 +155,8 @@ class Arguments:
         given = [f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers]
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
-        text = f'{before}extern "C" __global__ void __launch_bounds__({block}) ENTRY({declared}) {{\n{body}\n}}\n'
+        bounds = f"{block}, {resident}" if resident else f"{block}"
+        text = f'{before}extern "C" __global__ void __launch_bounds__({bounds}) ENTRY({declared}) {{\n{body}\n}}\n'
         entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         source = text.replace("ENTRY", entry)
         of = tuple(self.parameters), tuple(self.arguments)

@@ -83,11 +83,12 @@ class Merge:
 
     columns: int
     chunks: int
+    given: int = 0  # threads for one column, if they are not free
 
     @property
     def threads(self) -> int:
         """For one column."""
-        return max(32 // TOGETHER, min(MOST_THREADS, power_of_two(self.chunks)))
+        return self.given or max(32 // TOGETHER, min(MOST_THREADS, power_of_two(self.chunks)))
 
     @property
     def block(self) -> int:

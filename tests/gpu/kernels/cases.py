@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from gpu.kernels.emulator import Emulator
@@ -12,6 +13,7 @@ from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
 from fusec.program import outputs_of
 from fusec.reference import evaluate_node
+from fusec.storage import pack, unpack
 
 ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 1.5e-3, DType.BF16: 1e-2}
 FLOATS = (DType.F32, DType.F16, DType.BF16)
@@ -126,3 +128,27 @@ def check(cases: Sequence[Case], rng: np.random.Generator) -> None:
         assert kernel is not None
         arrays = case.arrays(rng)
         assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+
+
+def each_way(kernel: Kernel) -> list[Kernel]:
+    """The kernel by itself, and those that do the same."""
+    return [replace(kernel, others=()), *kernel.others]
+
+
+def on_the_device(
+    launcher: Any, kernel: Kernel, arrays: dict[Value, np.ndarray], outputs: Sequence[Value]
+) -> list[np.ndarray]:
+    """The outputs as a GPU writes them."""
+    import cupy
+
+    held: dict[tuple[Value, TensorType], Any] = {
+        (v, v.type): cupy.full(v.type.nbytes, 0xA5, cupy.uint8) for v in outputs
+    }
+
+    def memory(value: Value, type: TensorType) -> Any:
+        if (value, type) not in held:
+            held[value, type] = cupy.asarray(pack(np, arrays[value], type).view(np.uint8))
+        return held[value, type]
+
+    launcher.bind(kernel, memory)()
+    return [unpack(held[v, v.type].get().view(v.type.dtype.numpy), v.type) for v in outputs]

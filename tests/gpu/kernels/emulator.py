@@ -90,7 +90,7 @@ def _gaps(raw: np.ndarray, type: TensorType) -> bool:
 
 def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
     """What runs each kernel of some CUDA C as a launch has it, over addresses."""
-    found = re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\((.*?)\) \{(.*?)\n\}\n", code, re.DOTALL)
+    found = re.findall(r"__global__ void __launch_bounds__\([\d, ]+\) (\w+)\((.*?)\) \{(.*?)\n\}\n", code, re.DOTALL)
     library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))
 
     def bound(entry: str, body: str) -> Callable[[Launch, Sequence[int]], None]:

@@ -8,7 +8,7 @@
 #include <ucontext.h>
 #include <vector>
 #define __global__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE static inline
 #define DEVICE_MEMBER inline

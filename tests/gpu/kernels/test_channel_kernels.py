@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+from gpu.kernels.cases import ROUNDING, Case, assert_same, build, check, each_way, last, on_the_device, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels import Kernel, channel_resident
+from fusec.gpu.kernels import channel_resident
 from fusec.gpu.kernels import channels as family
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, pw
@@ -36,10 +36,6 @@ def positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
     """Normal numbers around a mean that is not zero; parameters, which are vectors, as an inverse deviation is."""
     array = rng.standard_normal(type.shape)
     return (array + 0.5 if type.rank > 2 else 0.5 + np.abs(array)).astype(type.dtype.numpy)
-
-
-def ways(kernel: Kernel) -> tuple[Kernel, ...]:
-    return (kernel, *kernel.others)
 
 
 def mostly_negative(rng: np.random.Generator, type: TensorType) -> np.ndarray:
@@ -155,13 +151,17 @@ def long_channels() -> list[Case]:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("blocks", "threads", "kept"), [(3, 64, 1 << 20), (4, 64, 8000), (2, 128, 0)])
+@pytest.mark.parametrize(
+    ("blocks", "threads", "kept", "cached"),
+    [(3, 64, 1 << 20, 1 << 20), (4, 64, 8000, 1 << 20), (4, 64, 8000, 0), (2, 128, 0, 0)],
+)
 def test_one_launch_whose_blocks_meet(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int, threads: int, kept: int
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int, threads: int, kept: int, cached: int
 ) -> None:
-    """All turns are kept, some, or none."""
+    """All turns are kept, some, or none; and the rest is read up or down."""
+    monkeypatch.setattr(channel_resident, "CACHED_BYTES", cached)
     monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
-    monkeypatch.setattr(channel_resident, "THREADS", threads)
+    monkeypatch.setattr(family, "WAYS", ((threads, 4),))
     monkeypatch.setattr(channel_resident, "RESIDENT_BYTES", kept)
     cases = [*channel_cases(), *turned_channels(), *surrounded_channels(), *long_channels()]
     cases = [case for case in cases if case.kernel is not None and case.kernel.others]
@@ -180,7 +180,7 @@ def test_a_scale_is_written_over_once_all_blocks_have_it(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr(channel_resident, "BLOCKS", 3)
-    monkeypatch.setattr(channel_resident, "THREADS", 64)
+    monkeypatch.setattr(family, "WAYS", ((64, 2),))
 
     def moved(g: Any, *v: Value) -> Sequence[Value]:
         y, statistic, _ = forward(g, *v) if where == "forward" else backward(g, *v)
@@ -206,8 +206,8 @@ def test_a_large_mean_costs_no_digits(rng: np.random.Generator) -> None:
     array += 1000.0
     array[0, 3, 0, 0] = 3e4
     wide = {v: a.astype(np.float64) for v, a in arrays.items()}
-    emulator = Emulator(ways(case.kernel))
-    for way in ways(case.kernel):
+    emulator = Emulator(each_way(case.kernel))
+    for way in each_way(case.kernel):
         got = emulator.run(way, arrays, case.outputs)
         for a, b in zip(got, case.reference(wide), strict=True):
             assert np.linalg.norm(a - b) / np.linalg.norm(b) < 2e-5
@@ -219,13 +219,13 @@ def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> Non
     cases = [build("train", [x, p, p], forward, positive), build("backward", [x, x, p, p, p], backward, positive)]
     for case in cases:
         arrays = case.arrays(rng)
-        assert case.kernel is not None and len(ways(case.kernel)) == 2
+        assert case.kernel is not None and len(each_way(case.kernel)) > 1
         first = arrays[case.graph.inputs[0]]
         first[0, 1, 0, 0] = np.nan
         first[2, 3, 4, 4] = np.inf
         first[0, 5, 0, 0] = -np.inf
-        emulator, want = Emulator(ways(case.kernel)), case.reference(arrays)
-        for way in ways(case.kernel):
+        emulator, want = Emulator(each_way(case.kernel)), case.reference(arrays)
+        for way in each_way(case.kernel):
             got = emulator.run(way, arrays, case.outputs)
             for a, b in zip(got, want, strict=True):
                 a, b = (v[:, [1, 3, 5]] if v.ndim > 1 else v[[1, 3, 5]] for v in (a, b))
@@ -233,3 +233,35 @@ def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> Non
                 np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
             rest = [0, 2, 4, 6, 7]
             assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kept", [224 << 10, 64 << 10, 0])
+def test_images_of_a_network_on_the_device(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """All of their blocks meet, several times; and the bits are the same each time."""
+    pytest.importorskip("cupy")
+    from fusec.gpu.kernels.launch import Launcher
+
+    monkeypatch.setattr(channel_resident, "RESIDENT_BYTES", kept)
+    launcher, met = Launcher(), 0
+    for dtype, channels, side in ((F16, 64, 56), (F16, 512, 28), (F16, 2048, 7), (BF16, 40, 33), (F32, 64, 28)):
+        x, p = last(dtype, 16, channels, side, side), rows(F32, channels)
+        for make, types in ((forward, [x, p, p]), (backward, [x, x, p, p, p]), (masked, [x, x, p, p, p, p])):
+            case = build(f"{make.__name__} {channels}", types, make, mostly_negative if make is masked else positive)
+            assert case.kernel is not None
+            arrays = case.arrays(rng)
+            want = case.reference({v: a.astype(np.float64) if dtype is F32 else a for v, a in arrays.items()})
+            want = [a.astype(v.type.dtype.numpy) for v, a in zip(case.outputs, want, strict=True)]
+            for way in each_way(case.kernel):
+                if not launcher.runs(way):
+                    continue
+                met += way.launches[0].meets
+                got = on_the_device(launcher, way, arrays, case.outputs)
+                for v, a, b in zip(case.outputs, got, want, strict=True):
+                    a, b = a.astype(np.float64), b.astype(np.float64)
+                    assert np.linalg.norm(a - b) < 3 * ROUNDING[v.type.dtype] * np.linalg.norm(b), (case.name, v)
+                again = on_the_device(launcher, way, arrays, case.outputs)
+                assert all(a.tobytes() == b.tobytes() for a, b in zip(got, again, strict=True))
+    assert met > 0

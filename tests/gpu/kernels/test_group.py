@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gpu.excitation import EXCITATION, drawn
 from gpu.test_forms import outputs, signatures
 from lowers_judge import LowersJudge
 
@@ -22,7 +23,7 @@ POOL = "{window=[2, 2], strides=[2, 2], pads=[0, 0, 0, 0], dilations=[1, 1]}"
 
 
 def compiled(text: str) -> Compiled:
-    graph, target, judge = parse(text), load("h200"), LowersJudge()
+    graph, target, judge = parse(text, drawn(text)), load("h200"), LowersJudge()
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
 
 
@@ -138,6 +139,23 @@ def test_a_gate_is_not_computed_for_every_element_of_a_large_image(monkeypatch: 
     large = signatures(grouped(of.program))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"
+
+
+def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
+    of = compiled(EXCITATION)
+    apart = [step.signature for step in grouped(of.program).steps]
+    assert "reduce" in " ".join(apart) and len(apart) > 3
+    united = replace(of, program=grouped(of.program, products=True))
+    assert signatures(united.program) == ["conv+bias+swish+reduce+conv+relu+conv+sigmoid", "mul"]
+    for got, right in zip(outputs(united), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
+
+
+def test_what_another_step_stands_between_is_not_united() -> None:
+    text = EXCITATION.replace("%a = relu(%h)", "%a = softmax(%h) {axis=1}")
+    united = grouped(compiled(text).program, products=True)
+    assert signatures(united)[0] == "conv+bias+swish+reduce"
+    assert sum(step.kind is Kind.CUDNN for step in united.steps) >= 2
 
 
 def test_a_rotary_embedding_reads_its_part_of_a_projection() -> None:

@@ -103,7 +103,7 @@ def test_each_way_to_share_a_row_out(rng: np.random.Generator) -> None:
 
 @needs_compiler
 def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, 0),))
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, 0, False),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     case = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     assert case.kernel is not None
@@ -115,13 +115,35 @@ def test_many_rows_for_few_blocks(rng: np.random.Generator, monkeypatch: pytest.
 @pytest.mark.parametrize("ahead", [1, 2, 3])
 def test_rows_copied_ahead_of_their_turn(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     """Fewer of them than are ahead, and more."""
-    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, ahead),))
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 2, ahead, False),))
     x, p = rows(F16, 77, 48), rows(F16, 48)
     long = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
     all_cases = [long, *norm_backward_cases(), *surrounded_norm_backward()]
     cases = [case for case in all_cases if case.kernel is not None]
     assert len(cases) > 20 and all(c.kernel and c.kernel.launches[0].resident_bytes > 0 for c in cases)
     check(cases, rng)
+
+
+@needs_compiler
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_blocks_that_meet_for_their_columns(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    monkeypatch.setattr(family, "SHARED_OUT", ((16, 12, ahead, True),))
+    x, p = rows(F16, 177, 48), rows(F16, 48)
+
+    def added(g: Any, dy: Value, x: Value, s: Value, z: Value) -> Sequence[Value]:
+        dx, dscale, dbias = g.insert(LayerNormBackward(), [dy, x, s]).results
+        total = g.add(pw("add"), dx, z)
+        return total, g.add(Reduce("sum", (0,), False), total), dscale, g.add(pw("sub"), s, dbias)
+
+    long = build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results, shifted)
+    more = build("more", [x, x, p, x], added, shifted)
+    cases = [case for case in (long, more, *norm_backward_cases()) if case.kernel is not None]
+    met = [case for case in cases if case.kernel and case.kernel.launches[0].meets]
+    assert len(met) > 3 and all(case.kernel and len(case.kernel.launches) == 1 for case in met)
+    assert long in met and more in met
+    check(met, rng)
 
 
 @needs_compiler

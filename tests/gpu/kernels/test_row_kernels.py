@@ -193,3 +193,24 @@ def test_group_norms_by_channels_are_as_those_by_groups(rng: np.random.Generator
     emulator = Emulator(case.kernel.others)
     for kernel in case.kernel.others:
         assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+def test_rows_that_stay_as_they_were_read_are_as_others(rng: np.random.Generator) -> None:
+    found: list[Case] = []
+    for dtype in (F16, BF16):
+        x, p = rows(dtype, 40, 96), rows(dtype, 96)
+        found.append(build(f"layer {dtype}", [x, p, p], lambda g, *v: g.add(LayerNorm(), *v)))
+        found.append(build(f"softmax {dtype}", [x], lambda g, x: g.add(Softmax(), x)))
+        found.append(
+            build(f"behind {dtype}", [x, p, x], lambda g, x, s, z: g.add(pw("add"), g.add(RmsNorm(), x, s), z))
+        )
+    packed = [case.kernel.others[-1] for case in found if case.kernel is not None and case.kernel.others]
+    assert len(packed) == len(found) and all("cache[turn].v" in each.launches[0].source for each in packed)
+    emulator = Emulator(packed)
+    for case, kernel in zip(found, packed, strict=True):
+        arrays = case.arrays(rng)
+        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+    before = build("before", [x, p, p], lambda g, x, *v: g.add(LayerNorm(), g.add(pw("relu"), x), *v)).kernel
+    assert before is not None
+    assert not any("cache[turn].v" in way.launches[0].source for way in before.others), "computed, not read"
