@@ -75,6 +75,18 @@ def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value
     return make
 
 
+def stem(filters: int, window: int, stride: int) -> Callable[..., Value]:
+    """The first convolution of a network, with bias and relu."""
+
+    def make(g: Graph, x: Value) -> Value:
+        w = g.constant(np.full((filters, 4, window, window), 0.01, np.float16))
+        bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
+        y = g.add(Conv((stride, stride), (window // 2,) * 4, (1, 1)), x, w)
+        return g.add(pw("relu"), g.add(pw("add"), y, bias))
+
+    return make
+
+
 def image(g: Graph, x: Value) -> Value:
     """Cast, padded to four channels, channels last."""
     padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
@@ -123,6 +135,8 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
     "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
+    "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], stem(32, 7, 1)),
+    "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], stem(64, 7, 2)),
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),

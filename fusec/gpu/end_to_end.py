@@ -101,11 +101,16 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
 
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
     rounds = _rounds((best, other), whole, FIRST)
-    if statistics.median(b / a for a, b in rounds) > SLOWER:
+    if _relative(rounds) > SLOWER:
         return False
     rounds += _rounds((best, other), whole, TURNS - FIRST)
     wins = sum(b < a for a, b in rounds)
-    return wins >= WINS and statistics.median(b / a for a, b in rounds) <= GAIN
+    return wins >= WINS and _relative(rounds) <= GAIN
+
+
+def _relative(rounds: Sequence[tuple[float, float]]) -> float:
+    """What the second takes for each unit of the first; a first too short for the clock says nothing."""
+    return statistics.median(b / a if a else 1.0 for a, b in rounds)
 
 
 def _rounds(pair: tuple[Run, Run], whole: Whole, count: int) -> list[tuple[float, float]]:

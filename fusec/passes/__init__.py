@@ -89,7 +89,7 @@ PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
 # rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
-        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums"),
+        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums", "upsampled"),
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }
 )

@@ -7,8 +7,10 @@ shared memory, eight bytes a tap; the filters stay in registers, and a thread en
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step
 from fusec.gpu.kernels.products import COLUMNS, PIXELS, PROCESSORS, SHARED_BYTES, follows, nested
@@ -21,6 +23,7 @@ TAPS = 4  # of one step
 MOST_STEPS = 16  # the filters of a warp are 8 registers a step
 MOST_FILTERS = 128
 WARPS = 4  # of a block, at least
+BANKS = 16  # of shared memory, eight bytes each
 RESIDENT = 3  # blocks on a processor
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
 BEGUN = 256  # results in whose time a block begins: an estimate
@@ -77,6 +80,24 @@ class _Stem:
         high, across = ((size - 1) * stride + (k - 1) * dilation + 1 for size, k, stride, dilation in sizes)
         return high, across
 
+    @cached_property
+    def pitch(self) -> int:
+        """Pixels from one row of the tile to the next in shared memory, some of them unused: so many that the taps of a
+        step, which may go over the end of a row of the window, lie in different banks."""
+        stride, (down, right), across = self.op.strides[1], self.op.dilations, self.tile[1]
+        taps = [divmod(k if k < self.taps else 0, self._window[1]) for k in range(self.steps * TAPS)]
+
+        def turns(pitch: int) -> int:
+            """That reads of all steps take, of half a warp at a time."""
+            total = 0
+            for first in range(0, len(taps), TAPS):
+                own = [a * down * pitch + b * right for a, b in taps[first : first + TAPS]]
+                places = {at + pixel * stride for at in own for pixel in range(PIXELS // 4)}
+                total += max(Counter(place % BANKS for place in places).values())
+            return total
+
+        return min(range(across, across + BANKS), key=turns)
+
     @property
     def _window(self) -> tuple[int, ...]:
         return self.conv.operands[1].type.shape[2:]
@@ -103,7 +124,7 @@ class _Stem:
         arguments, block = Arguments(), self.warps * 32
         down, right = ceil_div(out_high, self.rows), ceil_div(out_across, self.columns)
         lines = [
-            f"__shared__ Pack<{kind}, {CHANNELS}> image[{high * across}];",
+            f"__shared__ Pack<{kind}, {CHANNELS}> image[{high * self.pitch}];",
             "const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;",
             "const u32 block = blockIdx.x;",
             *decoded("block", [("c0", y.type.shape[0]), ("down", down), ("right", right)]),
@@ -115,7 +136,7 @@ class _Stem:
             f"Pack<{kind}, {CHANNELS}> pixel;",
             f"for (int j = 0; j < {CHANNELS}; ++j) pixel.v[j] = {kind}();",
             *self._pixel(arguments),
-            "image[i] = pixel;",
+            f"image[i / {across}u * {self.pitch}u + i % {across}u] = pixel;",
             "}",
             "__syncthreads();",
         ]
@@ -127,7 +148,7 @@ class _Stem:
         lines.append(f"pixel[h] = (turn * {each}u + warp / {self.groups}u) * {PIXELS}u + h * 8u + eighth;")
         row, column = f"(p / {self.columns}u * {self.op.strides[0]}u)", f"p % {self.columns}u * {self.op.strides[1]}u"
         lines.append(f"const u32 p = pixel[h] < {pixels}u ? pixel[h] : 0u;")
-        lines += [f"at[h] = {row} * {across}u + {column};", "}"]
+        lines += [f"at[h] = {row} * {self.pitch}u + {column};", "}"]
         lines += ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s) {{"]
         lines.append("Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));")
         lines.append("Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));")
@@ -153,7 +174,7 @@ class _Stem:
         lines += ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s) {{"]
         lines.append(f"const u32 k = s * {TAPS} + fourth < {self.taps} ? s * {TAPS} + fourth : 0;")
         row, column = f"k / {across}u", f"k % {across}u"
-        pitch, apart = self.op.dilations[0] * self.tile[1], self.op.dilations[1]
+        pitch, apart = self.op.dilations[0] * self.pitch, self.op.dilations[1]
         lines.append(f"offset[s] = {row} * {pitch}u + {column} * {apart}u;")
         lines += ["#pragma unroll", f"for (int c = 0; c < {self.wide}; ++c) {{"]
         first = f"warp % {self.groups}u * {self.wide * COLUMNS}u"
@@ -231,8 +252,8 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     values = (x, w, y, stem.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
         return None
-    ways = dict.fromkeys(stem.sized(*size) for size in SIZES)
-    fit = [way for way in ways if math.prod(way.tile) * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
+    ways = {(way.rows, way.columns): way for way in (stem.sized(*size) for size in SIZES)}.values()
+    fit = [way for way in ways if way.tile[0] * way.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES]
     if not fit:
         return None
     best, *others = (way.kernel() for way in sorted(fit, key=lambda way: way.cost)[: 1 + OTHERS])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded
-from fusec.gpu.kernels.products import COLUMNS, PIXELS, PROCESSORS, SHARED_BYTES, follows, nested
+from fusec.gpu.kernels.products import COLUMNS, PIXELS, PROCESSORS, follows, nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.ir import Node, Value
 from fusec.ops import Conv
@@ -22,8 +22,10 @@ TILES, WARPS = (1, 2, 4), (4, 8)
 # in which ways are tried.
 READ, BEGUN = 0.4, 2.0
 UNROLLED_STEPS = 16  # with no more, only products that are wanted are taken at the ends of a strip
+PADDING = 4  # of a row of sums: those of a warp then lie in as many banks
+SHARED_BYTES = 96 << 10  # of a block, at most
 STRIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-OTHERS = 5
+OTHERS = 3
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _across(conv: Node, shares: Shares) -> int:
 def _shared_bytes(conv: Node, shares: Shares) -> int:
     filters, channels, high, wide = conv.operands[1].type.shape
     numbers = ceil_div(wide * filters, COLUMNS) * COLUMNS
-    return numbers * (high * channels * 2 + (shares.span + 4) * 4)
+    return numbers * (high * channels * 2 + 2 * (shares.span + PADDING) * 4)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class _Source:
         pack = f"Pack<u32, {each // 2}>"
         lines = [
             f"alignas(16) __shared__ {kind} filters[{high * chunks * numbers * COLUMNS * 4 * each}];",
-            f"__shared__ float sums[{numbers * COLUMNS}][{shares.span + 4}];",
+            "RESIDENT(kept);",
             "const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;",
             "const u32 block = blockIdx.x;",
             *decoded("block", [("c0", x.type.shape[0]), ("strip", strips), ("phase", apart), ("part", across)]),
@@ -189,7 +191,9 @@ class _Source:
         lines += ["}", "}", "}", "}", *self._finished(out, whole, numbers, arguments), "}"]
         lines += [] if short else ["}"]
         name = "+".join(["few_filters", *(node.op.name for node in self.rest)])
-        return Kernel(name, (arguments.launch("few_filters", lines, grid, block),))
+        launch = arguments.launch("few_filters", lines, grid, block)
+        nbytes = 2 * numbers * COLUMNS * (shares.span + PADDING) * 4
+        return Kernel(name, (replace(launch, resident_bytes=nbytes),))
 
     def _fill(self, taps: str, strides: tuple[int, ...], each: int, chunks: int, numbers: int, block: int) -> list[str]:
         """The filters as threads take them: by row, chunk of channels, column of the product and channels."""
@@ -239,11 +243,13 @@ class _Source:
         op, w, y, shares = self.conv.op, self.conv.operands[1], self.conv.result, self.shares
         assert isinstance(op, Conv)
         filters, _, high, wide = w.type.shape
-        lines = [f"if (s >= {high - 1}) {{", "__syncthreads();"]
+        # two rows in turn, so that a warp that is ahead multiplies the next one while others still add this one up
+        pitch, width = shares.span + PADDING, numbers * COLUMNS
+        lines = [f"if (s >= {high - 1}) {{", f"float* sums = reinterpret_cast<float*>(kept) + s % 2 * {pitch * width};"]
         done = f"(p + 1) % {high}"
         lines += nested(
             [("b", shares.tiles), ("c", numbers), ("h", 2), ("d", 2)],
-            f"sums[c * 8 + fourth * 2 + d][(warp * {shares.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
+            f"sums[(c * 8 + fourth * 2 + d) * {pitch} + (warp * {shares.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
             f"acc[{done}][b][c][h * 2 + d];",
             f"acc[{done}][b][c][h * 2 + d] = 0.0f;",
         )
@@ -261,5 +267,5 @@ class _Source:
         lines += ["#pragma unroll", f"for (int k = 0; k < {wide}; ++k) {{"]
         lines.append(f"const int at = (int)column + k * {op.dilations[1]}{f' - {op.pads[1]}' if whole else ''};")
         guard = f"if ((u32)at < {shares.span}u) " if whole else ""
-        lines += [f"{guard}total += sums[k * {filters} + c1][at];", "}", *chain.lines(), "}", "}", "}"]
+        lines += [f"{guard}total += sums[(k * {filters} + c1) * {pitch} + at];", "}", *chain.lines(), "}", "}", "}"]
         return lines

@@ -7,21 +7,23 @@ A max pool of windows side by side, or copies of each pixel side by side, are ta
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from fusec.gpu.kernels import rows
 from fusec.gpu.kernels.chain import Chain, Space, step, takes
 from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.products import PROCESSORS, nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.ir import DType, Node, TensorType, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
+from fusec.passes.upsampled import copies
 from fusec.program import inputs_of
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that they go through side by side, at most
-TURNS = (8, 4, 2)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
+TURNS = (8, 4)  # of a thread that are asked for together, and that a chunk has at least; the first where unmeasured
+KEPT = (2, 4, 8, 16)  # vectors that a thread keeps in registers, where an image then has room on the GPU
+LARGE, MOST_KEPT = 1024, 8  # threads of a block that has an image for itself, and vectors that each of them keeps
 BLOCKS = 1056  # of a launch over a large tensor
 FEW_PIXELS = 1024  # with fewer, one launch may be as fast: it comes first
 
@@ -49,6 +51,8 @@ class _Norm:
     window: tuple[int, int]
     outputs: Sequence[Value]
     turns: int
+    block: int = BLOCK
+    most: int = LANES
 
     @property
     def x(self) -> Value:
@@ -62,7 +66,7 @@ class _Norm:
     def lanes(self) -> int:
         """Vectors of channels that a block goes through."""
         packs = self.x.type.shape[1] // self.vector
-        return min(LANES, packs & -packs)
+        return min(self.most, packs & -packs)
 
     @property
     def columns(self) -> int:
@@ -72,7 +76,7 @@ class _Norm:
     @property
     def threads(self) -> int:
         """Pixels that a block goes through at once."""
-        return BLOCK // self.lanes
+        return self.block // self.lanes
 
     @property
     def pixels(self) -> int:
@@ -106,10 +110,9 @@ class _Norm:
         return self.x.type.shape[1]
 
     def kernel(self) -> Kernel:
-        launches = (self._sums(), self._written())
+        """Two launches: sums of chunks, and the elements."""
         scratch_bytes = 2 * self.x.type.shape[0] * self.sums.chunks * self.channels * 4
-        nodes = (self.anchor, *self.behind, *([] if self.last is None else [self.last]))
-        return Kernel("+".join(node.op.name for node in nodes), launches, scratch_bytes)
+        return Kernel(self._name, (self._sums(), self._written()), scratch_bytes)
 
     def _space(self, pixel: str) -> Space:
         rank = self.x.type.rank
@@ -123,7 +126,8 @@ class _Norm:
             f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
             f"const u32 place = blockIdx.x / {self.columns}u, chunk = place % {share.chunks}u;",
             f"const u32 image = {f'{images - 1}u - ' if backwards else ''}place / {share.chunks}u;",
-            f"const u32 channel = (blockIdx.x % {self.columns}u * {self.lanes}u + lane) * {v}u;",
+            f"const u32 first_channel = blockIdx.x % {self.columns}u * {self._own}u;",
+            f"const u32 channel = first_channel + lane * {v}u;",
             f"const u32 begin = chunk * {share.each}u;",
             f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
         ]
@@ -150,49 +154,24 @@ class _Norm:
         """Of each chunk: its mean, and squares around that."""
         arguments, v = Arguments(), self.vector
         image, scratch = arguments.read(self.x), arguments.scratch()
-        lines = [f"__shared__ float shared[{BLOCK * v}];", *self._begun(self.sums, False)]
-        lines += [
-            f"float around[{v}], acc0[{v}], acc1[{v}];",
-            f"const {self._pack} first = {self._load(image, 'begin')};",
-        ]
-        lines += ["#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{", "const float e = wide(first.v[j]);"]
-        lines += ["around[j] = fabs(e) < INFINITE ? e : 0.0f;", "acc0[j] = acc1[j] = 0.0f;", "}"]
+        lines = [self._room, *self._begun(self.sums, False)]
+        lines += self._around(image, "begin")
         lines += [f"for (u32 pixel = begin + t; pixel < end; pixel += {self.threads * self.turns}u) {{"]
         lines += [f"{self._pack} taken[{self.turns}];", *self._taken(image)]
         lines += ["#pragma unroll", f"for (int i = 0; i < {self.turns}; ++i) {{"]
         lines += [f"const bool live = pixel + i * {self.threads}u < end;"]
-        lines += ["#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += ["const float d = live ? wide(taken[i].v[j]) - around[j] : 0.0f;"]
-        lines += ["acc0[j] += d;", "acc1[j] += d * d;", "}", "}", "}"]
-        reduced = f"reduce_threads<{BLOCK}, {self.threads}, {self.lanes}, {v}>"
-        lines += [f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());", "if (t == 0) {"]
-        lines += ["const float count = float(end - begin);", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += [f"const u32 at = (image * {self.sums.chunks}u + chunk) * {2 * self.channels}u + channel + j;"]
-        lines += ["const float mean = acc0[j] / count;"]
-        lines += [f"{scratch}[at] = around[j] + mean;", f"{scratch}[at + {self.channels}u] = acc1[j] - acc0[j] * mean;"]
-        lines += ["}", "}"]
+        lines += [*nested([("j", v)], *self._added("taken[i].v[j]")), "}", "}"]
+        lines += self._handed_over(scratch, self.sums.chunks, "float(end - begin)")
         grid = self.x.type.shape[0] * self.sums.chunks * self.columns
-        return arguments.launch("instance_sums", lines, grid, BLOCK)
+        return arguments.launch("instance_sums", lines, grid, self.block)
 
     def _written(self) -> Launch:
-        arguments, v, own = Arguments(), self.vector, self.lanes * self.vector
+        arguments = Arguments()
         image, scratch = arguments.read(self.x), arguments.scratch("const float")
-        lines = [f"__shared__ float shared[{BLOCK}], means[{own}], factors[{own}];", *self._begun(self.write, True)]
+        lines = [self._merging, *self._begun(self.write, True)]
         lines += [f"{self._pack} taken[{self.units}][{self.taps}];", "u32 unit = begin + t;", *self._windows(image)]
-        lines += self._merged(scratch, own)
-        op = self.anchor.op
-        assert isinstance(op, InstanceNorm)
-        number = literal(op.epsilon, DType.F32)
-        lines += [f"if (threadIdx.x < {own}u) {{", f"const float mean = acc0[0] / {self.pixels}.0f;"]
-        # rounding may have left less than nothing; what is no number stays so
-        lines += ["const float squares = acc1[0] - acc0[0] * mean, spread = squares < 0.0f ? 0.0f : squares;"]
-        lines += ["means[threadIdx.x] = around + mean;"]
-        lines += [f"factors[threadIdx.x] = 1.0f / sqrt(spread / {self.pixels}.0f + {number});", "}", "__syncthreads();"]
-        scales, biases = (arguments.read(value) for value in self.anchor.operands[1:])
-        lines += [f"float mean[{v}], factor[{v}], bias[{v}];", "#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"]
-        lines += [f"mean[j] = means[lane * {v}u + j];"]
-        lines += [f"factor[j] = factors[lane * {v}u + j] * wide({scales}[channel + j]);"]
-        lines += [f"bias[j] = wide({biases}[channel + j]);", "}"]
+        lines += self._merged(self.sums, f"blockIdx.x % {self.columns}u", lambda at: f"{scratch}[{at}]")
+        lines += self._parameters(arguments)
         lines += ["while (unit < end) {", "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
         lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments), "}", "}"]
         lines.append(f"unit += {self.threads * self.units}u;")
@@ -200,7 +179,7 @@ class _Norm:
             lines += ["if (unit < end) {", *self._windows(image), "}"]
         lines += ["}"]
         grid = self.x.type.shape[0] * self.write.chunks * self.columns
-        return arguments.launch("instance_written", lines, grid, BLOCK)
+        return arguments.launch("instance_written", lines, grid, self.block)
 
     def _windows(self, image: str) -> list[str]:
         """The pixels of the next units of a thread, into `taken`."""
@@ -213,13 +192,13 @@ class _Norm:
             *("}", "}"),
         ]
 
-    def _pixel(self, unit: str) -> str:
-        """Of a unit the pixel of tap k."""
+    def _pixel(self, unit: str, tap: str = "k") -> str:
+        """Of a unit the pixel of a tap."""
         if self.taps == 1:
             return unit
         (high, wide), across = self.window, self.x.type.shape[-1]
-        row, column = f"({unit} / {across // wide}u * {high}u + k / {wide}u)", f"{unit} % {across // wide}u * {wide}u"
-        return f"{row} * {across}u + {column} + k % {wide}u"
+        row = f"({unit} / {across // wide}u * {high}u + {tap} / {wide}u)"
+        return f"{row} * {across}u + {unit} % {across // wide}u * {wide}u + {tap} % {wide}u"
 
     def _stored(self, arguments: Arguments) -> list[str]:
         """What becomes of unit `at`, of which the pixels are taken."""
@@ -250,27 +229,205 @@ class _Norm:
         place = Space(result.type.shape, ("image", "channel", "row", "column")).offset(result.type)
         return [*lines, f"store_pack<{kind}, {v}>({arguments.write(result)} + ({place}), copied);", "}"]
 
-    def _merged(self, scratch: str, own: int) -> list[str]:
-        """The sums of this image's chunks for the block's channels, around the first one's mean, in the first threads'
-        acc0 and acc1."""
-        column = f"blockIdx.x % {self.columns}u"
-        slices, chunks, each = BLOCK // own, self.sums.chunks, self.sums.each
-        rest = self.pixels - (chunks - 1) * each
-        lines = [
+    def _merged(self, share: _Share, column: str, part: Callable[[str], str]) -> list[str]:
+        """What the image's chunks came to for the block's channels, put together around the first one's mean: `means`
+        and `factors` of these. part: what is read at a place of the scratch memory."""
+        own, c2 = self._own, 2 * self.channels
+        slices, taps, rest = (
+            self.block // own,
+            self.pixels // share.count,
+            share.count - (share.chunks - 1) * share.each,
+        )
+        total = f"for (u32 w = 0; w < {slices}u; ++w) {{ sum0 += merging[0][w][i]; sum1 += merging[1][w][i]; }}"
+        return [
             f"const u32 mine = threadIdx.x % {own}u, slice = threadIdx.x / {own}u;",
-            f"const u32 from = image * {chunks * 2 * self.channels}u + {column} * {own}u + mine;",
-            f"const float around = {scratch}[from];",
-            "float acc0[1] = {0.0f}, acc1[1] = {0.0f};",
+            f"const u32 from = image * {share.chunks * c2}u + {column} * {own}u + mine;",
+            f"const float first_mean = {part('from')};",
+            "float part0 = 0.0f, part1 = 0.0f;",
             "#pragma unroll 8",
-            f"for (u32 c = slice; c < {chunks}u; c += {slices}u) {{",
-            f"const float d = {scratch}[from + c * {2 * self.channels}u] - around;",
-            f"const float count = c == {chunks - 1}u ? {rest}.0f : {each}.0f;",
-            "acc0[0] += count * d;",
-            f"acc1[0] += {scratch}[from + c * {2 * self.channels}u + {self.channels}u] + count * d * d;",
+            f"for (u32 c = slice; c < {share.chunks}u; c += {slices}u) {{",
+            f"const float d = {part(f'from + c * {c2}u')} - first_mean;",
+            f"const float count = c == {share.chunks - 1}u ? {rest * taps}.0f : {share.each * taps}.0f;",
+            "part0 += count * d;",
+            f"part1 += {part(f'from + c * {c2}u + {self.channels}u')} + count * d * d;",
+            "}",
+            "merging[0][slice][mine] = part0;",
+            "merging[1][slice][mine] = part1;",
+            "__syncthreads();",
+            f"if (threadIdx.x < {own}u) {{",
+            *("const u32 i = threadIdx.x;", "float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
+            *self._concluded("first_mean"),
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _concluded(self, around: str) -> list[str]:
+        """Mean and factor of channel `i` from its sums around a number."""
+        op = self.anchor.op
+        assert isinstance(op, InstanceNorm)
+        return [
+            f"const float mean = sum0 / {self.pixels}.0f;",
+            # rounding may have left less than nothing; what is no number stays so
+            "const float squares = sum1 - sum0 * mean, spread = squares < 0.0f ? 0.0f : squares;",
+            f"means[i] = {around} + mean;",
+            f"const float variance = spread / {self.pixels}.0f;",
+            f"factors[i] = 1.0f / sqrt(variance + {literal(op.epsilon, DType.F32)});",
+        ]
+
+    @property
+    def _merging(self) -> str:
+        """Shared memory for `_merged`, and what it gives."""
+        own = self._own
+        return f"__shared__ float merging[2][{self.block // own}][{own}], means[{own}], factors[{own}];"
+
+    def _parameters(self, arguments: Arguments) -> list[str]:
+        """Of a thread's channels mean, factor and bias."""
+        v, (scales, biases) = self.vector, (arguments.read(value) for value in self.anchor.operands[1:])
+        return [
+            f"float mean[{v}], factor[{v}], bias[{v}];",
+            *("#pragma unroll", f"for (int j = 0; j < {v}; ++j) {{"),
+            f"mean[j] = means[lane * {v}u + j];",
+            f"factor[j] = factors[lane * {v}u + j] * wide({scales}[channel + j]);",
+            f"bias[j] = wide({biases}[channel + j]);",
             "}",
         ]
-        reduced = f"reduce_threads<{BLOCK}, {slices}, {own}, 1>"
-        return [*lines, f"{reduced}(acc0, shared, Add());", f"{reduced}(acc1, shared, Add());"]
+
+    def resident(self) -> Kernel | None:
+        """One launch: blocks keep their part of an image in registers while those of an image meet, and then go on to
+        another image; None if an image has no room on the GPU."""
+        share = _Share(self.pixels // self.taps, self.threads * self.units)
+        images = self.x.type.shape[0]
+        at_once = PROCESSORS * (3 if self.turns < 8 else 2)  # as registers allow
+        if self.turns < self.taps or share.chunks > at_once:
+            return None
+        teams = min(images * self.columns, at_once // share.chunks)
+        arguments = Arguments()
+        image, scratch, doors = arguments.read(self.x), arguments.scratch(), arguments.doors(teams)
+        lines = [
+            *(self._room, self._merging),
+            f"const u32 team = blockIdx.x / {share.chunks}u, chunk = blockIdx.x % {share.chunks}u;",
+            *("#pragma unroll 1", f"for (u32 number = team; number < {images * self.columns}u; number += {teams}u) {{"),
+            *self._kept(image, share),
+            *self._handed_over(scratch, share.chunks, f"float((end - begin) * {self.taps}u)"),
+            f"meet({doors} + team * DOOR, {share.chunks}u);" if share.chunks > 1 else "__syncthreads();",
+            *self._merged(share, "column", lambda at: f"across({scratch} + ({at}))"),
+            *self._kept_written(arguments),
+            "}",
+        ]
+        launch = arguments.launch("instance_resident", lines, teams * share.chunks, self.block)
+        scratch_bytes = 2 * images * share.chunks * self.channels * 4
+        return Kernel(self._name, (replace(launch, meets=share.chunks > 1),), scratch_bytes)
+
+    def alone(self) -> Kernel | None:
+        """One launch of large blocks, each of which keeps some channels of a whole image; None if it has no room."""
+        count = self.pixels // self.taps
+        if self.taps * ceil_div(count, self.threads) > self.turns:
+            return None
+        share, arguments = _Share(count, count), Arguments()
+        one = replace(self, turns=self.taps * ceil_div(count, self.threads))
+        image = arguments.read(self.x)
+        lines = [
+            *(one._room, f"__shared__ float means[{self._own}], factors[{self._own}];"),
+            "const u32 number = blockIdx.x, chunk = 0u;",
+            *one._kept(image, share),
+            *(*one._together(*one._concluded("centres[i]")), "__syncthreads();"),
+            *one._kept_written(arguments),
+        ]
+        launch = arguments.launch("instance_alone", lines, self.x.type.shape[0] * self.columns, self.block)
+        return Kernel(self._name, (launch,))
+
+    def _kept(self, image: str, share: _Share) -> list[str]:
+        """A part of an image, in `taken`, and its sums: of images and groups of channels that with a number, of its
+        units those of a chunk."""
+        return [
+            f"const u32 lane = threadIdx.x % {self.lanes}u, t = threadIdx.x / {self.lanes}u;",
+            f"const u32 begin = chunk * {share.each}u, unit = begin + t;",
+            f"const u32 end = begin + {share.each}u < {share.count}u ? begin + {share.each}u : {share.count}u;",
+            f"const u32 image = number / {self.columns}u, column = number % {self.columns}u;",
+            f"const u32 first_channel = column * {self._own}u, channel = first_channel + lane * {self.vector}u;",
+            f"{self._pack} taken[{self.units}][{self.taps}];",
+            f"const u32 start = {self._pixel('begin', '0u')};",
+            *self._around(image, "start"),
+            *self._windows(image),
+            *("#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"),
+            f"const bool live = unit + i * {self.threads}u < end;",
+            *nested([("k", self.taps), ("j", self.vector)], *self._added("taken[i][k].v[j]")),
+            "}",
+        ]
+
+    def _kept_written(self, arguments: Arguments) -> list[str]:
+        lines = [*self._parameters(arguments), "#pragma unroll", f"for (int i = 0; i < {self.units}; ++i) {{"]
+        lines += [f"const u32 at = unit + i * {self.threads}u;", "if (at < end) {", *self._stored(arguments)]
+        return [*lines, "}", "}"]
+
+    @property
+    def _own(self) -> int:
+        """Channels of a block."""
+        return self.lanes * self.vector
+
+    @property
+    def _name(self) -> str:
+        nodes = (self.anchor, *self.behind, *([] if self.last is None else [self.last]))
+        return "+".join(node.op.name for node in nodes)
+
+    def _around(self, image: str, pixel: str) -> list[str]:
+        """What a chunk's squares are summed around: its first element, if that is a number."""
+        return [
+            f"float around[{self.vector}], acc0[{self.vector}], acc1[{self.vector}];",
+            f"const {self._pack} first = {self._load(image, pixel)};",
+            *("#pragma unroll", f"for (int j = 0; j < {self.vector}; ++j) {{"),
+            "const float e = wide(first.v[j]);",
+            *("around[j] = fabs(e) < INFINITE ? e : 0.0f;", "acc0[j] = acc1[j] = 0.0f;"),
+            "}",
+        ]
+
+    def _added(self, element: str) -> list[str]:
+        """One element to the sums, if it is `live`."""
+        return [
+            f"const float d = live ? wide({element}) - around[j] : 0.0f;",
+            *("acc0[j] += d;", "acc1[j] += d * d;"),
+        ]
+
+    def _handed_over(self, scratch: str, chunks: int, count: str) -> list[str]:
+        """A chunk's mean, and squares around that, for the others."""
+        return self._together(
+            f"const float mean = sum0 / {count};",
+            f"const u32 at = (image * {chunks}u + chunk) * {2 * self.channels}u + first_channel + i;",
+            f"{scratch}[at] = centres[i] + mean;",
+            f"{scratch}[at + {self.channels}u] = sum1 - sum0 * mean;",
+        )
+
+    def _together(self, *then: str) -> list[str]:
+        """The sums of threads: first within warps, then by a thread for each channel, which goes on with them."""
+        v, own, warps = self.vector, self._own, self.block // 32
+        total = f"for (u32 w = 0; w < {warps}u; ++w) {{ sum0 += sums[w][0][i]; sum1 += sums[w][1][i]; }}"
+        return [
+            *("#pragma unroll", f"for (int s = 16; s >= {self.lanes}; s /= 2) {{"),
+            *nested(
+                [("j", v)],
+                "acc0[j] += __shfl_xor_sync(0xffffffffu, acc0[j], s);",
+                "acc1[j] += __shfl_xor_sync(0xffffffffu, acc1[j], s);",
+            ),
+            "}",
+            f"if (threadIdx.x % 32u < {self.lanes}u) {{",
+            *nested(
+                [("j", v)],
+                f"sums[threadIdx.x / 32u][0][lane * {v}u + j] = acc0[j];",
+                f"sums[threadIdx.x / 32u][1][lane * {v}u + j] = acc1[j];",
+                f"if (threadIdx.x < 32u) centres[lane * {v}u + j] = around[j];",
+            ),
+            "}",
+            "__syncthreads();",
+            f"for (u32 i = threadIdx.x; i < {own}u; i += {self.block}u) {{",
+            *("float sum0 = 0.0f, sum1 = 0.0f;", "#pragma unroll", total),
+            *then,
+            "}",
+        ]
+
+    @property
+    def _room(self) -> str:
+        """Shared memory for `_handed_over`."""
+        return f"__shared__ float sums[{self.block // 32}][2][{self._own}], centres[{self._own}];"
 
 
 def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -306,10 +463,14 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if any(node.op.name == "gen_index" for node in behind):
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
+    found = (replace(norm, turns=turns).resident() for turns in KEPT)
+    mine += [kernel for kernel in found if kernel is not None][:2]
+    large = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most).alone() for most in (4, 2, 1))
+    mine += [kernel for kernel in large if kernel is not None][:2]
     other = rows.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]
-    best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs]
-    return replace(best, others=tuple(others))
+    best, *others = [*theirs, *mine] if norm.pixels < FEW_PIXELS else [*mine, *theirs[:1]]
+    return replace(best, others=tuple({way.key: way for way in others if way.key != best.key}.values()))
 
 
 def _window(node: Node) -> tuple[int, int] | None:
@@ -325,13 +486,8 @@ def _window(node: Node) -> tuple[int, int] | None:
             if fits and all(a == b * k for a, b, k in zip(x.shape[2:], y.shape[2:], window, strict=True))
             else None
         )
-    assert isinstance(op, Resize)
-    if op.mode != "nearest" or any(b % a for a, b in zip(x.shape[2:], y.shape[2:], strict=True)):
-        return None
-    times = (y.shape[2] // x.shape[2], y.shape[3] // x.shape[3])
-    found = (op.nearest(np, dim, x.shape[dim]) for dim in (2, 3))
-    copies = (np.arange(y.shape[dim]) // times[dim - 2] for dim in (2, 3))
-    return times if all(np.array_equal(a, b) for a, b in zip(found, copies, strict=True)) else None
+    times = copies(node)
+    return None if times is None else (times[0], times[1])
 
 
 def _merges(type: TensorType, shape: tuple[int, ...]) -> bool:

@@ -126,6 +126,11 @@ def instance_norm_bias(p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: 
 
 
 @rule(where=_per_channel, sample=_with_channels)
+def instance_norm_shift(p: Ops, x: Tensor, f: Weight, s: Tensor, b: Tensor, eps: Attribute) -> Sides:
+    return p.instance_norm(p.add(x, f), s, b, epsilon=eps), p.instance_norm(x, s, b, epsilon=eps)
+
+
+@rule(where=_per_channel, sample=_with_channels)
 def group_norm_scale(
     p: Ops, x: Tensor, s: Tensor, b: Tensor, f: Weight, eps: Attribute, groups: Attribute, shape: Attribute
 ) -> Sides:
@@ -258,6 +263,7 @@ RULES: tuple[Rewriter, ...] = (
     group_norm_of_rows,
     instance_norm_scale,
     instance_norm_bias,
+    instance_norm_shift,
     group_norm_scale,
     group_norm_bias,
     softmax_spelt,

@@ -75,9 +75,9 @@ def wide_cases() -> list[Case]:
     """Images that are wider than a block, the second by one pixel, and higher than a strip that is all unrolled."""
     op, half = Conv((1, 1), (3,) * 4, (1, 1)), Conv((1, 1), (1, 2, 0, 1), (2, 1))
     return [
-        convolved("wide", last(F16, 2, 32, 20, 300), op, (7, 7), 3),
-        convolved("by one pixel", last(BF16, 1, 16, 9, 257), half, (3, 3), 4),
-        convolved("high", last(F16, 1, 32, 70, 18), op, (7, 7), 3),
+        convolved("wide", last(F16, 1, 16, 9, 270), op, (7, 7), 3),
+        convolved("by one pixel", last(BF16, 1, 16, 6, 257), half, (3, 3), 4),
+        convolved("high", last(F16, 1, 32, 37, 18), op, (7, 7), 3),
     ]
 
 
@@ -89,7 +89,7 @@ def test_random_convolutions(rng: np.random.Generator) -> None:
 @needs_compiler
 def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) -> None:
     """Longer and shorter strips, more and fewer pixels a warp."""
-    cases = [*random_cases()[:4], *wide_cases()]
+    cases = [*random_cases()[:3], *wide_cases()]
     emulator = Emulator([other for case in cases for other in getattr(case.kernel, "others", ())])
     for case in cases:
         arrays = case.arrays(rng)

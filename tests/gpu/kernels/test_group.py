@@ -11,10 +11,12 @@ from gpu.test_forms import outputs, signatures
 from lowers_judge import LowersJudge
 
 from fusec.compiled import Compiled
+from fusec.gpu.forms import arrange, canonical_of
 from fusec.gpu.kernels import group
 from fusec.gpu.kernels.group import grouped
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
+from fusec.plans import Part
 from fusec.program import Kind
 from fusec.target import load
 from fusec.text import parse
@@ -167,3 +169,31 @@ def test_a_rotary_embedding_reads_its_part_of_a_projection() -> None:
 }""",
         ["slice+rotary"],
     )
+
+
+def test_convolutions_that_a_kernel_runs_take_in_what_is_around_them() -> None:
+    """The fourth channel of an image, tanh and channels first; a pool goes to the norm before it."""
+    of = compiled(
+        f"""graph "g" (%x: f16[1,3,48,48], %s: f16[32], %b: f16[32],
+  %w: f16[32,4,7,7]{{0,2,3,1}}, %v: f16[3,32,7,7]{{0,2,3,1}}) {{
+  %p = pad(%x) {{pads=[0, 0, 0, 0, 0, 1, 0, 0]}} : f16[1,4,48,48]{{0,2,3,1}}
+  %c = conv(%p, %w) {{strides=[1, 1], pads=[3, 3, 3, 3], dilations=[1, 1]}} : f16[1,32,48,48]{{0,2,3,1}}
+  %n = instance_norm(%c, %s, %b)
+  %r = relu(%n)
+  %q = max_pool(%r) {POOL}
+  %h = conv(%q, %v) {{strides=[1, 1], pads=[3, 3, 3, 3], dilations=[1, 1]}} : f16[1,3,24,24]{{0,2,3,1}}
+  %t = tanh(%h)
+  %y = relayout(%t) {{order=[0, 1, 2, 3]}} : f16[1,3,24,24]
+  return %y
+}}"""
+    )
+    chosen = {
+        canonical_of(of.graph, step): (Part(len(step.nodes), "kernel"),)
+        for step in of.program.steps
+        if any(node.op.name in ("conv", "instance_norm") for node in step.nodes)
+    }
+    joined = replace(of, program=arrange(of.program, chosen))
+    assert signatures(joined.program) == ["pad+conv", "instance_norm+relu+max_pool", "conv+tanh+relayout"]
+    assert {step.kind for step in joined.program.steps} == {Kind.KERNEL}
+    for got, right in zip(outputs(joined), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gpu.kernels.cases import Case, assert_same, build, check, last, rows
+import pytest
+from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels import instance
 from fusec.gpu.kernels.launch import ways
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import InstanceNorm, MaxPool, Resize, pw
@@ -55,7 +57,7 @@ def followed_cases() -> list[Case]:
         followed(F16, (2, 32, 40, 44), pool(2, 2)),
         followed(BF16, (1, 16, 33, 40), pool(3, 1), "residual"),
         followed(F32, (2, 8, 36, 40), pool(2, 4)),
-        followed(F16, (2, 128, 36, 30), copies((2, 128, 36, 30), 2, 2)),
+        followed(F16, (2, 32, 36, 30), copies((2, 32, 36, 30), 2, 2)),
         followed(BF16, small, copies(small, 1, 3), "residual"),
     ]
 
@@ -66,7 +68,7 @@ def cases() -> list[Case]:
         normed(F16, 2, 32, 40, 41, behind="relu"),
         normed(BF16, 1, 64, 33, 35, behind="residual"),
         normed(F32, 2, 24, 37, 30),
-        normed(F16, 1, 512, 30, 35, behind="relu"),
+        normed(F16, 1, 512, 9, 13, behind="relu"),
         normed(F16, 1, 128, 7, 5, behind="residual"),
         normed(F16, 2, 16, 1050, behind="relu"),
         normed(F32, 1, 8, 9, 11, 12),
@@ -76,13 +78,26 @@ def cases() -> list[Case]:
 
 @needs_compiler
 def test_every_way(rng: np.random.Generator) -> None:
-    all_cases = cases()
-    check(all_cases, rng)
-    found = [(case, way) for case in all_cases if case.kernel is not None for way in ways(case.kernel)]
+    found = [(case, way) for case in cases() if case.kernel is not None for way in ways(case.kernel)]
+    assert {case.name for case, _ in found} == {case.name for case in cases()}
     emulator = Emulator([way for _, way in found])
     for case, way in found:
         arrays = case.arrays(rng)
         assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+
+
+@needs_compiler
+def test_images_take_turns_where_the_gpu_has_no_room_for_all(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "PROCESSORS", 5)
+    for case in (normed(F16, 5, 32, 40, 41, behind="relu"), followed(BF16, (3, 512, 18, 20), pool(2, 2))):
+        assert case.kernel is not None
+        kept = [way for way in case.kernel.others if len(way.launches) == 1 and way.launches[0].meets]
+        assert kept and all(way.launches[0].grid <= 15 for way in kept)
+        emulator, arrays = Emulator(kept), case.arrays(rng)
+        for way in kept:
+            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
 
 
 @needs_compiler
@@ -95,10 +110,10 @@ def test_a_large_mean_and_an_odd_first_pixel_cost_no_digits() -> None:
         x = next(v for v in arrays if v.type.rank == 4)
         arrays[x] = (arrays[x] + np.float32(mean)).astype(np.float32)
         arrays[x][:, :, 0, 0] = corner
-        (got,) = Emulator([case.kernel]).run(case.kernel, arrays, case.outputs)
+        got = np.stack([Emulator([way]).run(way, arrays, case.outputs)[0] for way in ways(case.kernel)[:5]])
         wide = {v: a.astype(np.float64) for v, a in arrays.items()}
         (want,) = InstanceNorm().reference(np, *(wide[v] for v in case.nodes[0].operands))
-        assert np.linalg.norm(got - want) < 1e-4 * np.linalg.norm(want), mean
+        assert (np.linalg.norm((got - want).reshape(5, -1), axis=1) < 3e-4 * np.linalg.norm(want)).all(), mean
 
 
 @needs_compiler
