@@ -27,7 +27,7 @@ from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
-from fusec.plans import Entry
+from fusec.plans import Choice, Entry
 from fusec.program import Program
 from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
@@ -47,12 +47,15 @@ DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 @dataclass
 class Family:
     """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
-    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time."""
+    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time. first_plans: cuDNN's first plan of each
+    graph is the one to take; those processes hand it over."""
 
     weights: SharedWeights = field(default_factory=SharedWeights)
     judge: CudnnJudge | None = None
     share_kernels: bool = False
+    first_plans: bool = False
     _kernels: Any = None
+    _oracle: Oracle | None = None
 
     def kernels(self) -> Any:
         """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
@@ -61,6 +64,23 @@ class Family:
 
             self._kernels = kernel_cache()
         return self._kernels
+
+    def oracle(self, target: Target) -> Oracle:
+        """Whom to ask. What is built to be handed over need not be known from other sizes."""
+        here = device.is_present(target)
+        hand_over = here and self.first_plans
+        self._oracle = Oracle(target, device=here, kin=self.share_kernels or not hand_over, hand_over=hand_over)
+        return self._oracle
+
+    def handed_over(self) -> dict[str, Entry]:
+        """The plans that were built since this was asked the last time, by key of the cuDNN graph."""
+        if self._oracle is None:
+            return {}
+        built, self._oracle.built = self._oracle.built, {}
+        return {
+            key: Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
+            for key, (plan, blob) in built.items()
+        }
 
 
 def compile(
@@ -160,8 +180,10 @@ def compile(
                 if choice.identity != kept.choices[key].identity:
                     raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
-        shared = None if family is None else family.kernels()
-        backend = CudnnBackend(tune, progress, budget, kernels=shared, deterministic=same)
+        shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
+        if family is not None and tune == "none" and not same:
+            shared["handed_over"] = family.handed_over()
+        backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
         options, goal = compiled.options, compiled.target
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
@@ -204,7 +226,7 @@ def build(
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     cudnn = None if family is None else family.judge
     if cudnn is None:
-        oracle = Oracle(goal, device=device.is_present(goal), kin=family is not None)
+        oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
         cudnn = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = cudnn

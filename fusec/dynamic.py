@@ -70,7 +70,7 @@ def compile_dynamic(
     left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
 
-    family = driver.Family(share_kernels=share_kernels)
+    family = driver.Family(share_kernels=share_kernels, first_plans=tune == "none" and not simulate)
 
     def compiled(shapes: Shapes) -> Executable:
         if simulate:

@@ -54,7 +54,8 @@ class CudnnBackend:
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
+    what `improve` found. `rehearsed`: what `rehearse` did. handed_over: with `tune` none, plans that another process of
+    this machine just built, taken and kept. side_by_side: steps that can are run so, and that is not
     measured; else it is, if anything is.
     """
 
@@ -72,6 +73,7 @@ class CudnnBackend:
         kernels: Any = None,
         deterministic: bool = False,
         side_by_side: bool = False,
+        handed_over: Mapping[str, Entry] | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -84,6 +86,7 @@ class CudnnBackend:
         self.rehearsed: Found | None = None
         self._ways = ways or {}
         self._kernels = kernels
+        self._handed_over = handed_over or {}
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
@@ -154,6 +157,8 @@ class CudnnBackend:
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
+        for key in missing.keys() & self._handed_over.keys():
+            self._kept.take(key, self._handed_over[key])
 
         def report(done: int, total: int) -> None:
             if self.progress is not None:
@@ -195,9 +200,8 @@ class CudnnBackend:
             lab = self._laboratory(footprint_bytes)
             for graph in built:
                 choice, plan = self._tuned[graph.key].plans[0]
-                if self.tune == "none" and not self._kept.carried(graph.key):  # else somebody named it
-                    self._kept.choose(graph.key, choice)
-                self._kept.keep(graph, choice, plan, lab)
+                best = self.tune == "none" and not self._kept.carried(graph.key)  # else somebody named it
+                self._kept.keep(graph, choice, plan, lab, best)
 
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined

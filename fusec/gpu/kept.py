@@ -106,24 +106,31 @@ class Kept:
                 self.drop(key, entry.choice, str(error))
         return found
 
-    def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory) -> None:
-        """Keep a plan serialized, if what comes of that computes the same; one that was revived does."""
-        at = self._where(graph.key, choice)
+    def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool = False) -> None:
+        """Keep a plan serialized, if what comes of that computes the same; one that was revived does. best: it is the
+        one to take, which is remembered in any case."""
+        kept = self._keep(graph, choice, plan, lab, best)
+        if best and not kept:
+            self.choose(graph.key, choice)
+
+    def _keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool) -> bool:
+        at = self.place.key(graph.key, self.level) if best else self._where(graph.key, choice)
         known = self.store.get(at)
         if known is not None and known.blob is not None and known.choice == choice:
-            return
+            return True
         blob = lab.serialized(plan)
         if blob is None:
-            return
+            return False
         try:
             error = 0.0 if lab.is_revived(plan) else lab.error(graph, lab.revive(graph, blob), plan)
         except ExecutionError as reason:
-            warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=3)
-            return
+            warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=4)
+            return False
         if error is not None and error <= TOLERANCE:
             self.store.put(at, Entry(choice, blob))
-        else:
-            warnings.warn(f"{choice.name} is not kept: revived, its results are off by {error}", stacklevel=3)
+            return True
+        warnings.warn(f"{choice.name} is not kept: revived, its results are off by {error}", stacklevel=4)
+        return False
 
     def drop(self, graph: str, choice: Choice, reason: str) -> None:
         """Forget a plan as it was serialized, though not that it is the one to take."""
@@ -141,6 +148,11 @@ class Kept:
         known = self.store.get(self.place.key(graph, self.level))
         if known is None or known.choice != choice:
             self.store.put(self.place.key(graph, self.level), Entry(choice))
+
+    def take(self, graph: str, entry: Entry) -> None:
+        """Remember a plan as the one to take, unless one is known."""
+        if self.store.get(self.place.key(graph, self.level)) is None:
+            self.store.put(self.place.key(graph, self.level), entry)
 
     def _where(self, graph: str, choice: Choice) -> PlanKey:
         """Of the choice of this level, if that is the one; else of a plan that somebody named."""

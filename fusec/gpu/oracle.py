@@ -28,7 +28,7 @@ from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
 from fusec.ir import DType
 from fusec.target import Target
-from fusec.verdict import Legal, Refused, Verdict
+from fusec.verdict import Legal, Plan, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
 MAX_WORKERS = 4
@@ -51,7 +51,8 @@ class Oracle:
     frontend and NVRTC. Raises TargetError if a piece that honest answers need is missing.
 
     kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
-    instead of a compilation, and is remembered in memory alone.
+    instead of a compilation, and is remembered in memory alone. hand_over: `built` holds cuDNN's first plan of each
+    graph that was asked about, where it was built, as it is and serialized.
     """
 
     def __init__(
@@ -62,11 +63,14 @@ class Oracle:
         workers: int | None = None,
         device: bool = False,
         kin: bool = False,
+        hand_over: bool = False,
     ):
         self.target = target
         self.device = device
         self.asked = 0  # graphs put to cuDNN in earnest
         self._kin = kin
+        self._hand_over = hand_over
+        self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built: dict[str, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
         self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
@@ -167,8 +171,11 @@ class Oracle:
         died: list[Died] = []
         for _ in range(2):
             worker = self._take()
-            answer = worker.ask(graph, self._built.get(graph.kin, ()) if self._kin else ())
+            proven = self._built.get(graph.kin, ()) if self._kin else ()
+            answer = worker.ask(graph, proven, self._hand_over)
             if not isinstance(answer, Died):
+                if worker.blob and isinstance(answer, Legal):
+                    self.built[graph.key] = (answer.plans[0], worker.blob)
                 self._idle.put(worker)
                 return answer
             died.append(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -60,18 +61,21 @@ class WorkerProcess:
             self.close()
             raise TargetError(reason)
         self.versions: dict[str, Any] = hello["ready"]
+        self.blob = b""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict | Died:
-        """The verdict. proven: see `worker.Judge`. RuntimeError for a defect of fusec in the worker: no answer."""
-        answer = self.exchange({**graph.to_json(), "proven": sorted(proven)})
+    def ask(self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False) -> Verdict | Died:
+        """The verdict. proven: see `worker.Judge`. hand_over: `blob` is cuDNN's first plan then, serialized, if it was
+        built. RuntimeError for a defect of fusec in the worker: no answer."""
+        answer = self.exchange({**graph.to_json(), "proven": sorted(proven), "hand_over": hand_over})
         if isinstance(answer, Died):
             return answer
         if "defect" in answer:
             raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
+        self.blob = base64.b64decode(answer.get("blob", ""))
         return decode(answer)
 
     def exchange(self, question: dict[str, Any]) -> dict[str, Any] | Died:

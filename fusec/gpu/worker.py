@@ -6,6 +6,7 @@ stream and takes it for a refusal.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -40,6 +41,8 @@ class Judge:
         self.cudnn = cudnn
         self.target = target
         self.handle: Any = cudnn.create_handle() if device else None
+        self.hands_over = False
+        self.blob = b""  # then cuDNN's first plan of the last graph, serialized, if that was built
 
     def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
         """Legal with the plans offered, at least one of them built; or refused, with stage and reason. proven: plans
@@ -47,7 +50,7 @@ class Judge:
         enough."""
         from fusec.gpu.emit import emit
 
-        cudnn = self.cudnn
+        cudnn, self.blob = self.cudnn, b""
         declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
         stage = "lower"
         try:
@@ -100,12 +103,22 @@ class Judge:
             if message.startswith("Deselecting"):
                 code, message = "CUDNN_STATUS_NOT_SUPPORTED", "every plan uses tensor cores, which fp32 excludes (tf32)"
             return Refused("build", code, message)
+        if self.hands_over and list(built) == indices[:1]:
+            self.blob = self._serialized(g, indices[0])
         plans: list[Plan] = []
         for index in indices:
             if index in built or (graph.tensor_cores and index not in failed):
                 engine, _ = identity[index]
                 plans.append(Plan(engine, pairs[index], not runtime[index], built.get(index, 0), index in built))
         return Legal(tuple(plans))
+
+    def _serialized(self, g: Any, index: int) -> bytes:
+        """A plan that was built; nothing of one that cuDNN cannot serialize."""
+        try:
+            g.build_plan_at_index(index)  # this selects it, and takes no time
+            return bytes(g.serialize())
+        except (self.cudnn.cudnnGraphNotSupportedError, RuntimeError):
+            return b""
 
 
 def encode(verdict: Verdict) -> dict[str, Any]:
@@ -134,7 +147,9 @@ def main(name: str, device: bool) -> int:
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:
             proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
-            return encode(judge.judge(CudnnGraph.from_json(question), proven))
+            judge.hands_over = bool(question.get("hand_over"))
+            answer = encode(judge.judge(CudnnGraph.from_json(question), proven))
+            return {**answer, "blob": base64.b64encode(judge.blob).decode()} if judge.blob else answer
 
         return judge.cudnn, respond
 

@@ -239,7 +239,7 @@ class Machine:
             ) -> None:
                 assert shared_mem <= max(self.max_dynamic_shared_size_bytes, 32 << 10), "more than was asked for"
                 assert not self.meets or grid[0] <= PROCESSORS, "blocks that never meet"
-                addresses = [array.data.ptr for array in arguments]
+                addresses = [a.data.ptr if isinstance(a, Array) else int(a) for a in arguments]
                 launch = Launch(self.entry, "", *grid, *block, (), (), shared_mem, self.meets)
                 machine.launched.append(self.entry)
                 machine.do(lambda: self.function(launch, addresses))

@@ -378,3 +378,23 @@ def test_which_concats_are_in_place_is_kept_and_locked(
     with pytest.raises(CheckError, match=r"fusec\.lock: concat f32\[2,\d+,4,4\].* on h200: has no entry"):
         lockfile.apply(less, fresh_one(), lambda graph, choice: True)
     assert joins(fresh_one().program) == ["c view", "f view", "i view"]
+
+
+def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    first = build(tmp_path / "there", "none")
+    handed = dict(first.backend.entries(first.backend.choices()))
+    machine.built.clear()
+    machine.emitted.clear()
+    here = PlanStore(tmp_path / "here")
+    for given in (handed, None):
+        net = Executable(compiled(), CudnnBackend("none", store=here, handed_over=given))
+        assert engines(net) == engines(first)
+        assert (machine.built, machine.emitted) == ([], [])
+        check(net, 0)
+    for key, entry in handed.items():
+        place = net.backend._kept.place  # type: ignore[attr-defined]
+        here.quarantine(key, place.target, place.cudnn, *entry.choice.identity, "wrong numbers")
+    with_another = Executable(compiled(), CudnnBackend("none", store=here, handed_over=handed))
+    assert engines(with_another).isdisjoint(engines(first))

@@ -103,6 +103,21 @@ def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> Non
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
 
 
+def test_plans_that_were_built_to_answer_are_handed_over(tmp_path: Path) -> None:
+    graphs = [conv("bias", "relu"), pointwise("gelu", (1, 8, 64)), pointwise("relu", (1, 9, 64))]
+    store = Store(tmp_path / "answers.sqlite")
+    with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
+        verdicts = oracle.judge(graphs)
+        assert set(oracle.built) - {PROBE.key} == {graph.key for graph in graphs[:2]}, "the third is refused"
+        for graph, verdict in zip(graphs[:2], verdicts, strict=False):
+            plan, blob = oracle.built[graph.key]
+            assert plan == legal(verdict).plans[0] and plan.built
+            assert len(blob) > 1000
+    with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
+        oracle.judge(graphs)
+        assert oracle.built == {}, "what is remembered is not built"
+
+
 def test_true_fp32_excludes_plans_with_tensor_cores(h200: Oracle) -> None:
     loose, strict = h200.judge(
         [conv("bias", "relu", dtype=DType.F32), conv("bias", "relu", dtype=DType.F32, tensor_cores=False)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
 from fusec.gpu.kernels.depthwise_blocks import Blocks, Tile
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 from fusec.program import inputs_of
@@ -113,7 +113,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     threads = total // width * strips
     sizes = [(f"c{d}", y.type.shape[d]) for d in y.type.order or range(rank)]
     counts = {"c1": ("pack", y.type.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {threads}u) return;"]
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(threads)}) return;"]
     lines += decoded("i", [counts.get(name, (name, size)) for name, size in sizes])
     lines.append(f"const u32 c1 = pack * {vector}u;")
     arguments = Arguments()

@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import cupy
+import numpy as np
 
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.ir import Array, DType, TensorType, Value
 
 OPTIONS = ("--std=c++17",)
 LEAST_DOORS = 1 << 14  # numbers, so that the memory stays the same one
+NUMBERS = {"u32": np.uint32, "u64": np.uint64}
 Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
 
 
@@ -95,7 +97,7 @@ class Launcher:
         self.compile([kernel])
         if kernel.scratch_bytes and (self._scratch is None or self._scratch.size < kernel.scratch_bytes):
             self._scratch = cupy.empty(kernel.scratch_bytes, cupy.uint8)
-        calls: list[tuple[Any, tuple[int], tuple[int], int, tuple[Array, ...]]] = []
+        calls: list[tuple[Any, tuple[int], tuple[int], int, tuple[Array, ...], tuple[Any, ...]]] = []
         for launch in kernel.launches:
             buffers: list[Array] = []
             for argument in launch.arguments:
@@ -107,13 +109,14 @@ class Launcher:
                 else:
                     buffers.append(memory(argument.value, argument.type))
             function = self._functions[launch.entry]
-            calls.append((function, (launch.grid,), (launch.block,), launch.resident_bytes, tuple(buffers)))
+            numbers = tuple(NUMBERS[c_type](value) for c_type, value in launch.numbers)
+            calls.append((function, (launch.grid,), (launch.block,), launch.resident_bytes, tuple(buffers), numbers))
 
         def run(instead: Mapping[int, Array] | None = None) -> None:
-            for function, grid, block, resident_bytes, arguments in calls:
+            for function, grid, block, resident_bytes, arguments, numbers in calls:
                 if instead:
                     arguments = tuple(instead.get(array.data.ptr, array) for array in arguments)
-                function(grid, block, arguments, shared_mem=resident_bytes)
+                function(grid, block, (*arguments, *numbers), shared_mem=resident_bytes)
 
         return run
 

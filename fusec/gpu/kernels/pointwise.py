@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, merged, step, takes, widest
-from fusec.gpu.kernels.spec import BLOCK, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.spec import BLOCK, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.tiles import Tile, tiled, transposed
 from fusec.gpu.kernels.view import MOVES, Laid, View, back, source
 from fusec.ir import Node, Value
@@ -69,8 +69,12 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         if len(made) == 1:
             lines += [f"const {_index(region)} b = blockIdx.x;", *body]
         else:
-            lines += [f"if (blockIdx.x >= {total}u && blockIdx.x < {total + blocks}u) {{"]
-            lines += [f"  const {_index(region)} b = blockIdx.x - {total}u;", *(f"  {line}" for line in body), "}"]
+            lines += [f"if (blockIdx.x >= {by_value(total)} && blockIdx.x < {by_value(total + blocks)}) {{"]
+            lines += [
+                f"  const {_index(region)} b = blockIdx.x - {by_value(total)};",
+                *(f"  {line}" for line in body),
+                "}",
+            ]
         total += blocks
     return Kernel(name, (arguments.launch("pointwise", lines, total, block),) if total else ())
 
@@ -167,7 +171,7 @@ def _work(region: Region, arguments: Arguments, tile: Tile | None) -> tuple[list
     c_type, inner = _index(region), f"c{along}" if along >= 0 else "c"
     names = {group[-1]: f"c{group[-1]}" for group in groups if group}
     spaced = tuple(names.get(d) for d in range(rank))
-    lines = [f"const {c_type} i = b * {BLOCK}u + threadIdx.x;", f"if (i < {total}ull) {{"]
+    lines = [f"const {c_type} i = b * {BLOCK}u + threadIdx.x;", f"if (i < {by_value(total, long=True)}) {{"]
     outer = [(f"c{g[-1]}", n) for g, n in zip(groups[:-1], sizes, strict=False)]
     lines += decoded("i", [*outer, ("pack", ceil_div(sizes[-1], vector))], c_type == "u64")
     lines.append(f"const {c_type} {inner} = pack * {vector}u;")

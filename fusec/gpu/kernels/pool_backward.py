@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
 from fusec.ir import Node, Value
 from fusec.ops import MaxPoolBackward
 from fusec.program import inputs_of
@@ -69,7 +69,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
         sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
         sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
         total = math.prod(size for _, size in sizes)
-        lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}u) return;"]
+        lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
         return [*lines, *decoded("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
 
     # where windows overlap, the place of each one's maximum is found once, rather than by all who look for it

@@ -9,7 +9,7 @@ import numpy as np
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
 from fusec.gpu.kernels.expressions import literal
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.ir import DType, Node, Value
 from fusec.ops import AvgPool, MaxPool
 from fusec.program import inputs_of
@@ -39,7 +39,10 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     total = y.type.size // vector
     big = max(x.type.size, y.type.size) >= 1 << 31
     c_type = "u64" if big else "u32"
-    lines = [f"const {c_type} i = ({c_type})blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}ull) return;"]
+    lines = [
+        f"const {c_type} i = ({c_type})blockIdx.x * {BLOCK}u + threadIdx.x;",
+        f"if (i >= {by_value(total, long=True)}) return;",
+    ]
     sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
     lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)], big)
     lines.append(f"const {c_type} c{along} = pack * {vector}u;")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, takes, widest
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.view import MOVES, Laid, source
 from fusec.ir import Node, Value
 from fusec.ops import Rotary
@@ -41,7 +41,7 @@ def rotary(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     vector = widest(half, types, steps)  # neighbours lie in one half
     dims = [d for d in y.type.order or range(rank) if d != along]
     total = y.type.size // vector
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}u) return;"]
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
     lines += decoded("i", [*((f"c{d}", y.type.shape[d]) for d in dims), ("pack", y.type.shape[along] // vector)])
     lines.append(f"const u32 c{along} = pack * {vector}u;")
     lines.append(f"const bool front = c{along} < {half}u;")

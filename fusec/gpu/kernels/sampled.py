@@ -14,7 +14,7 @@ import numpy as np
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, stored, takes, widest
 from fusec.gpu.kernels.expressions import literal
-from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, ceil_div, compute_type
+from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.ir import DType, Node, Value
 from fusec.ops import Gather, Pad, Relayout, Resize
 from fusec.program import inputs_of
@@ -76,7 +76,7 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         vector = 1  # neighbours are looked up one by one
     total = y.type.size // vector
     names = tuple(f"c{d}" if d in dims else None for d in range(rank))
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {total}u) return;"]
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
     if dims:
         sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
         lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)])

@@ -1,11 +1,13 @@
 """What a kernel is, as data: source, launch and the values it reads and writes; nothing of CUDA is needed to make one.
 
-Sources know arguments by position and shapes as numbers, never names of the model: equal work has equal text.
+Sources know arguments by position and shapes as numbers, never names of the model: equal work has equal text. How much
+there is of it is no part of the text (`by_value`): another batch needs no other kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -53,7 +55,7 @@ class Argument:
 class Launch:
     """One launch of `grid` blocks of `block` threads, with `resident_bytes` of shared memory beside what the source
     declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
-    on the GPU at once."""
+    on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types."""
 
     entry: str
     source: str
@@ -63,6 +65,20 @@ class Launch:
     arguments: tuple[Argument, ...]
     resident_bytes: int = 0
     meets: bool = False
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Equal for equal work."""
+        return ":".join([self.entry, str(self.grid), *(str(value) for _, value in self.numbers)])
+
+
+def by_value(value: int, long: bool = False) -> str:
+    """A number of 32 bits, or 64, that is given to a kernel when it is launched: in how many parts the work falls."""
+    return f"@{value}{'ull' if long else 'u'}@"
+
+
+_NUMBER = re.compile(r"@(\d+)(u|ull)@")
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class Kernel:
     @property
     def key(self) -> str:
         """Equal for equal work."""
-        return " ".join(f"{launch.entry}:{launch.grid}" for launch in self.launches) or "nothing"
+        return " ".join(launch.key for launch in self.launches) or "nothing"
 
 
 @dataclass
@@ -128,15 +144,23 @@ class Arguments:
     ) -> Launch:
         """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too. resident:
         blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread."""
+        numbers: list[tuple[str, int]] = []
+
+        def named(found: re.Match[str]) -> str:
+            numbers.append(("u32" if found[2] == "u" else "u64", int(found[1])))
+            return f"bound{len(numbers) - 1}"
+
+        body = _NUMBER.sub(named, "\n".join(f"  {line}" for line in lines))
         pointers = zip(self.parameters, self.names.values(), strict=True)
-        declared = ", ".join(f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers)
-        body = "\n".join(f"  {line}" for line in lines)
+        given = [f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers]
+        declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
         bounds = f"{block}, {resident}" if resident else f"{block}"
         text = f'{before}extern "C" __global__ void __launch_bounds__({bounds}) ENTRY({declared}) {{\n{body}\n}}\n'
         entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         source = text.replace("ENTRY", entry)
-        return Launch(entry, source, grid, block, tuple(self.parameters), tuple(self.arguments))
+        of = tuple(self.parameters), tuple(self.arguments)
+        return Launch(entry, source, grid, block, *of, numbers=tuple(numbers))
 
 
 def prelude() -> str:

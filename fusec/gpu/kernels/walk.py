@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import decoded
 from fusec.gpu.kernels.row_plan import Plan
-from fusec.gpu.kernels.spec import ceil_div, power_of_two
+from fusec.gpu.kernels.spec import by_value, ceil_div, power_of_two
 
 TOGETHER = 8  # columns whose sums a block puts together
 MOST_THREADS = 64  # for one of them
@@ -34,8 +34,8 @@ def begun(plan: Plan, kind: str, backwards: bool = False) -> list[str]:
             chunk = f"{plan.chunks - 1}u - {chunk}"
         lines.append(f"const u32 chunk = {chunk}, begin = chunk * {plan.each}u;")
         lines.append(f"const u32 end = begin + {plan.each}u < {plan.count}u ? begin + {plan.each}u : {plan.count}u;")
-    lines.append(f"const bool live = group < {plan.groups}u;")
-    lines.append(f"const u32 at = live ? group : {max(plan.groups - 1, 0)}u;")
+    lines.append(f"const bool live = group < {by_value(plan.groups)};")
+    lines.append(f"const u32 at = live ? group : {by_value(max(plan.groups - 1, 0))};")
     return lines + coordinates(plan, "at", reduced=False)
 
 

@@ -60,6 +60,7 @@ class Emulator:
                     flat = pack(np, arrays[argument.value], argument.type)
                     buffers[key][:-GUARD] = flat.view(np.uint8)
             pointers = [buffers[a.value, a.type].ctypes.data for a in launch.arguments]
+            pointers += [value for _, value in launch.numbers]
             try:
                 self._functions[launch.entry](launch, pointers)
             except AssertionError as error:
@@ -111,7 +112,10 @@ def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
     """The code as a library, with a function that the outside can call for each kernel."""
     calls = ""
     for entry, parameters in entries:
-        types = [each.split("__restrict__")[0] for each in parameters.split(",")]
+        types = [
+            each.split("__restrict__")[0] if "*" in each else each.rsplit(" ", 1)[0] + ")(size_t"  # a number
+            for each in parameters.split(",")
+        ]
         passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(types))
         calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int waits, int meets, '
         calls += "size_t kept, void** a) {\n"
