@@ -1,8 +1,8 @@
 """Convolutions over images whose pixels were copied side by side, as transposed convolutions over the images.
 
 A window over copies sees few pixels, some of them several times: 3 by 3 taps over pixels copied twice each way are 2 by
-2 for each of four results, and the copies are never made. Measured on an H200 in fp16, with bias and relu: 512 channels
-from 64 to 128 pixels each way, batch 2, take 133 us instead of 240; 128 channels at batch 8 take 73 instead of 105.
+2 for each of four results, and the copies are never made. With many channels
+that is faster on a GPU, resize included.
 """
 
 from __future__ import annotations
