@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import fusec
-from benchmarks.machine import RESULTS, gpu, keep
+from benchmarks.machine import KEYS, RESULTS, gpu, keep
 from fusec.bench import Timing
 from fusec.runtime import Executable
 
@@ -145,7 +145,7 @@ def main() -> int:
             row = case(name, int(batch), given.tune, given.budget)
             right = right and row["error"] <= TOLERANCE
             print(line(row), flush=True)
-            keep(given.output, gpu(), given.commit, row, ("model", "batch"))
+            keep(given.output, gpu(), given.commit, row, KEYS["calls.json"])
     return 0 if right else 1
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 import fusec
-from benchmarks.machine import RESULTS, gpu, keep
+from benchmarks.machine import KEYS, RESULTS, gpu, keep
 from fusec.gpu import cublaslt
 from fusec.ops import Concat
 from fusec.passes import names
@@ -189,7 +189,7 @@ def main() -> int:
             row = case(choice, name, int(batch), precision[0] if precision else "fp16", given.budget)
             right = right and all(error <= TOLERANCES[row["precision"]] for error in row["errors"].values())
             print(line(row), flush=True)
-            keep(given.output, gpu(), given.commit, row, ("choice", "model", "batch", "precision"))
+            keep(given.output, gpu(), given.commit, row, KEYS["choices.json"])
     return 0 if right else 1
 
 

@@ -21,13 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import RESULTS, ROOT, keep
+from benchmarks.machine import KEYS, RESULTS, ROOT, keep
 
 FILE, PACKED, MODEL, ANSWERS, LOCK = "resnet50.fusec", "resnet50.fusec.xz", "resnet50.onnx", "answers.npz", "fusec.lock"
 SIGNS_FROM = 4096  # elements of a weight
 TOLERANCE = 2e-2  # of a whole model in fp16
 GROUPS = ("model", "lock", "file")
-KEY = ("from", "trusted", "tune", "turn")
 # In a process of its own: seconds from its start to where fusec is imported, then to the result, and how it was got.
 LOAD = """
 import json, sys, time, warnings
@@ -189,7 +188,7 @@ def main() -> None:
     machine |= {"cores": os.cpu_count(), "model": "resnet50", "precision": "fp16", "batch": 1}
     for row in load(given.folder, given.only.split(",")):
         print(line(row), flush=True)
-        keep(given.result, machine, given.commit, row, KEY)
+        keep(given.result, machine, given.commit, row, KEYS["first_result.json"])
 
 
 if __name__ == "__main__":

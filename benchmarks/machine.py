@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,15 @@ def gpu() -> dict[str, Any]:
     }
 
 
+# What tells the rows of a result file apart, where cases can be measured one by one.
+KEYS = {
+    "calls.json": ("model", "batch"),
+    "choices.json": ("choice", "model", "batch", "precision"),
+    "first_result.json": ("from", "trusted", "tune", "turn"),
+    "penalties.json": ("penalty",),
+}
+
+
 def keep(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[str, Any], key: Sequence[str]) -> None:
     """Put a row into a result file, in the place of one that says the same of the same case, with its day and commit.
     A file is about one machine: rows of another GPU or other libraries are dropped."""
@@ -44,10 +54,22 @@ def keep(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[str, 
     def case(one: Mapping[str, Any]) -> list[Any]:
         return [one.get(name) for name in key]
 
-    new = {**row, **made(commit)}
+    new = {**made(commit), **row} if "commit" in row else {**row, **made(commit)}
     places = [case(one) for one in rows]
     if case(row) in places:
         rows[places.index(case(row))] = new
     else:
         rows.append(new)
     path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+
+
+def bring(file: Path, results: Path = RESULTS) -> None:
+    """Put rows measured on another machine, under their own commits, into the result file of that name."""
+    data = json.loads(file.read_text())
+    for row in data.pop("rows"):
+        keep(results / file.name, data, row["commit"], row, KEYS[file.name])
+
+
+if __name__ == "__main__":  # python -m benchmarks.machine FILE...: what was brought back
+    for name in sys.argv[1:]:
+        bring(Path(name))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.builds import lowered
-from benchmarks.machine import RESULTS, keep
+from benchmarks.machine import KEYS, RESULTS, keep
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import Conv, pw
@@ -93,7 +93,7 @@ def main() -> int:
         backend = CudnnBackend("quick", budget_s=given.budget)
         for row in rows(backend.times_us):
             print(f"{row['penalty']}: {row['us']:.1f} us against {row['without_us']:.1f}", flush=True)
-            keep(given.output, machine, given.commit, row, ("penalty",))
+            keep(given.output, machine, given.commit, row, KEYS["penalties.json"])
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from test_runtime import executable
 
 from benchmarks import calls, choices, penalties
-from benchmarks.machine import keep
+from benchmarks.machine import bring, keep
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
 from fusec.passes.partition.spell import quicker
@@ -102,3 +102,19 @@ def test_penalties_are_of_whole_layers() -> None:
     first, second = penalties.rows(times_us)
     assert (first["us"], first["without_us"]) == (17 * 3, 17) and asked[:2] == [10, 10]
     assert (second["us"], second["without_us"]) == (4, 4)
+
+
+def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+        for batch in (1, 2):
+            if folder is here or batch == 2:
+                row = {"model": "m", "batch": batch, "us": folder.name}
+                keep(folder / "calls.json", {"gpu": "A"}, f"c-{folder.name}", row, ("model", "batch"))
+    bring(there / "calls.json", here)
+    rows = json.loads((here / "calls.json").read_text())["rows"]
+    assert [(row["batch"], row["us"], row["commit"]) for row in rows] == [
+        (1, "here", "c-here"),
+        (2, "there", "c-there"),
+    ]
