@@ -137,10 +137,11 @@ def first_result() -> list[str]:
             level = "" if group == "lock" else f"`{tune}`"
             rows.append([title, level, *seconds, plans, f"{turns[1]['run_us']:.0f}", f"{turns[1]['error']:.1e}"])
     imports = [row["imports_s"] for row in data["rows"]]
+    cores = " or ".join(map(str, sorted({row["cores"] for row in data["rows"]})))
     return [
         "## What a start costs",
         "",
-        f"{where(data)}, {data['cores']} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
+        f"{where(data)}, {cores} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
         "(`benchmarks/first_result.py`). Seconds from the call of `fusec.compile` or `fusec.load` to the first result, "
         f"each in a process of its own; its start and imports take {min(imports):.1f} to {max(imports):.1f} s before "
         "that. First: with empty caches of plans and kernels. Again: the next process. Plans: built and revived from "
