@@ -77,7 +77,7 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
-    tuned = fusec.compile(net(), precision="fp16", tune="full")
+    tuned = fusec.compile(net(), precision="fp16", tune="quick")
     want = tuned(x)
     lockfile.write(tmp_path / "fusec.lock", tuned.lock())
     tuned.save(tmp_path / "model.fusec")

@@ -174,6 +174,7 @@ def _has_room(function: Any, launch: Launch) -> bool:
     if static_bytes + launch.resident_bytes > most_bytes:
         return False
     function.max_dynamic_shared_size_bytes = launch.resident_bytes
+    cupy.cuda.runtime.memGetInfo()  # a thread that found the module loaded by another has no context until it asks this
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, launch.block, launch.resident_bytes
     )

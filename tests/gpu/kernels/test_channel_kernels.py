@@ -265,3 +265,19 @@ def test_images_of_a_network_on_the_device(
                 again = on_the_device(launcher, way, arrays, case.outputs)
                 assert all(a.tobytes() == b.tobytes() for a, b in zip(got, again, strict=True))
     assert met > 0
+
+
+@pytest.mark.gpu
+def test_a_thread_without_a_context_finds_room() -> None:
+    """What another thread loaded is there at once; the driver is asked for room all the same."""
+    pytest.importorskip("cupy")
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fusec.gpu.kernels.launch import Launcher
+
+    x, p = last(F16, 16, 64, 28, 28), rows(F32, 64)
+    kernel = build("norm", [x, p, p], forward, positive).kernel
+    assert kernel is not None
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(Launcher().compile, list(each_way(kernel))).result()

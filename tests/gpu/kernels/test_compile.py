@@ -64,6 +64,9 @@ def cases() -> list[Case]:
     ]
 
 
+PARTS = 12  # for as many processes
+
+
 def nvrtc() -> Any:
     try:
         from cupy.cuda import nvrtc
@@ -90,12 +93,14 @@ def test_sources_compile(architecture: int) -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_on_the_device(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
     pytest.importorskip("cupy")
     from fusec.gpu.kernels.launch import Launcher
 
     launcher = Launcher()
-    found = [(case, way) for case in cases() if case.kernel is not None for way in each_way(case.kernel)]
+    some = [case for case in cases() if case.kernel is not None][part::PARTS]
+    found = [(case, way) for case in some if case.kernel is not None for way in each_way(case.kernel)]
     launcher.compile(way for _, way in found)
     wrong: list[str] = []
     for case, way in found:
