@@ -115,14 +115,14 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two locks, or what this cuDNN and GPU would change; no GPU is needed."""
-    from fusec import lockfile
+    from fusec import lock_changes, lockfile
 
     before, disable = lockfile.read(old), cli_io.left_out(disable, deterministic)
     if new.endswith((".lock", ".toml")):
-        lines = lockfile.differences(before, lockfile.read(new))
+        lines = lock_changes.differences(before, lockfile.read(new))
     else:
         with cli_io.progress() as report:
-            lines = lockfile.changes(before, build(new, target, precision, shape, disable, report))
+            lines = lock_changes.changes(before, build(new, target, precision, shape, disable, report))
     print(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
     if lines:
         raise CheckError(f"{old}: {len(lines)} differences")

@@ -10,7 +10,7 @@ import pytest
 from gpu.excitation import EXCITATION, drawn
 from lowers_judge import LowersJudge
 
-from fusec import lockfile
+from fusec import lock_changes, lockfile
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, FusecError, ModelError
@@ -176,7 +176,7 @@ def test_what_cannot_be_known_without_the_device_is_said_and_not_refused() -> No
     )
     assert 4 in DEVICE_ONLY
     lockfile.apply(tuned, c, never)
-    lines = lockfile.changes(tuned, c, never)
+    lines = lock_changes.changes(tuned, c, never)
     assert len(lines) == 3
     assert all(
         line.startswith("? conv") and "engine 4: cuDNN tells of it on the device alone" in line for line in lines
@@ -189,7 +189,7 @@ def test_plans_of_another_library_are_said_and_not_refused() -> None:
     entries = tuple(whole(e, choice) if e.choice is not None else e for e in lock.entries)
     other = dataclasses.replace(lock, entries=entries)
     lockfile.apply(other, c, never)
-    lines = lockfile.changes(other, c, never)
+    lines = lock_changes.changes(other, c, never)
     assert len(lines) == 3
     assert all("cuBLASLt with knobs 0=66: cuBLASLt tells of it on the device alone" in line for line in lines)
     assert lockfile.parse(lockfile.text_of(other)) == other
@@ -215,7 +215,7 @@ def test_a_lock_says_in_which_form_a_step_runs() -> None:
     names = [step.signature for step in kept.compiled.program.steps if step.kind is not Kind.VIEW]
     assert names.count("relu") == 3 and names.count("conv") == 4
     assert lockfile.make([kept.compiled]).entries == made.entries
-    assert lockfile.changes(made, c, always) == []
+    assert lock_changes.changes(made, c, always) == []
     split = with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(0, "ops")))
     apart = with_kernels(split, c)
     assert lockfile.apply(apart, c, always).compiled.program.launches == c.program.launches + 3
@@ -267,7 +267,7 @@ def test_a_kernel_that_fusec_makes_no_more_is_refused() -> None:
     other = with_form(lock, "max_pool", LockedPart(Part(0, "kernel"), None, "max_pool_0123:4"))
     with pytest.raises(CheckError, match=r"kernel max_pool_0123:4 is not what fusec makes now, max_pool_\w+:[\d:]+ is"):
         lockfile.apply(other, c, never)
-    assert sum("is not what fusec makes now" in line for line in lockfile.changes(other, c, never)) == 3
+    assert sum("is not what fusec makes now" in line for line in lock_changes.changes(other, c, never)) == 3
     none = with_form(lock, "max_pool", LockedPart(Part(0, "ops")))
     with pytest.raises(CheckError, match=r"kernel max_pool_\w+:[\d:]+ runs it now, none did"):
         lockfile.apply(none, c, never)
@@ -276,17 +276,17 @@ def test_a_kernel_that_fusec_makes_no_more_is_refused() -> None:
 def test_changes_say_what_fuses_otherwise() -> None:
     c = compiled()
     lock = lockfile.make([c])
-    assert lockfile.changes(lock, c, never) == []
+    assert lock_changes.changes(lock, c, never) == []
     split = compiled(LowersJudge(PLANS, longest=1))
-    lines = lockfile.changes(lock, split, never)
+    lines = lock_changes.changes(lock, split, never)
     assert any(line.startswith("- conv+relu") and "fuses so no more" in line for line in lines)
     assert any(line.startswith("+ relu") and "fuses so now" in line for line in lines)
-    gone = lockfile.changes(lock, compiled(LowersJudge((Plan(9, (), True, 0, True),))), never)
+    gone = lock_changes.changes(lock, compiled(LowersJudge((Plan(9, (), True, 0, True),))), never)
     assert len(gone) == 3
     assert all("engine 1 with knobs 2=3, 5=0 is no longer offered" in line for line in gone)
-    assert "nothing is locked for l4" in lockfile.changes(lock, compiled(target="l4"), never)
+    assert "nothing is locked for l4" in lock_changes.changes(lock, compiled(target="l4"), never)
     newer = dataclasses.replace(lock, versions={**lock.versions, "cudnn": "8"})
-    assert lockfile.changes(newer, c, never) == [f"cudnn: 8 -> {lock.versions['cudnn'] or 'none'}"]
+    assert lock_changes.changes(newer, c, never) == [f"cudnn: 8 -> {lock.versions['cudnn'] or 'none'}"]
 
 
 def test_changes_of_a_file_that_has_its_own_lock() -> None:
@@ -294,17 +294,17 @@ def test_changes_of_a_file_that_has_its_own_lock() -> None:
     lock = lockfile.make([c])
     tuned = with_kernels(with_form(lock, "conv+relu", LockedPart(Part(1), choice), LockedPart(Part(1, "kernel"))), c)
     file = lockfile.apply(tuned, c, always).compiled
-    assert lockfile.changes(tuned, file, never) == []
-    lines = lockfile.changes(lock, file, never)
+    assert lock_changes.changes(tuned, file, never) == []
+    lines = lock_changes.changes(lock, file, never)
     assert sum("-> 1 op spelled as it is, then 1 op a kernel" in line for line in lines) == 2
     assert any(line.startswith("+ relu") for line in lines)
     gone = with_form(tuned, "conv", LockedPart(Part(0), Choice(99, ())))
-    assert any("engine 99 is no longer offered" in line for line in lockfile.changes(gone, file, never))
+    assert any("engine 99 is no longer offered" in line for line in lock_changes.changes(gone, file, never))
 
 
 def test_differences_of_two_locks() -> None:
     old = lockfile.make([compiled()])
-    assert lockfile.differences(old, old) == []
+    assert lock_changes.differences(old, old) == []
     first = next(e for e in old.entries if e.name == "conv+relu")
     kernel = next(e for e in old.entries if e.name == "max_pool")
     others = tuple(e for e in old.entries if e is not first)
@@ -314,25 +314,27 @@ def test_differences_of_two_locks() -> None:
 
     assert first.choice is not None
     timed = whole(first, dataclasses.replace(first.choice, time_us=1.0, error=0.0))
-    assert lockfile.differences(old, with_first(timed)) == []
+    assert lock_changes.differences(old, with_first(timed)) == []
     engine = whole(first, Choice(4, ()))
-    assert [line.partition(": ")[2] for line in lockfile.differences(old, with_first(engine))] == [
+    assert [line.partition(": ")[2] for line in lock_changes.differences(old, with_first(engine))] == [
         "engine 1 with knobs 2=3, 5=0 -> engine 4"
     ]
-    (spelled,) = lockfile.differences(old, with_first(whole(first, spelling=())))
+    (spelled,) = lock_changes.differences(old, with_first(whole(first, spelling=())))
     assert spelled.endswith("spelled zero_bias -> spelled as it is")
-    (cut,) = lockfile.differences(old, with_first(dataclasses.replace(first, parts=CUT.parts)))
+    (cut,) = lock_changes.differences(old, with_first(dataclasses.replace(first, parts=CUT.parts)))
     assert cut.endswith("-> 2 ops spelled as it is, then 1 op a kernel, then 3 ops spelled as it is")
     replaced = dataclasses.replace(kernel, parts=(LockedPart(Part(0, "kernel"), None, "other:1"),))
-    (changed,) = lockfile.differences(dataclasses.replace(old, entries=(kernel,)), Lock(old.versions, (replaced,)))
+    (changed,) = lock_changes.differences(dataclasses.replace(old, entries=(kernel,)), Lock(old.versions, (replaced,)))
     assert changed.endswith(f": kernel {kernel.parts[0].kernel} -> kernel other:1")
-    (workspace,) = lockfile.differences(
+    (workspace,) = lock_changes.differences(
         old, with_first(whole(first, dataclasses.replace(first.choice, workspace_bytes=0)))
     )
     assert workspace.endswith("workspace 64 -> 0 bytes")
     one = dataclasses.replace(old, entries=(first,), versions={**old.versions, "cudnn": "10"}, origin="new.lock")
-    assert len(lockfile.differences(old, one)) == 8
-    (added,) = lockfile.differences(dataclasses.replace(old, entries=others), dataclasses.replace(old, origin="n.lock"))
+    assert len(lock_changes.differences(old, one)) == 8
+    (added,) = lock_changes.differences(
+        dataclasses.replace(old, entries=others), dataclasses.replace(old, origin="n.lock")
+    )
     assert added.startswith("+ ") and added.endswith("is in n.lock alone")
 
 
@@ -391,14 +393,14 @@ def test_a_lock_says_whether_steps_run_side_by_side() -> None:
     forked = lockfile.parse(lockfile.text_of(dataclasses.replace(lock, entries=lockfile.in_order([*rest, beside]))))
     assert [lockfile.apply(each, c, always).side_by_side for each in (lock, forked)] == [False, True]
     assert beside in lockfile.make([lockfile.apply(forked, c, always).compiled]).entries
-    (line,) = lockfile.differences(lock, forked)
+    (line,) = lock_changes.differences(lock, forked)
     assert line.endswith(": in order -> side by side")
     without = dataclasses.replace(lock, entries=tuple(rest))
     with pytest.raises(CheckError, match="nothing says whether its steps run side by side"):
         lockfile.apply(without, c, always)
     older = lockfile.apply(dataclasses.replace(without, format=2), c, always)
     assert not older.side_by_side and whole in older.compiled.decided.entries  # type: ignore[union-attr]
-    assert lockfile.changes(lock, c, always) == lockfile.changes(without, c, always) == []
+    assert lock_changes.changes(lock, c, always) == lock_changes.changes(without, c, always) == []
 
 
 def test_a_lock_of_other_connections_does_not_fit() -> None:
@@ -406,7 +408,9 @@ def test_a_lock_of_other_connections_does_not_fit() -> None:
     lock, other = lockfile.make([compiled()]), compiled(text=MODEL.replace("max_pool(%r2)", "max_pool(%r1)"))
     with pytest.raises(CheckError, match="side by side"):
         lockfile.apply(lock, other, always)
-    assert lockfile.changes(lock, other, always) == ["~ model on h200: its steps are others, or connected otherwise"]
+    assert lock_changes.changes(lock, other, always) == [
+        "~ model on h200: its steps are others, or connected otherwise"
+    ]
 
 
 def test_files_that_are_no_locks(tmp_path: Path) -> None:
@@ -427,7 +431,7 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     kept = lockfile.apply(lock, c, always)
     (united, _) = kept.compiled.program.steps
     assert united.signature.startswith("conv+bias+swish+reduce+conv")
-    assert lockfile.make([kept.compiled]).entries == lock.entries and lockfile.changes(lock, c, always) == []
+    assert lockfile.make([kept.compiled]).entries == lock.entries and lock_changes.changes(lock, c, always) == []
     work = forms.canonical_of(c.graph, united)
     decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
     program = forms.arrange(c.program, decided)
@@ -437,4 +441,4 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     apart = lockfile.apply(lockfile.make([ran], plans), c, always)
     names = [step.signature for step in apart.compiled.program.steps]
     assert names == ["conv", "bias+swish+reduce", "conv+relu+conv+sigmoid", "mul"]
-    assert any("~" in line for line in lockfile.differences(lock, lockfile.make([ran])))
+    assert any("~" in line for line in lock_changes.differences(lock, lockfile.make([ran])))

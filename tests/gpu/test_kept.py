@@ -20,7 +20,7 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
 from lowers_judge import LowersJudge
 
-from fusec import lockfile
+from fusec import lock_changes, lockfile
 from fusec.compiled import Compiled
 from fusec.errors import CheckError
 from fusec.ir import Graph
@@ -371,7 +371,7 @@ def test_which_concats_are_in_place_is_kept_and_locked(
     runs = [e.form[0].runs for e in lock.entries if e.name == "concat"]
     assert sorted(runs) == ["copy", "in place", "in place", "kernel"], "and the kernel that copies"
     assert lockfile.parse(lockfile.text_of(lock)).entries == lock.entries
-    assert lockfile.changes(lock, fresh_one(), lambda graph, choice: True) == []
+    assert lock_changes.changes(lock, fresh_one(), lambda graph, choice: True) == []
     kept = lockfile.apply(lock, fresh_one(), lambda graph, choice: True).compiled
     assert [str(step.body) for step in kept.program.steps] == [str(step.body) for step in first.program.steps]
     less = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if e.form[0].runs != "copy"))
