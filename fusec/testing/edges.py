@@ -270,8 +270,9 @@ LABELS: Mapping[str, Label] = {
 def label_of(op: Op) -> Label | None:
     """What tells the two sides of a jump of the op apart; None if it has none."""
     if isinstance(op, Cast):
-        # what lies on both sides of zero may be zero, the one number that is false
-        return None if op.to.is_float else (lambda _, v: np.sign(v[0])) if op.to is DType.BOOL else _itself
+        # what lies on both sides of zero may be zero, the one number that is false; what may be infinite may be any
+        # integer
+        return None if op.to.is_float else lambda _, v: np.sign(v[0]) if op.to is DType.BOOL else np.trunc(v[0])
     if isinstance(op, Reduce) and op.kind == "log_sum":
         return lambda _, v: np.sign(Reduce("sum", op.axes, op.keepdims).reference(np, *v)[0])
     return LABELS.get(op.name)

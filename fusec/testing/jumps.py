@@ -36,8 +36,8 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
         # an infinity times what may have been rounded to zero
         nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
-    if op.name == "resize" and not rounding.meaning and np.isinf(plain[0]).any() and not is_move(op):
-        # an infinity times a weight of zero, which some leave out
+    if op.name == "resize" and not rounding.meaning and not np.isfinite(plain[0]).all() and not is_move(op):
+        # NaN or an infinity times a weight of zero, which some leave out
         nowhere = np.ones(result.shape, np.bool_)
     if label is None or not any(v.type.dtype.is_float for v in node.operands):
         return nowhere

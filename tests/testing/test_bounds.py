@@ -359,3 +359,15 @@ def test_attention_over_what_is_not_finite_is_left_out_when_it_runs() -> None:
     left = np.isinf(allowed(graph, feeds, execution())["y"].bound)
     assert left.all(axis=-1).tolist() == [[[True, True], [True, True], [True, False], [False, True]]]
     assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
+
+
+def test_a_jump_before_a_cast_to_zero_is_not_lost() -> None:
+    """A floor that may go either way, of which the one makes zero, as an infinity cast to an integer does."""
+    graph = graph_of(
+        "%m = mul(%x, %x)\n%f = floor(%m)\n%c = constant [-7.0]\n%a = add(%f, %c)\n%i = cast(%a) {to=i8}\nreturn %i",
+        "%x: f32[1]",
+    )
+    name = graph.output_names[0]
+    near, far = (np.full(1, root, np.float32) for root in (np.sqrt(8) * (1 - 1e-7), np.sqrt(7.5)))
+    assert np.isinf(allowed(graph, {"x": near}, execution())[name].bound).all()
+    assert not allowed(graph, {"x": far}, execution())[name].bound.any()
