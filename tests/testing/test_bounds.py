@@ -364,7 +364,8 @@ def test_attention_over_what_is_not_finite_is_left_out_when_it_runs() -> None:
 def test_a_jump_before_a_cast_to_zero_is_not_lost() -> None:
     """A floor that may go either way, of which the one makes zero, as an infinity cast to an integer does."""
     graph = graph_of(
-        "%m = mul(%x, %x)\n%f = floor(%m)\n%c = constant [-7.0]\n%a = add(%f, %c)\n%i = cast(%a) {to=i8}\nreturn %i",
+        "%m = mul(%x, %x)\n%f = floor(%m)\n%c = constant [-7.0] : f32[]\n%a = add(%f, %c)\n"
+        "%i = cast(%a) {to=i8}\nreturn %i",
         "%x: f32[1]",
     )
     name = graph.output_names[0]
