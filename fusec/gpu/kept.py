@@ -216,10 +216,10 @@ def contenders() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
     here = resources.files("fusec")
-    names = ("forms", "together", "joins", "blas", "cublaslt")
+    names = ("forms", "tails", "together", "joins", "blas", "cublaslt")
     files = [
         *(here.joinpath(f"gpu/{name}.py") for name in names),
-        here.joinpath("passes/partition/spell_gelu.py"),
+        here.joinpath("passes/partition/spell_by_tanh.py"),
         *here.joinpath("gpu/kernels").iterdir(),
     ]
     for file in sorted((f for f in files if f.name.endswith((".py", ".cuh"))), key=lambda f: f.name):

@@ -1,7 +1,7 @@
 """Convolutions over images whose pixels were copied side by side, as transposed convolutions over the images.
 
 A window over copies sees few pixels, some of them several times: 3 by 3 taps over pixels copied twice each way are 2 by
-2 for each of four results, and the copies are never made. With many channels that is faster, the copies left aside.
+2 for each of four results, and the copies are never made.
 """
 
 from __future__ import annotations

@@ -82,7 +82,16 @@ def test_what_competes_is_told_by_the_files_that_say_so() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.resources, "files", lambda package: Recorded(whole))
         assert module.contenders.__wrapped__() == module.contenders()
-    assert {"prelude.cuh", "rows.py", "lists.py", "channels.py", "spell_gelu.py", "forms.py", "cublaslt.py"} <= {*files}
+    assert {
+        "prelude.cuh",
+        "rows.py",
+        "lists.py",
+        "channels.py",
+        "spell_by_tanh.py",
+        "tails.py",
+        "forms.py",
+        "cublaslt.py",
+    } <= {*files}
 
 
 class Laboratory:

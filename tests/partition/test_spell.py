@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Cast, Conv, MatMul, pw
 from fusec.passes.partition.spell import REWRITES, quicker, respell, spellings
-from fusec.passes.partition.spell_gelu import LIMIT
+from fusec.passes.partition.spell_by_tanh import LIMIT
 from fusec.reference import evaluate
 from fusec.text import parse
 

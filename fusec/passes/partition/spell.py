@@ -13,8 +13,7 @@ import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value, channels_last
 from fusec.ops import Cast, Conv, ConvTranspose, MatMul, Pointwise, Reshape, pw
-from fusec.passes.partition.spell_gelu import gelu_by_tanh
-from fusec.passes.partition.spell_swish import swish_by_tanh
+from fusec.passes.partition.spell_by_tanh import gelu_by_tanh, swish_by_tanh
 
 Rewrite = Callable[[Graph], Graph | None]
 

@@ -118,16 +118,18 @@ def _exact(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype.kind in "fV" or array.dtype.itemsize == 2 else array
 
 
-def check(cases: Sequence[Case], rng: np.random.Generator) -> None:
-    """Each case has a kernel, and in the emulator that gives what the reference gives."""
+def check(cases: Sequence[Case], rng: np.random.Generator, every: bool = False) -> None:
+    """Each case has a kernel, and in the emulator that gives what the reference gives; so does every way to share out
+    its work, if asked for."""
     kernels = [case.kernel for case in cases]
     missing = [case.name for case, kernel in zip(cases, kernels, strict=True) if kernel is None]
     assert not missing, f"no kernel for {missing}"
-    emulator = Emulator([kernel for kernel in kernels if kernel is not None])
-    for case, kernel in zip(cases, kernels, strict=True):
-        assert kernel is not None
+    ways = [each_way(k) if every else [k] for k in kernels if k is not None]
+    emulator = Emulator([way for some in ways for way in some])
+    for case, some in zip(cases, ways, strict=True):
         arrays = case.arrays(rng)
-        assert_same(case, emulator.run(kernel, arrays, case.outputs), case.reference(arrays))
+        for way in some:
+            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
 
 
 def each_way(kernel: Kernel) -> list[Kernel]:

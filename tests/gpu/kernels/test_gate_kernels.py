@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, awkward, build, last, rows
-from gpu.kernels.emulator import Emulator, needs_compiler
+from gpu.kernels.cases import Case, awkward, build, check, last, rows
+from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels.unions import begins, is_union
 from fusec.ir import DType, Graph, Value
@@ -113,17 +113,7 @@ def gate_cases() -> list[Case]:
 @needs_compiler
 @pytest.mark.parametrize("cases", [chains, with_means, whole])
 def test_all_ways_give_the_same(cases: Any, rng: np.random.Generator) -> None:
-    made = cases()
-    emulator = Emulator([way for case in made for way in ways_of(case)])
-    for case in made:
-        arrays = case.arrays(rng)
-        for way in ways_of(case):
-            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
-
-
-def ways_of(case: Case) -> tuple[Any, ...]:
-    assert case.kernel is not None, case.name
-    return (case.kernel, *case.kernel.others)
+    check(cases(), rng, every=True)
 
 
 def test_what_begins_and_is_such_work() -> None:

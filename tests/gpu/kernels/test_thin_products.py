@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kernels.cases import Case, assert_same, build, last, rows
-from gpu.kernels.emulator import Emulator, needs_compiler
+from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.emulator import needs_compiler
 
 from fusec.gpu.kernels import thin_product
 from fusec.gpu.kernels.unions import begins, is_union
@@ -76,16 +76,7 @@ def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.Mo
         matrix(9, 24, 40),
         convolution(F16, (2, 840, 3, 3), 40, gated=True),  # weights in two phases
     ]
-    emulator = Emulator([way for case in cases for way in ways_of(case)])
-    for case in cases:
-        arrays = case.arrays(rng)
-        for way in ways_of(case):
-            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
-
-
-def ways_of(case: Case) -> tuple[Any, ...]:
-    assert case.kernel is not None, case.name
-    return (case.kernel, *case.kernel.others)
+    check(cases, rng, every=True)
 
 
 def test_a_gate_in_front_is_a_proposal() -> None:
