@@ -19,6 +19,7 @@ import numpy as np
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.ahead import Builders, builders
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
@@ -111,6 +112,8 @@ class CudnnBackend:
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
+        self._target = here
+        self._builders: Builders | None = None
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -138,6 +141,8 @@ class CudnnBackend:
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
+        if self._builders is not None:
+            self._builders.close()
         self._reserve_for(graphs)
 
     def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
@@ -188,7 +193,10 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        shared = (self._kernels, self._blas if self._competes else None, self.deterministic)
+        if self._builders is None and self._kernels is None and self._target is not None:
+            free_bytes, _ = cupy.cuda.runtime.memGetInfo()
+            self._builders = builders(self._target, free_bytes, self.deterministic)
+        shared = (self._kernels, self._blas if self._competes else None, self.deterministic, self._builders)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:

@@ -163,20 +163,21 @@ def _entry(data: Mapping[str, Any]) -> Entry:
 
 
 class _Builder:
-    """Builds and serializes plans for a target, or reads one back."""
+    """Builds and serializes plans for a target, or this machine's GPU, or reads one back."""
 
-    def __init__(self, target: Target):
+    def __init__(self, target: Target, device: bool):
         import cudnn  # only after the driver and NVRTC are loaded
 
         self.cudnn = cudnn
         self.target = target
+        self.handle: Any = cudnn.create_handle() if device else None
         self.declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         from fusec.gpu.emit import emit
 
         graph = CudnnGraph.from_json(question["graph"])
-        g = emit(graph, target=self.target)
+        g = emit(graph, handle=self.handle, target=self.target if self.handle is None else None)
         if "blob" in question:
             try:
                 g.deserialize(list(base64.b64decode(question["blob"])))
@@ -191,6 +192,8 @@ class _Builder:
             return {"failed": f"cuDNN has no plan for {self.target.name}: {': '.join(reason_of(error))}"}
         if not graph.tensor_cores:
             g.deselect_numeric_notes([self.cudnn.numerical_note.TENSOR_CORE])
+        if question.get("deterministic"):
+            g.deselect_numeric_notes([self.cudnn.numerical_note.NONDETERMINISTIC])
         named = [Choice.from_json(choice) for choice in question["choices"]]
         if named:
             return self._named(g, named)
@@ -211,7 +214,7 @@ class _Builder:
                     index = g.get_execution_plan_count() - 1
                 entries.append(self._built(g, index, choice))
             except self.declined as error:
-                if choice.engine in DEVICE_ONLY:
+                if choice.engine in DEVICE_ONLY and self.handle is None:
                     entries.append({"choice": choice.to_json(), "blob": None})
                     continue
                 what = f"engine {choice.engine} with knobs {dict(choice.knobs)}"
@@ -242,18 +245,23 @@ class _Builder:
         engine, knobs = g.get_engine_and_knobs_at_index(index)
         return int(engine), tuple(sorted(knobs_of(knobs).items()))
 
-    @staticmethod
-    def _built(g: Any, index: int, choice: Choice) -> dict[str, Any]:
+    def _built(self, g: Any, index: int, choice: Choice) -> dict[str, Any]:
         g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
         choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
-        return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
+        try:
+            blob = base64.b64encode(bytes(g.serialize())).decode()
+        except self.declined:
+            if self.handle is None:
+                raise
+            blob = None  # who has the device can build it there
+        return {"choice": choice.to_json(), "blob": blob}
 
 
 def main(name: str, device: bool) -> int:
     """The life of a child: see `worker.serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        builder = _Builder(target)
+        builder = _Builder(target, device)
         return builder.cudnn, builder.answer
 
     return serve(name, device, begin)

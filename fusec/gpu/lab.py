@@ -11,6 +11,7 @@ import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
+from fusec.gpu.ahead import Builders
 from fusec.gpu.blobs import revive
 from fusec.gpu.cublaslt import Blas, BlasPlan, is_algorithm
 from fusec.gpu.emit import emit
@@ -38,6 +39,7 @@ class GpuLaboratory:
     key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
     graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, whose plans
     follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do not build.
+    builders: other processes, which build plans that are compiled at run time.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class GpuLaboratory:
         kernels: Any = None,
         blas: Blas | None = None,
         deterministic: bool = False,
+        builders: Builders | None = None,
     ):
         self._deterministic = deterministic
+        self._builders = builders
         self._handle, self._stream, self._blas = handle, stream, blas
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
@@ -84,9 +88,16 @@ class GpuLaboratory:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        if self._builders is not None:
+            self._builders.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
+
     def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
         if offer.choice.engine == BLAS:
             return self._library().build(graph, offer.choice)
+        blob = None if self._builders is None or offer.precompiled else self._builders.plan(graph, offer.choice)
+        if blob is not None:
+            return self.revive(graph, blob)
         pygraph = self._asked(graph)
         try:
             pygraph.build_plan_at_index(offer.place)

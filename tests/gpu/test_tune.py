@@ -37,6 +37,7 @@ class Table:
     noted: list[str] = field(default_factory=list[str])
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     fails: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> run from which on it fails
+    expected: list[list[tuple[int, int]]] = field(default_factory=list[list[tuple[int, int]]])
     library: Sequence[float] = ()  # times of another library's plans, which follow cuDNN's
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
@@ -46,6 +47,9 @@ class Table:
         offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
         others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
         return [*offers, *others]
+
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        self.expected.append([(graph.tensors[0].dims[-1], offer.place) for graph, offer in orders])
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         self.now += self.cost_s
