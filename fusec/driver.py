@@ -5,13 +5,14 @@ model → Graph → passes → Graph → partition → Program → (lowered) →
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from fusec import artifact, frontends, lockfile, passes
+from fusec import account, artifact, frontends, lockfile, passes
 from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, FusecError, ModelError, TargetError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
+P = ParamSpec("P")
 CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
@@ -83,6 +85,20 @@ class Family:
         }
 
 
+def _accounted(function: Callable[P, Executable]) -> Callable[P, Executable]:
+    """What it returns knows where the time went."""
+
+    @functools.wraps(function)
+    def counted(*args: P.args, **kwargs: P.kwargs) -> Executable:
+        with account.opened("the rest") as spent:
+            executable = function(*args, **kwargs)
+        executable.spent = spent
+        return executable
+
+    return counted
+
+
+@_accounted
 def compile(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source | Builder,
     *,
@@ -120,7 +136,7 @@ def compile(
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
-    Raises ModelError, TargetError.
+    `Executable.spent` says where the time went. Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
@@ -195,6 +211,7 @@ def compile(
     return Executable(compiled, SimulatorBackend(), weights)
 
 
+@account.spent_on("passes and partitions")
 def build(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,

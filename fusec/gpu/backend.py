@@ -16,6 +16,7 @@ import cudnn
 import cupy
 import numpy as np
 
+from fusec.account import spent_on
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
@@ -199,6 +200,7 @@ class CudnnBackend:
         shared = (self._kernels, self._blas if self._competes else None, self.deterministic, self._builders)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
+    @spent_on("plans are kept")
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
         """Keep the plans of these graphs that were built, as cuDNN serializes them."""
         built = [graph for graph in graphs if not self._tuned[graph.key].revived]
@@ -211,6 +213,7 @@ class CudnnBackend:
                 best = self.tune == "none" and not self._kept.carried(graph.key)  # else somebody named it
                 self._kept.keep(graph, choice, plan, lab, best)
 
+    @spent_on("forms are compared")
     def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them. kept: what would round otherwise is not tried."""
@@ -311,6 +314,7 @@ class CudnnBackend:
                     self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
         return times
 
+    @spent_on("forms are timed")
     def _together_us(self, asked: Sequence[Form], tensor_cores: bool, footprint_bytes: int) -> list[float]:
         """How long forms of several steps take as a whole; infinite where one of these fails."""
         graphs = graphs_of(asked, tensor_cores)
@@ -327,6 +331,7 @@ class CudnnBackend:
                     times.append(float("inf"))
         return times
 
+    @spent_on("the whole is timed")
     def rehearse(
         self,
         inputs: Sequence[tuple[Array, TensorType]],

@@ -9,6 +9,7 @@ import cudnn
 import cupy
 import numpy as np
 
+from fusec.account import spent_on
 from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.errors import ExecutionError
 from fusec.gpu.ahead import Builders
@@ -69,6 +70,7 @@ class GpuLaboratory:
         self._data: dict[int, Array] = {}
         self._reference: dict[CudnnTensor, Array] | None = None
 
+    @spent_on("plans are listed")
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._asked(graph)
         offers: list[Offer] = []
@@ -92,6 +94,7 @@ class GpuLaboratory:
         if self._builders is not None:
             self._builders.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
 
+    @spent_on("plans are built")
     def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
         if offer.choice.engine == BLAS:
             return self._library().build(graph, offer.choice)
@@ -132,6 +135,7 @@ class GpuLaboratory:
     def is_revived(self, plan: AnyPlan) -> bool:
         return not isinstance(plan, BlasPlan) and plan.blob is not None
 
+    @spent_on("plans are timed")
     def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
@@ -151,6 +155,7 @@ class GpuLaboratory:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
         return 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
 
+    @spent_on("plans are compared")
     def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:
         self._turn_to(graph)
         want = self._simulated() if other is None else self._results(other)

@@ -19,6 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+from fusec.account import spent_on
 from fusec.cache import Store
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
@@ -83,6 +84,7 @@ class Oracle:
         # ends the workers when this object or the interpreter goes, whichever is first
         self._finalizer = weakref.finalize(self, _end, self._all)
 
+    @spent_on("cuDNN is asked what it takes")
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
         """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
         new = {g.key: g for g in graphs if g.key not in self._memory}

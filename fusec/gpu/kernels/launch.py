@@ -13,6 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fusec.account import spent_on
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.ir import Array, DType, TensorType, Value
 
@@ -41,6 +42,7 @@ class Launcher:
         """Whether it is known which is the fastest."""
         return kernel.key in self._fastest
 
+    @spent_on("kernels are timed")
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
         """The least time of a kernel and its others, of which the fastest is taken from now on."""
         times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways(kernel)]
@@ -59,6 +61,7 @@ class Launcher:
             self._fastest[kernel.key] = keys.index(key)
         return key in keys
 
+    @spent_on("kernels are compiled")
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
         fastest = map(self.fastest, kernels)
