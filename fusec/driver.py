@@ -256,6 +256,8 @@ def build(
 
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     program = concat_in_place(program, judge, options)
+    if family is None and cudnn.oracle.device:
+        cudnn.oracle.close()  # its processes hold memory of the GPU; asked again, it starts others
     return Compiled(source, program, goal, options, judge)
 
 

@@ -6,7 +6,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -115,6 +115,7 @@ class CudnnBackend:
         self._launcher = Launcher()
         self._target = here
         self._builders: Builders | None = None
+        self._compiling: Future[None] | None = None  # kernels
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -227,7 +228,7 @@ class CudnnBackend:
             return self._kernels_us(asked, footprint_bytes)
 
         def prices(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us)
+            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us, self._kernels_soon)
 
         level = "none" if kept else self.tune
         concats = families(program)
@@ -239,7 +240,8 @@ class CudnnBackend:
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
             return self._together_us(asked, tensor_cores, footprint_bytes)
 
-        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us)
+        soon = self._kernels_soon
+        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us, soon)
         best = [result.plans[0][0] for result in self._tuned.values() if result.plans]
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
             for work, parts in decided.items():
@@ -296,14 +298,13 @@ class CudnnBackend:
         """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
         times: dict[str, float] = {}
         for key, kernel in asked.items():
-            known = self._kept.ways(key)
-            keys = [way.key for way in ways(kernel)]
-            if known.get("ways") == keys and self._launcher.take(kernel, known["fastest"]):
+            known = self._known_way(kernel)
+            if known is not None and self._launcher.take(kernel, known["fastest"]):
                 times[key] = float(known["time_us"])
         asked = {key: kernel for key, kernel in asked.items() if key not in times}
         if not asked:
             return times
-        self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
+        self._compile_kernels(asked.values())
         with out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
@@ -313,6 +314,26 @@ class CudnnBackend:
                     fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
                     self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
         return times
+
+    def _known_way(self, kernel: Kernel) -> Mapping[str, Any] | None:
+        """What was measured of a kernel earlier, if that was among the same."""
+        known = self._kept.ways(kernel.key)
+        return known if known.get("ways") == [way.key for way in ways(kernel)] else None
+
+    def _kernels_soon(self, asked: Mapping[str, Kernel]) -> None:
+        """Have kernels compiled beside what comes first: NVRTC lets go of Python's lock."""
+        unknown = [kernel for kernel in asked.values() if self._known_way(kernel) is None]
+        if unknown:
+            beside = ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels")
+            self._compiling = beside.submit(self._launcher.compile, [each for k in unknown for each in ways(k)])
+            beside.shutdown(wait=False)
+
+    @spent_on("kernels are compiled")
+    def _compile_kernels(self, asked: Iterable[Kernel]) -> None:
+        if self._compiling is not None:
+            self._compiling, compiling = None, self._compiling
+            compiling.result()
+        self._launcher.compile(each for kernel in asked for each in ways(kernel))
 
     @spent_on("forms are timed")
     def _together_us(self, asked: Sequence[Form], tensor_cores: bool, footprint_bytes: int) -> list[float]:

@@ -32,7 +32,7 @@ from fusec.target import Target
 from fusec.verdict import Legal, Plan, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
-MAX_WORKERS = 4
+MAX_WORKERS = 8
 WRITE_S = 0.2  # answers that come within are written together
 # These tell of the machine at that moment, not of the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
