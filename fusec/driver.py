@@ -162,6 +162,9 @@ def compile(
         disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
         return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
+    goal = resolve_target(target)
+    here = device.is_present(goal)
+    oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
     compiled = build(
         model,
         target=target,
@@ -172,10 +175,10 @@ def compile(
         progress=progress,
         family=family,
         state=state,
+        oracle=oracle,
     )
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
-    here = device.is_present(compiled.target)
     kept = None
     if locked is not None:
         kept = lockfile.apply(locked, compiled, (lambda graph, choice: True) if here else None)
@@ -190,6 +193,7 @@ def compile(
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
             known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
+            known["workers"] = [] if oracle is None else oracle.lend()
             backend = CudnnBackend("none", progress, deterministic=same, **known)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
@@ -199,8 +203,10 @@ def compile(
         shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
         if family is not None and tune == "none" and not same:
             shared["handed_over"] = family.handed_over()
+        if oracle is not None:  # who goes on to build, or ends: processes hold memory of the GPU
+            shared |= {"workers": oracle.lend(), "built": oracle.built}
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
-        options, goal = compiled.options, compiled.target
+        options = compiled.options
         program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
         if family is None:  # one of many sizes is wanted soon
@@ -223,8 +229,9 @@ def build(
     progress: Progress | None = None,
     family: Family | None = None,
     state: Mapping[str, str] | None = None,
+    oracle: Oracle | None = None,
 ) -> Compiled:
-    """The same up to the program: nothing is prepared to run. See `compile`."""
+    """The same up to the program: nothing is prepared to run. See `compile`. oracle: whom to ask what cuDNN takes."""
     _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
     if rounding not in ROUNDINGS:
@@ -243,7 +250,8 @@ def build(
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     cudnn = None if family is None else family.judge
     if cudnn is None:
-        oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
+        if oracle is None:
+            oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
         cudnn = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = cudnn
@@ -256,8 +264,6 @@ def build(
 
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     program = concat_in_place(program, judge, options)
-    if family is None and cudnn.oracle.device:
-        cudnn.oracle.close()  # its processes hold memory of the GPU; asked again, it starts others
     return Compiled(source, program, goal, options, judge)
 
 

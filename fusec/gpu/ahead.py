@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from fusec.cudnn_graph import CudnnGraph
@@ -19,8 +19,9 @@ from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.process import Died, WorkerProcess
 from fusec.plans import Choice, Knobs
 from fusec.target import Target
+from fusec.verdict import Plan
 
-MOST = 12  # processes, each with a context on the device
+MOST = 8  # processes, each with a context on the device
 BYTES_EACH = 4 << 30  # of its memory that must be free for each: a context takes some 0.5 GB
 LEAST = 3  # plans: fewer are built here before a process is up
 
@@ -39,20 +40,27 @@ class Worker(Protocol):
 class Builders:
     """At most `limit` processes, started by `start` when there is something to build.
 
-    deterministic: plans that cuDNN says give other bits from run to run do not build.
+    deterministic: plans that cuDNN says give other bits from run to run do not build. workers: processes to begin with,
+    which are this object's from now on. built: plans that are there already, serialized.
     """
 
-    def __init__(self, start: Callable[[], Worker], limit: int, deterministic: bool = False):
-        self._start, self._limit, self._deterministic = start, limit, deterministic
+    def __init__(
+        self,
+        start: Callable[[], Worker],
+        limit: int,
+        deterministic: bool = False,
+        workers: Sequence[Worker] = (),
+        built: Mapping[Order, bytes] | None = None,
+    ):
+        self._start, self._limit, self._deterministic = start, max(limit, len(workers)), deterministic
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
         self._begun: set[Order] = set()
-        self._answers: dict[Order, Answer] = {}
+        self._answers: dict[Order, Answer] = {**(built or {})}
         self._threads = 0
         self._closed = 0  # how often
         self._failed = ""  # why no process starts, until that was told
-        self._idle: list[Worker] = []
-        self._all: list[Worker] = []
+        self._idle, self._all = list(workers), list(workers)
         self._finalizer = weakref.finalize(self, _end, self._all)
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Choice]]) -> None:
@@ -90,7 +98,9 @@ class Builders:
             self._answers.clear()
             self._idle.clear()
             self._closed += 1
-            _end(self._all)
+            for worker in self._all:  # each takes a tenth of a second, for which nobody waits
+                threading.Thread(target=worker.close, name="fusec-builder-end", daemon=True).start()
+            self._all.clear()
 
     def _work(self) -> None:
         """Build what is waiting, with a process of one's own, until nothing is."""
@@ -155,10 +165,19 @@ class Builders:
         return None if blob is None else base64.b64decode(blob)
 
 
-def builders(target: Target, free_bytes: int, deterministic: bool) -> Builders:
-    """Of plans for this machine's GPU, as many as it has cores (one is left for what is timed) and memory for."""
+def builders(
+    target: Target,
+    free_bytes: int,
+    deterministic: bool,
+    workers: Sequence[Worker] = (),
+    built: Mapping[str, tuple[Plan, bytes]] | None = None,
+) -> Builders:
+    """Of plans for this machine's GPU, as many as it has cores (one is left for what is timed) and memory for. built:
+    plans by graph, without regard to `deterministic`."""
     limit = max(0, min(MOST, (os.cpu_count() or 1) - 1, free_bytes // BYTES_EACH))
-    return Builders(lambda: WorkerProcess(target, True, "fusec.gpu.blobs"), limit, deterministic)
+    found = {} if deterministic else built or {}
+    known = {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
+    return Builders(lambda: WorkerProcess(target, True), limit, deterministic, workers, known)
 
 
 def _end(workers: list[Worker]) -> None:

@@ -20,7 +20,7 @@ from fusec.account import spent_on
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.ahead import Builders, builders
+from fusec.gpu.ahead import Builders, Worker, builders
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
@@ -44,8 +44,10 @@ from fusec.passes.partition.in_place import Family
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
+from fusec.verdict import Plan
 
 KERNEL_RUNS = 7
+BESIDE = 0.75  # of the cores for kernels that are compiled while plans are timed
 
 
 class CudnnBackend:
@@ -58,7 +60,8 @@ class CudnnBackend:
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
     what `improve` found. `rehearsed`: what `rehearse` did. handed_over: with `tune` none, plans that another process of
     this machine just built, taken and kept. side_by_side: steps that can are run so, and that is not
-    measured; else it is, if anything is.
+    measured; else it is, if anything is. workers: processes that cuDNN was asked in; they build plans that are compiled
+    at run time, and end when all is chosen. built: plans that they built already, by graph, serialized.
     """
 
     xp: Any = cupy
@@ -76,6 +79,8 @@ class CudnnBackend:
         deterministic: bool = False,
         side_by_side: bool = False,
         handed_over: Mapping[str, Entry] | None = None,
+        workers: Sequence[Worker] = (),
+        built: Mapping[str, tuple[Plan, bytes]] | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -113,8 +118,10 @@ class CudnnBackend:
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
-        self._target = here
+        free_bytes, _ = cupy.cuda.runtime.memGetInfo()
         self._builders: Builders | None = None
+        if here is not None and kernels is None:  # else kernels are kept in this process
+            self._builders = builders(here, free_bytes, deterministic, workers, built)
         self._compiling: Future[None] | None = None  # kernels
 
     def from_any(self, array: Any) -> Array:
@@ -195,9 +202,6 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        if self._builders is None and self._kernels is None and self._target is not None:
-            free_bytes, _ = cupy.cuda.runtime.memGetInfo()
-            self._builders = builders(self._target, free_bytes, self.deterministic)
         shared = (self._kernels, self._blas if self._competes else None, self.deterministic, self._builders)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
@@ -325,7 +329,8 @@ class CudnnBackend:
         unknown = [kernel for kernel in asked.values() if self._known_way(kernel) is None]
         if unknown:
             beside = ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels")
-            self._compiling = beside.submit(self._launcher.compile, [each for k in unknown for each in ways(k)])
+            wanted = [each for kernel in unknown for each in ways(kernel)]
+            self._compiling = beside.submit(self._launcher.compile, wanted, BESIDE)
             beside.shutdown(wait=False)
 
     @spent_on("kernels are compiled")

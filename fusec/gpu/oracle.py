@@ -99,6 +99,7 @@ class Oracle:
                 self._memory[graph_key] = decode(json.loads(text))
                 del new[graph_key]
         if new:
+            self._start(min(self._limit, len(new)))
             self._prove_once()
             if self._kin:  # from what was remembered on disk
                 for graph in graphs:
@@ -129,6 +130,14 @@ class Oracle:
             )
         self._remember({PROBE: verdict})
         return worker.versions
+
+    def _start(self, count: int) -> None:
+        """So many workers, side by side: each takes a second or more to come up."""
+        missing = count - len(self._all)
+        if missing > 0:
+            with ThreadPoolExecutor(missing, thread_name_prefix="fusec-oracle") as pool:
+                for worker in pool.map(lambda _: self._new(), range(missing)):
+                    self._idle.put(worker)
 
     def _prove_once(self) -> None:
         """Once per environment: see `prove`."""
@@ -198,10 +207,21 @@ class Oracle:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            worker = WorkerProcess(self.target, self.device)
-            with self._lock:
-                self._all.append(worker)
-            return worker
+            return self._new()
+
+    def _new(self) -> WorkerProcess:
+        worker = WorkerProcess(self.target, self.device)
+        with self._lock:
+            self._all.append(worker)
+        return worker
+
+    def lend(self) -> list[WorkerProcess]:
+        """Its processes, which are the caller's from now on; the oracle may be asked again and starts new ones."""
+        with self._lock:
+            workers = list(self._all)
+            self._all.clear()
+            self._idle = queue.SimpleQueue()
+        return workers
 
     def _entry(self, key: str) -> str:
         return f"{self._environment}:{key}"

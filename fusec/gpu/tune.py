@@ -105,8 +105,11 @@ def tune(
     end = clock() + budget_s
     known = known or {}
     tuned = {key: Tuned(graph) for key, graph in graphs.items()}
-    offers = {key: _offers(lab, result, known.get(key)) for key, result in tuned.items()}
-    lab.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
+    offers: dict[str, list[Offer]] = {}
+    for key, result in tuned.items():
+        offers[key] = _offers(lab, result, known.get(key))
+        if any(not offer.precompiled for offer in offers[key]):  # others build it while this process asks on
+            lab.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # those whose first plan is still being compiled come last
     order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))

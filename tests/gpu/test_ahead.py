@@ -172,6 +172,19 @@ def test_after_the_end_others_start() -> None:
     assert shop.ends_all() and shop.started >= 2
 
 
+def test_there_may_be_processes_and_plans_to_begin_with() -> None:
+    shop, lent = Shop(), Shop()
+    built = {(PROBE.key, *CHOICES[0].identity): b"built before"}
+    builders = Builders(shop.start, 1, workers=[lent], built=built)
+    expect(builders, 0, 1)
+    assert builders.plan(PROBE, CHOICES[0]) == b"built before"
+    assert builders.plan(PROBE, CHOICES[1]) == b"plan 1"
+    assert (shop.started, lent.asked) == (0, [1])
+    builders.close()
+    with lent.lock:
+        assert lent.lock.wait_for(lambda: lent.closed == 1, 10)
+
+
 @pytest.mark.cudnn
 def test_a_process_builds_the_plan_that_was_asked_for() -> None:
     from fusec.gpu.blobs import reload, serialize
@@ -180,7 +193,7 @@ def test_a_process_builds_the_plan_that_was_asked_for() -> None:
     graphs: list[CudnnGraph] = [PROBE, conv("bias", "sigmoid")]
     offered = {g.key: g for g in graphs}
     firsts = {key: each[0] for key, each in serialize(graphs, target, count=1, workers=1).items()}
-    builders = Builders(lambda: WorkerProcess(target, False, "fusec.gpu.blobs"), 1)
+    builders = Builders(lambda: WorkerProcess(target, False), 1)
     wrong = Choice(4711, ())
     builders.expect([*((g, firsts[key].choice) for key, g in offered.items()), (PROBE, wrong)])
     for key, graph in offered.items():

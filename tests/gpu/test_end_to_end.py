@@ -186,6 +186,21 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 
 
 @needs_compiler
+def test_kernels_are_compiled_once_beside_what_comes_before_they_are_timed(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path, text=SOFTMAX)
+    (step,) = net.compiled.program.steps
+    kernel = find(step.nodes, step.outputs)
+    assert kernel is not None and kernel.others
+    before, backend = len(machine.compiled), net.backend
+    backend._kernels_soon({kernel.key: kernel})
+    times = backend._kernels_us({kernel.key: kernel}, 0)
+    compiled = machine.compiled[before:]
+    assert times[kernel.key] < float("inf") and len(compiled) == len(set(compiled)) > 0
+    backend._kernels_soon({kernel.key: kernel})
+    assert backend._compiling is None, "what was measured is not compiled again"
+
+
+@needs_compiler
 def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,30 @@ def test_quick_leaves_the_long_end_of_the_list() -> None:
     assert tuned.plans[0][0].complete
 
 
+def test_what_will_be_built_is_told_beforehand() -> None:
+    """First what each graph begins with, then what that is compared with, the slowest graph's first; at last nothing."""
+    table = Table({1: [10.0, 5.0, 9.0], 2: [100.0, 50.0]}, noise=0.0, compiled=frozenset({0, 1}))
+    tune({str(n): graph(n) for n in (1, 2)}, table, "quick", clock=lambda: table.now)
+    *_, first, rest, last = table.expected
+    assert first == [(1, 0), (2, 0), (1, 2), (1, 1), (2, 1)] and rest == [(2, 1), (1, 2), (1, 1)] and last == []
+    table.expected.clear()
+    known = {"1": Choice(2, ((2, 2),), 0, 9.0, 1e-4)}
+    tune({"1": graph(1), "2": graph(2)}, table, "quick", known=known, clock=lambda: table.now)
+    assert table.expected[-3] == [(1, 2), (2, 0), (2, 1)], "what is known is compared with nothing"
+    table.expected.clear()
+    tune({"1": graph(1)}, table, "none", clock=lambda: table.now)
+    assert table.expected[0] == [(1, 0)]
+
+
+def test_graphs_whose_first_plan_is_compiled_meanwhile_come_last() -> None:
+    table = Table({1: ["no", 5.0], 2: [3.0], 3: []})
+    one, two = (Offer(0, Choice(0, ((2, 0),)), precompiled) for precompiled in (False, True))
+    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]  # type: ignore[method-assign]
+    table.times = {1: [5.0], 2: [3.0], 3: []}
+    tune({str(n): graph(n) for n in (1, 2, 3)}, table, "none", clock=lambda: table.now)
+    assert table.built == [(2, 0), (1, 0)]
+
+
 def test_a_budget_gives_each_graph_a_plan_and_the_rest_to_the_slowest() -> None:
     table = Table({1: [10.0, 5.0], 2: [100.0, 50.0], 3: [30.0, 15.0]}, cost_s=1.0, noise=0.0)
     graphs = {str(n): graph(n) for n in (1, 2, 3)}

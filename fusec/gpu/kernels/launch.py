@@ -62,8 +62,9 @@ class Launcher:
         return key in keys
 
     @spent_on("kernels are compiled")
-    def compile(self, kernels: Iterable[Kernel]) -> None:
-        """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
+    def compile(self, kernels: Iterable[Kernel], share: float = 1.0) -> None:
+        """Compile what is not compiled yet, several sources at once, on this share of the cores; a warning for what the
+        compiler refuses."""
         fastest = map(self.fastest, kernels)
         wanted = {launch.entry: (kernel, launch) for kernel in fastest for launch in kernel.launches}
         missing = [
@@ -71,7 +72,7 @@ class Launcher:
         ]
         if not missing:
             return
-        workers = min(len(missing), os.cpu_count() or 1, 16)
+        workers = min(len(missing), max(1, int(share * (os.cpu_count() or 1))), 16)
         with ThreadPoolExecutor(max_workers=workers) as pool:
             for (kernel, launch), made in zip(missing, pool.map(_compiled, missing), strict=True):
                 if made is None:
