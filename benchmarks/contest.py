@@ -35,15 +35,17 @@ def within(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
-    """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among those of cuDNN and
-    torch: Triton's take minutes to try."""
+def autotuned(
+    function: Callable[..., Any], freezing: bool = False, mode: str = "max-autotune-no-cudagraphs"
+) -> Callable[..., Any]:
+    """By torch.compile. freezing: weights are constants. Convolutions are chosen among those of cuDNN and torch:
+    Triton's take minutes to try."""
     import torch._inductor.config  # which takes seconds
 
     torch._dynamo.reset()
     torch._inductor.config.freezing = freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"
-    return torch.compile(function, mode="max-autotune-no-cudagraphs")
+    return torch.compile(function, mode=mode)
 
 
 def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
