@@ -186,8 +186,9 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 
 
 @needs_compiler
-def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_computes_the_same(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     from fusec.gpu.kernels.launch import Launcher, ways
 
@@ -209,9 +210,11 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
         return timed
 
     monkeypatch.setattr(Launcher, "bind", bind)
+    if not agrees:
+        monkeypatch.setattr(Launcher, "agree", lambda *ways: False)
     net.rehearse(net.backend.rehearse)
     assert list(net.backend.rehearsed.options) == [kernel.key]
-    assert net.backend._launcher.fastest(kernel).key != slow.key
+    assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
     assert net.backend._kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
