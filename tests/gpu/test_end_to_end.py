@@ -252,3 +252,13 @@ def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path:
     assert net.backend.rehearsed is None
     with pytest.warns(UserWarning, match="gave way"):
         check(net, 3)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_plan_in_use_is_verified(machine: Machine, tmp_path: Path, wrong: bool) -> None:
+    net = rehearsed(tmp_path)
+    net(fresh(0))
+    machine.wrong = set(engines(net)) if wrong else set()
+    assert net.verify().ok != wrong
+    machine.wrong = set()
+    check(net, 2)
