@@ -125,7 +125,7 @@ def test_quick_leaves_the_long_end_of_the_list() -> None:
 
 
 def test_what_will_be_built_is_told_beforehand() -> None:
-    """First what each graph begins with, then what that is compared with, the slowest graph's first; at last nothing."""
+    """First what each graph begins with, then what that is compared with, the slowest graph first; at last nothing."""
     table = Table({1: [10.0, 5.0, 9.0], 2: [100.0, 50.0]}, noise=0.0, compiled=frozenset({0, 1}))
     tune({str(n): graph(n) for n in (1, 2)}, table, "quick", clock=lambda: table.now)
     *_, first, rest, last = table.expected
