@@ -87,7 +87,7 @@ class Value:
 class Node:
     """One application of an op. `origin` names the source-model nodes it stands for."""
 
-    __slots__ = ("_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
+    __slots__ = ("_agreed", "_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
 
     def __init__(self, graph: Graph, op: Op, operands: Sequence[Value], origin: tuple[str, ...]):
         self.graph = graph
@@ -98,6 +98,7 @@ class Node:
         self._prev: Node | None = None
         self._next: Node | None = None
         self._erased = False
+        self._agreed: tuple[object, ...] = ()  # what the rules of the op were found to be kept for: see `invariants`
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -364,6 +365,7 @@ class Graph:
         for node in nodes:
             operands, names = [mapped[v] for v in node.operands], [v.name for v in node.results]
             twin = copy._place(node.op, operands, names, [v.type for v in node.results], None, node.origin)
+            twin._agreed = node._agreed
             mapped.update(zip(node.results, twin.results, strict=True))
         names = [v.name for v in outputs] if output_names is None else output_names
         copy.set_outputs([mapped[v] for v in outputs], names)
