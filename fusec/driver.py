@@ -9,16 +9,19 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fusec import artifact, frontends, lockfile, passes
 from fusec.builder import Builder
 from fusec.compiled import Compiled
+from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, FusecError, ModelError, TargetError
 from fusec.gpu import device
-from fusec.gpu.forms import arrange
+from fusec.gpu.forms import arrange, runs_as_kernel
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
+from fusec.gpu.sizes import SizePlans
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, print_node, quote
 from fusec.ops import Scatter
@@ -48,14 +51,17 @@ DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 class Family:
     """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
     cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time. first_plans: cuDNN's first plan of each
-    graph is the one to take; those processes hand it over."""
+    graph is the one to take; those processes hand it over, and make that of another size. more_sizes: there may be
+    others."""
 
     weights: SharedWeights = field(default_factory=SharedWeights)
     judge: CudnnJudge | None = None
     share_kernels: bool = False
     first_plans: bool = False
+    more_sizes: bool = True
     _kernels: Any = None
     _oracle: Oracle | None = None
+    _sizes: SizePlans | None = None
 
     def kernels(self) -> Any:
         """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
@@ -66,21 +72,36 @@ class Family:
         return self._kernels
 
     def oracle(self, target: Target) -> Oracle:
-        """Whom to ask. What is built to be handed over need not be known from other sizes."""
+        """Whom to ask. What is built to be handed over need not be known from graphs that are alike."""
         here = device.is_present(target)
         hand_over = here and self.first_plans
-        self._oracle = Oracle(target, device=here, kin=self.share_kernels or not hand_over, hand_over=hand_over)
+        kin = self.share_kernels or not hand_over
+        self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=True)
         return self._oracle
 
-    def handed_over(self) -> dict[str, Entry]:
-        """The plans that were built since this was asked the last time, by key of the cuDNN graph."""
+    def plans(self, graphs: Mapping[str, CudnnGraph]) -> tuple[dict[str, Entry], list[CudnnGraph]]:
+        """Plans that were built to ask cuDNN, and those of other sizes in this one, by key of the graph; and graphs
+        that were believed to be legal, as they are in other sizes, and are not."""
         if self._oracle is None:
-            return {}
+            return {}, []
         built, self._oracle.built = self._oracle.built, {}
-        return {
+        handed = {
             key: Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
             for key, (plan, blob) in built.items()
         }
+        made, refused = self._sizes_of(self._oracle).of(g for key, g in graphs.items() if key not in handed)
+        for graph in refused:
+            self._oracle.doubt(graph)
+        return {**handed, **made}, refused
+
+    def took(self, graphs: Mapping[str, CudnnGraph], choices: Mapping[str, Choice]) -> None:
+        """Learn which plans a program runs."""
+        if self._oracle is not None and self.more_sizes:
+            self._sizes_of(self._oracle).took(graphs.values(), choices)
+
+    def _sizes_of(self, oracle: Oracle) -> SizePlans:
+        self._sizes = self._sizes or SizePlans(oracle)
+        return self._sizes
 
 
 def compile(
@@ -146,7 +167,8 @@ def compile(
         disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
         return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
-    compiled = build(
+    built = partial(
+        build,
         model,
         target=target,
         precision=precision,
@@ -157,6 +179,7 @@ def compile(
         family=family,
         state=state,
     )
+    compiled = built()
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
     here = device.is_present(compiled.target)
@@ -181,12 +204,20 @@ def compile(
                     raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
         shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
-        if family is not None and tune == "none" and not same:
-            shared["handed_over"] = family.handed_over()
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
         options, goal = compiled.options, compiled.target
-        program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
+        carried = family if family is not None and family.first_plans and not same else None
+        refused = carried is not None
+        while carried is not None and refused:  # of what cuDNN was not asked about, since it is legal in another size
+            entries, refused = carried.plans(backend.unkept(_cudnn_graphs(compiled, own_kernels=True)))
+            backend.take(entries)
+            compiled = built() if refused else compiled
+        program = backend.improve(
+            compiled.program, options.tensor_cores, goal.launch_us, options.as_source, own_kernels=carried is not None
+        )
         executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        if carried is not None:
+            carried.took(_cudnn_graphs(executable.compiled), backend.choices())
         if family is None:  # one of many sizes is wanted soon
             executable.rehearse(backend.rehearse)
         if backend.decided is not executable.compiled.decided:
@@ -240,6 +271,16 @@ def build(
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     program = concat_in_place(program, judge, options)
     return Compiled(source, program, goal, options, judge)
+
+
+def _cudnn_graphs(compiled: Compiled, own_kernels: bool = False) -> dict[str, CudnnGraph]:
+    """cuDNN's graphs by their keys; own_kernels: without those that a kernel of fusec's can run."""
+    pairs = zip(compiled.program.steps, compiled.lowered, strict=True)
+    return {
+        lowered.graph.key: lowered.graph
+        for step, lowered in pairs
+        if lowered is not None and not (own_kernels and runs_as_kernel(step))
+    }
 
 
 def _check_options(precision: str, disable: Collection[str]) -> None:

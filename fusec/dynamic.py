@@ -70,7 +70,9 @@ def compile_dynamic(
     left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
 
-    family = driver.Family(share_kernels=share_kernels, first_plans=tune == "none" and not simulate)
+    symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
+    first_plans = tune == "none" and not simulate
+    family = driver.Family(share_kernels=share_kernels, first_plans=first_plans, more_sizes=symbolic)
 
     def compiled(shapes: Shapes) -> Executable:
         if simulate:

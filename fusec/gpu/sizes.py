@@ -1,0 +1,105 @@
+"""Plans of a model's graphs in a new size, made from those of the sizes before: no heuristics, nothing compiled twice.
+
+What has to be compiled at run time is compiled once more for all sizes, beside the first program's calls, where cuDNN
+has an engine for that; from then on a plan for another size is ready in milliseconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.gpu.oracle import Oracle
+from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.relatives import factor
+from fusec.plans import BLAS, Choice, Entry
+
+# So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
+NEAR = 4
+Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
+
+
+class SizePlans:
+    """Makes plans by the workers of an oracle that believes of sizes what it knows of others."""
+
+    def __init__(self, oracle: Oracle):
+        self._oracle = oracle
+        self._choices: dict[str, Choice] = {}  # by key of a graph
+        self._first: dict[str, str] = {}  # of a graph, the key in its first size
+        self._ready: dict[str, Future[Ready | None]] = {}  # by that key
+
+    def took(self, graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
+        """Learn which plans a program runs. What was compiled at run time for the first size is compiled for all from
+        now on, in threads that nobody waits for; they also start who makes the plans of the next size."""
+        if not self._first:
+            _beside(self._oracle.start)
+        for graph in graphs:
+            if graph.key in self._first or choices[graph.key].engine == BLAS:
+                continue
+            known = self._oracle.relative(graph)
+            first = graph.key if known is None else self._first.get(known.key, graph.key)
+            self._first[graph.key] = first
+            self._choices[graph.key] = self._choices.get(first, choices[graph.key])
+            if first == graph.key and self._compiled(graph):
+                self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
+
+    def of(self, graphs: Iterable[CudnnGraph]) -> tuple[dict[str, Entry], list[CudnnGraph]]:
+        """Plans of those graphs that are known in another size, by key; and those of which none builds."""
+        wanted = [graph for graph in graphs if self._oracle.relative(graph) is not None]
+        if not wanted:
+            return {}, []
+        with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
+            made = dict(zip(wanted, pool.map(self._made, wanted), strict=True))
+        entries = {graph.key: entry for graph, entry in made.items() if entry is not None}
+        return entries, [graph for graph in wanted if graph.key not in entries]
+
+    def _made(self, graph: CudnnGraph) -> Entry | None:
+        known = self._oracle.relative(graph)
+        assert known is not None
+        waiting = self._ready.get(self._first.get(known.key, ""))
+        ready = None if waiting is None else waiting.result()
+        if ready is not None:
+            worker, choice = ready
+            found, _ = self._asked(graph, choice, True, worker)
+            if found is not None:
+                return found
+        near = 1 / NEAR <= factor(known, graph) <= NEAR
+        return self._asked(graph, self._choices.get(known.key) if near else None, False)[0]
+
+    def _for_all_sizes(self, graph: CudnnGraph) -> Ready | None:
+        found, worker = self._asked(graph, None, True)
+        return None if found is None else (worker, found.choice)
+
+    def _asked(
+        self, graph: CudnnGraph, choice: Choice | None, all_sizes: bool, worker: WorkerProcess | None = None
+    ) -> tuple[Entry | None, WorkerProcess]:
+        named = None if choice is None else choice.to_json()
+        question: dict[str, Any] = {"graph": graph.to_json(), "choice": named, "all_sizes": all_sizes}
+        answer, asked = self._oracle.exchange(question, worker)
+        if isinstance(answer, Died) or "blob" not in answer:
+            return None, asked
+        return Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"])), asked
+
+    def _compiled(self, graph: CudnnGraph) -> bool:
+        """Whether the plan that was taken is compiled at run time."""
+        taken = self._choices[graph.key].identity
+        offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
+        return offered.get(taken) is False
+
+
+def _beside(work: Any) -> Future[Any]:
+    """What work comes to, done in a thread that does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is wanted
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fusec-all-sizes", daemon=True).start()
+    return future
