@@ -125,6 +125,7 @@ class Graph:
         self._return = Node(self, Return(), (), ())
         self._head: Node = self._return  # first node in order; the return node is always last
         self._size = 0
+        self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
 
     # reading ---------------------------------------------------------------------------------
 
@@ -195,6 +196,7 @@ class Graph:
         if name in self._names:
             raise VerifyError(f"graph {self.name!r}: two values are named {quote(name)}")
         self._names.add(name)
+        self.edits += 1
         value = Value(self, name, type, None, len(self._inputs))
         self._inputs.append(value)
         return value
@@ -252,6 +254,7 @@ class Graph:
             following._prev._next = node
         following._prev = node
         self._size += 1
+        self.edits += 1
         return node
 
     def add(self, op: Op, *operands: Value, name: str = "", before: Node | None = None) -> Value:
@@ -276,6 +279,7 @@ class Graph:
             self._return._operands.append(value)
             value._uses[self._return, i] = None
         self._return.op = Return(names)
+        self.edits += 1
 
     def set_input(self, node: Node, index: int, value: Value) -> None:
         """Let operand `index` of `node` be `value`; order is checked by `verify`."""
@@ -283,15 +287,18 @@ class Graph:
         self._drop_use(node, index)
         node._operands[index] = value
         value._uses[node, index] = None
+        self.edits += 1
 
     def set_type(self, value: Value, type: TensorType) -> None:
         """Change the type of a value; what uses it must be made to agree before `verify`."""
         value.type = type
+        self.edits += 1
 
     def set_op(self, node: Node, op: Op) -> None:
         """Change a node's attributes in place: same kind of op, same arity."""
         assert op.name == node.op.name
         node.op = op
+        self.edits += 1
 
     def replace(self, old: Value, new: Value) -> None:
         """Let every use of `old` use `new` instead; `new`'s node takes over the origin of `old`'s."""
@@ -317,11 +324,13 @@ class Graph:
         for value in node.results:
             self._names.discard(value.name)
         self._size -= 1
+        self.edits += 1
 
     def rename(self, value: Value, name: str) -> None:
         """Give a value a name (made unique if taken)."""
         self._names.discard(value.name)
         value.name = self.fresh_name(name)
+        self.edits += 1
 
     def _drop_use(self, node: Node, index: int) -> None:
         del node._operands[index]._uses[node, index]
