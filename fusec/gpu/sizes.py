@@ -15,7 +15,7 @@ from typing import Any
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.process import Died, WorkerProcess
-from fusec.gpu.relatives import factor
+from fusec.gpu.relatives import Relatives, factor
 from fusec.plans import BLAS, Choice, Entry
 
 # So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
@@ -24,11 +24,12 @@ Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan
 
 
 class SizePlans:
-    """Makes plans by the workers of an oracle that believes of sizes what it knows of others."""
+    """Makes plans by the workers of an oracle, after those that programs of other sizes run."""
 
     def __init__(self, oracle: Oracle):
         self._oracle = oracle
-        self._choices: dict[str, Choice] = {}  # by key of a graph
+        self._relatives = Relatives()
+        self._choices: dict[str, Choice] = {}  # by key of a graph, that of its first size
         self._first: dict[str, str] = {}  # of a graph, the key in its first size
         self._ready: dict[str, Future[Ready | None]] = {}  # by that key
 
@@ -40,27 +41,31 @@ class SizePlans:
         for graph in graphs:
             if graph.key in self._first or choices[graph.key].engine == BLAS:
                 continue
-            known = self._oracle.relative(graph)
-            first = graph.key if known is None else self._first.get(known.key, graph.key)
+            known = self._relatives.of(graph)
+            first = graph.key if known is None else self._first[known.key]
             self._first[graph.key] = first
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
+            self._relatives.add(graph)
             if first == graph.key and self._compiled(graph):
                 self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
 
     def of(self, graphs: Iterable[CudnnGraph]) -> tuple[dict[str, Entry], list[CudnnGraph]]:
-        """Plans of those graphs that are known in another size, by key; and those of which none builds."""
-        wanted = [graph for graph in graphs if self._oracle.relative(graph) is not None]
+        """Plans of those graphs that are known in another size, by key; and those of which none builds, though the
+        oracle believes them to be legal."""
+        believed = self._oracle.relative
+        wanted = [g for g in graphs if self._relatives.of(g) is not None or believed(g) is not None]
         if not wanted:
             return {}, []
         with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
             made = dict(zip(wanted, pool.map(self._made, wanted), strict=True))
         entries = {graph.key: entry for graph, entry in made.items() if entry is not None}
-        return entries, [graph for graph in wanted if graph.key not in entries]
+        return entries, [graph for graph in wanted if graph.key not in entries and believed(graph) is not None]
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
-        known = self._oracle.relative(graph)
-        assert known is not None
-        waiting = self._ready.get(self._first.get(known.key, ""))
+        known = self._relatives.of(graph)
+        if known is None:
+            return self._asked(graph, None, False)[0]
+        waiting = self._ready.get(self._first[known.key])
         ready = None if waiting is None else waiting.result()
         if ready is not None:
             worker, choice = ready
@@ -68,7 +73,7 @@ class SizePlans:
             if found is not None:
                 return found
         near = 1 / NEAR <= factor(known, graph) <= NEAR
-        return self._asked(graph, self._choices.get(known.key) if near else None, False)[0]
+        return self._asked(graph, self._choices[known.key] if near else None, False)[0]
 
     def _for_all_sizes(self, graph: CudnnGraph) -> Ready | None:
         found, worker = self._asked(graph, None, True)

@@ -99,7 +99,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
         plans.took(graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
-    assert plans.of([READY]) == ({}, []), "nothing is believed of it"
+    assert plans.of([conv("relu")]) == ({}, []), "nothing is known of it"
 
 
 def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle) -> None:
