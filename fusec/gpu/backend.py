@@ -135,10 +135,30 @@ class CudnnBackend:
         entries = {key: self._kept.entry(key) for key in graphs}
         return {key: graph for key, graph in graphs.items() if (entry := entries[key]) is None or entry.blob is None}
 
-    def take(self, entries: Mapping[str, Entry]) -> None:
-        """Take and keep plans that another process of this machine just built, where no others are known."""
-        for key, entry in entries.items():
-            self._kept.take(key, entry)
+    def receive(self, arriving: Iterable[tuple[CudnnGraph, Entry]]) -> dict[str, Entry]:
+        """Take plans that another process of this machine just built, where no others are known: revived as they come,
+        then kept, all at once."""
+        received: dict[str, Entry] = {}
+        with out_of_memory("reviving plans"), self._stream:
+            lab = self._laboratory(0)
+            for graph, entry in arriving:
+                received[graph.key] = entry
+                known = self._kept.entry(graph.key)
+                other = known is not None and known.choice.identity != entry.choice.identity
+                wrong = self._kept.wrong(graph.key, entry.choice) is not None
+                if entry.blob is not None and not other and not wrong and graph.key not in self._tuned:
+                    try:
+                        plan = lab.revive(graph, entry.blob)
+                    except ExecutionError:  # it is tried once more, and then built, when its turn comes
+                        continue
+                    self._tuned[graph.key] = Tuned(graph, [(entry.choice, plan)], revived=True)
+        self._kept.take(received)
+        return received
+
+    def suggest(self, choices: Mapping[str, Choice]) -> None:
+        """Take these plans of graphs, with `tune` none, where they are offered."""
+        self._kept.suggest(choices)
+        self._competes = self._competes or any(choice.engine == BLAS for choice in choices.values())
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has

@@ -25,11 +25,13 @@ class Maker:
         self._declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The plan as JSON data, or why there is none."""
-        named = question["choice"]
-        graph = CudnnGraph.from_json(question["graph"])
+        """The plan as JSON data, or why there is none. if_compiled: none, too, if the one named is precompiled."""
+        data, graph = question["choice"], CudnnGraph.from_json(question["graph"])
+        named = None if data is None else Choice.from_json(data)
         try:
-            return self.made(graph, None if named is None else Choice.from_json(named), question["all_sizes"])
+            if named is not None and question.get("if_compiled") and self._is_precompiled(graph, named):
+                return {"failed": "it is precompiled"}
+            return self.made(graph, named, question["all_sizes"])
         except LoweringError as error:
             return {"failed": str(error)}
         except self._declined as error:
@@ -53,6 +55,13 @@ class Maker:
             except self._declined as error:
                 failed = ": ".join(reason_of(error))
         return {"failed": failed}
+
+    def _is_precompiled(self, graph: CudnnGraph, named: Choice) -> bool:
+        g = self._begun(graph, False)
+        g.create_execution_plans([self._cudnn.heur_mode.A, self._cudnn.heur_mode.FALLBACK])
+        place = next((i for i, choice in self._offered(g, graph, named) if choice.identity == named.identity), None)
+        note = self._cudnn.behavior_note.RUNTIME_COMPILATION
+        return place is not None and note not in g.get_behavior_notes_for_plan_at_index(place)
 
     def _begun(self, graph: CudnnGraph, all_sizes: bool) -> Any:
         from fusec.gpu.emit import emit, kernel_cache  # needs cudnn, which the parent need not have

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from fusec.cudnn_graph import CudnnGraph
 
 
@@ -25,23 +23,28 @@ class Relatives:
     def of(self, graph: CudnnGraph) -> CudnnGraph | None:
         """The known graph with the fewest dims that are others, of these the one nearest in size; None if there is
         none."""
-        found: list[tuple[int, Fraction, str]] = []
+        found: list[tuple[int, float, str]] = []
         known = self._by_kin.get(graph.kin, {})
         for key, other in known.items():
-            changes = _changes(other, graph)
-            if len(set(changes)) == 1:
-                factor = changes[0]
-                found.append((len(changes), max(factor, 1 / factor), key))
+            count, by = _changes(other, graph)
+            if count:
+                found.append((count, max(by, 1 / by), key))
         return known[min(found)[2]] if found else None
 
 
-def factor(known: CudnnGraph, graph: CudnnGraph) -> Fraction:
+def factor(known: CudnnGraph, graph: CudnnGraph) -> float:
     """How many times as large a relative's dims are."""
-    return _changes(known, graph)[0]
+    return _changes(known, graph)[1]
 
 
-def _changes(known: CudnnGraph, graph: CudnnGraph) -> list[Fraction]:
-    """Of each dim that is another, new size by old, both of graphs that have `kin` in common."""
-    pairs = zip(known.tensors, graph.tensors, strict=True)
-    dims = (pair for old, new in pairs for pair in zip(old.dims, new.dims, strict=True))
-    return [Fraction(new, old) for old, new in dims if new != old]
+def _changes(known: CudnnGraph, graph: CudnnGraph) -> tuple[int, float]:
+    """How many dims are others, and by which factor; none if by several. Of graphs that have `kin` in common."""
+    count, new, old = 0, 0, 1
+    for before, after in zip(known.tensors, graph.tensors, strict=True):
+        if before.dims != after.dims:
+            for a, b in zip(before.dims, after.dims, strict=True):
+                if a != b:
+                    if count and b * old != a * new:
+                        return 0, 1.0
+                    count, new, old = count + 1, b, a
+    return count, new / old if count else 1.0

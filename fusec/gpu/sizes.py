@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
@@ -39,27 +39,40 @@ class SizePlans:
         if not self._first:
             _beside(self._oracle.start)
         for graph in graphs:
-            if graph.key in self._first or choices[graph.key].engine == BLAS:
+            if graph.key in self._first:
                 continue
             known = self._relatives.of(graph)
             first = graph.key if known is None else self._first[known.key]
             self._first[graph.key] = first
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
             self._relatives.add(graph)
-            if first == graph.key and self._compiled(graph):
+            if first == graph.key and not self._precompiled(graph):
                 self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
 
-    def of(self, graphs: Iterable[CudnnGraph]) -> tuple[dict[str, Entry], list[CudnnGraph]]:
-        """Plans of those graphs that are known in another size, by key; and those of which none builds, though the
-        oracle believes them to be legal."""
+    def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
+        """The plans that graphs of sizes near these take, by key."""
+        found = {graph.key: self._named(graph) for graph in graphs}
+        return {key: choice for key, choice in found.items() if choice is not None}
+
+    def _named(self, graph: CudnnGraph) -> Choice | None:
+        known = self._relatives.of(graph)
+        near = known is not None and 1 / NEAR <= factor(known, graph) <= NEAR
+        return self._choices[known.key] if known is not None and near else None
+
+    def of(self, graphs: Iterable[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry | None]]:
+        """Plans of those graphs that are known in another size, as they are ready; None for one of which none builds
+        though the oracle believes it to be legal."""
         believed = self._oracle.relative
-        wanted = [g for g in graphs if self._relatives.of(g) is not None or believed(g) is not None]
+        known = [g for g in graphs if self._relatives.of(g) is not None or believed(g) is not None]
+        wanted = [g for g in known if (choice := self._named(g)) is None or choice.engine != BLAS]
         if not wanted:
-            return {}, []
+            return
         with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
-            made = dict(zip(wanted, pool.map(self._made, wanted), strict=True))
-        entries = {graph.key: entry for graph, entry in made.items() if entry is not None}
-        return entries, [graph for graph in wanted if graph.key not in entries and believed(graph) is not None]
+            making = {pool.submit(self._made, graph): graph for graph in wanted}
+            for future in as_completed(making):
+                graph, entry = making[future], future.result()
+                if entry is not None or believed(graph) is not None:
+                    yield graph, entry
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
         known = self._relatives.of(graph)
@@ -72,28 +85,32 @@ class SizePlans:
             found, _ = self._asked(graph, choice, True, worker)
             if found is not None:
                 return found
-        near = 1 / NEAR <= factor(known, graph) <= NEAR
-        return self._asked(graph, self._choices[known.key] if near else None, False)[0]
+        return self._asked(graph, self._named(graph), False)[0]
 
     def _for_all_sizes(self, graph: CudnnGraph) -> Ready | None:
-        found, worker = self._asked(graph, None, True)
+        found, worker = self._asked(graph, self._choices[graph.key], True, if_compiled=True)
         return None if found is None else (worker, found.choice)
 
     def _asked(
-        self, graph: CudnnGraph, choice: Choice | None, all_sizes: bool, worker: WorkerProcess | None = None
+        self,
+        graph: CudnnGraph,
+        choice: Choice | None,
+        all_sizes: bool,
+        worker: WorkerProcess | None = None,
+        if_compiled: bool = False,
     ) -> tuple[Entry | None, WorkerProcess]:
-        named = None if choice is None else choice.to_json()
-        question: dict[str, Any] = {"graph": graph.to_json(), "choice": named, "all_sizes": all_sizes}
+        question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
+        question["choice"] = None if choice is None else choice.to_json()
         answer, asked = self._oracle.exchange(question, worker)
         if isinstance(answer, Died) or "blob" not in answer:
             return None, asked
         return Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"])), asked
 
-    def _compiled(self, graph: CudnnGraph) -> bool:
-        """Whether the plan that was taken is compiled at run time."""
-        taken = self._choices[graph.key].identity
+    def _precompiled(self, graph: CudnnGraph) -> bool:
+        """Whether the plan that was taken is known to be there for all sizes."""
+        taken = self._choices[graph.key]
         offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
-        return offered.get(taken) is False
+        return taken.engine == BLAS or offered.get(taken.identity, False)
 
 
 def _beside(work: Any) -> Future[Any]:

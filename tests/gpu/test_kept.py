@@ -392,7 +392,7 @@ def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_pat
         backend = CudnnBackend("none", store=here)
         graphs = {step.graph.key: step.graph for step in compiled().lowered if step is not None}
         assert backend.unkept(graphs).keys() == given.keys()
-        backend.take(given)
+        backend.receive((graphs[key], entry) for key, entry in given.items())
         assert backend.unkept(graphs) == {}
         net = Executable(compiled(), backend)
         assert engines(net) == engines(first)
@@ -402,6 +402,6 @@ def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_pat
         place = net.backend._kept.place  # type: ignore[attr-defined]
         here.quarantine(key, place.target, place.cudnn, *entry.choice.identity, "wrong numbers")
     backend = CudnnBackend("none", store=here)
-    backend.take(handed)
+    backend.receive((graphs[key], entry) for key, entry in handed.items())
     with_another = Executable(compiled(), backend)
     assert engines(with_another).isdisjoint(engines(first))

@@ -19,7 +19,7 @@ from fusec.gpu.oracle import Oracle
 from fusec.gpu.process import Died
 from fusec.gpu.sizes import SizePlans
 from fusec.ir import DType
-from fusec.plans import BLAS, Choice
+from fusec.plans import BLAS, Choice, Entry
 from fusec.target import load
 from fusec.verdict import Legal, Refused
 
@@ -38,6 +38,12 @@ def first(oracle: Oracle, graphs: list[CudnnGraph]) -> dict[str, Choice]:
     """cuDNN's first plan of each, as `tune="none"` takes it."""
     oracle.judge(graphs)
     return {graph.key: Choice.of(oracle.plans(graph)[0]) for graph in graphs}
+
+
+def made(plans: SizePlans, graphs: list[CudnnGraph]) -> dict[str, Entry]:
+    found = {graph.key: entry for graph, entry in plans.of(graphs)}
+    assert None not in found.values()
+    return found  # type: ignore[return-value]  # as just asserted
 
 
 def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +91,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         graphs = [batch(READY, size), batch(COMPILED, size)]
         questions.clear()
         oracle.judge(graphs)
-        entries, refused = plans.of(graphs)
-        assert refused == []
+        entries = made(plans, graphs)
         named = {question["all_sizes"]: Choice.from_json(question["choice"]) for question in questions}
         assert {a: c.identity for a, c in named.items()} == {
             False: choices[READY.key].identity,
@@ -99,7 +104,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
         plans.took(graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
-    assert plans.of([conv("relu")]) == ({}, []), "nothing is known of it"
+    assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
 
 
 def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle) -> None:
@@ -109,21 +114,23 @@ def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle)
     plans.took([READY], {READY.key: other})
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
-    entries, _ = plans.of([near, far])
+    entries = made(plans, [near, far])
     assert entries[near.key].choice.identity == other.identity
     assert entries[far.key].choice.identity != other.identity
     plans._choices[READY.key] = Choice(7777, ())
-    entries, refused = plans.of([near])
-    assert entries[near.key].blob and refused == []
+    assert made(plans, [near])[near.key].blob
 
 
-def test_other_libraries_plans_are_not_taken_over(oracle: Oracle) -> None:
+def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle) -> None:
     first(oracle, [READY])
     plans = SizePlans(oracle)
-    plans.took([READY], {READY.key: Choice(BLAS, ())})
-    oracle.judge([batch(READY, 16)])
-    entries, _ = plans.of([batch(READY, 16)])
-    assert entries[batch(READY, 16).key].choice.engine != BLAS
+    plans.took([READY], {READY.key: Choice(BLAS, ((1, 2),))})
+    near, far = batch(READY, 16), batch(READY, 256)
+    oracle.judge([near, far])
+    assert made(plans, [near]) == {}
+    assert plans.named([near, far]) == {near.key: Choice(BLAS, ((1, 2),))}
+    assert made(plans, [far])[far.key].choice.engine != BLAS
+    assert plans._ready == {}
 
 
 def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
@@ -135,8 +142,7 @@ def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     ready[0]._process.wait()
     other = batch(COMPILED, 9)
     oracle.judge([other])
-    entries, refused = plans.of([other])
-    assert refused == [] and entries[other.key].blob
+    assert made(plans, [other])[other.key].blob
     assert len(oracle._all) == 1 and oracle._all[0] is not ready[0]
 
 
@@ -167,7 +173,7 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
     other = batch(READY, 9)
     oracle.judge([other])
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (Died("gone"), worker))
-    assert plans.of([other]) == ({}, [other])
+    assert list(plans.of([other])) == [(other, None)]
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "no"}, worker))
-    assert plans.of([other]) == ({}, [other])
+    assert list(plans.of([other])) == [(other, None)]
     assert sizes.NEAR == 4

@@ -65,7 +65,7 @@ class Workers(Oracle):
 
 @pytest.fixture
 def workers(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Workers]:
-    from fusec import driver
+    from fusec import family
     from fusec.gpu import arrays, device
 
     made: list[Workers] = []
@@ -75,7 +75,7 @@ def workers(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         return made[-1]
 
     monkeypatch.setattr(arrays, "cupy", machine.cupy())
-    monkeypatch.setattr(driver, "Oracle", oracle)
+    monkeypatch.setattr(family, "Oracle", oracle)
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     return made
@@ -139,13 +139,49 @@ def test_nothing_is_made_ready_for_a_model_of_one_size(machine: Machine, workers
     assert [oracle.started for oracle in workers] == [0]
 
 
-@pytest.mark.parametrize("tune", ["quick"])
-def test_where_plans_are_timed_they_are_timed_for_each_size(
-    machine: Machine, workers: list[Workers], tune: str
-) -> None:
-    exe = fusec.compile_dynamic(net(), tune=tune)
+def test_what_was_measured_is_taken_over_near_by(machine: Machine, workers: list[Workers]) -> None:
+    machine.times_us = {7: 30.0, 4: 10.0, 3: 20.0}
+    exe = fusec.compile_dynamic(net(), tune="quick")
+    run(exe, 4)
+    (oracle,) = workers
+    first = exe.at({"x": (4, 32)})
+    assert {c.engine for c in first.backend.choices().values()} == {4}  # type: ignore[attr-defined]  # a GPU's
+    assert oracle.started == 1
+    for batch in (6, 16):
+        oracle.questions.clear()
+        machine.emitted.clear()
+        run(exe, batch)
+        program = exe.at({"x": (batch, 32)})
+        assert machine.emitted == [], "nothing is timed"
+        assert oracle.questions
+        assert {c.engine for c in program.backend.choices().values()} == {4}  # type: ignore[attr-defined]
+        assert program.compiled.decided is not None
+        assert [s.signature for s in program.compiled.program.steps] == [
+            s.signature for s in first.compiled.program.steps
+        ]
+    machine.emitted.clear()
+    run(exe, 17)
+    assert machine.emitted, "more than four times as large"
+    machine.emitted.clear()
+    run(exe, 60)
+    assert machine.emitted == [], "near that one"
+
+
+def test_each_size_is_measured_where_that_is_asked_for(machine: Machine, workers: list[Workers]) -> None:
+    exe = fusec.compile_dynamic(net(), tune="quick", tune_each=True)
     run(exe, 4)
     machine.emitted.clear()
     run(exe, 6)
     assert machine.emitted
-    assert workers[0].questions == []
+    assert (workers[0].questions, workers[0].started) == ([], 0)
+
+
+def test_where_a_plan_taken_over_does_not_build_the_size_is_measured(machine: Machine, workers: list[Workers]) -> None:
+    exe = fusec.compile_dynamic(net(), tune="quick")
+    run(exe, 4)
+    (oracle,) = workers
+    oracle.refuses = {6}
+    oracle._put = lambda graph: Legal((Plan(7, ((2, 0),), True, 0, True),))  # type: ignore[method-assign]  # legal after all
+    machine.emitted.clear()
+    run(exe, 6)
+    assert machine.emitted, "here, by name or by measuring"
