@@ -225,9 +225,12 @@ class Graph:
         if len(names) > len(inferred) or (types is not None and len(types) != len(inferred)):
             raise VerifyError(f"{op.name} gives {len(inferred)} results: too many names, or types for another number")
         hints = [*names, *([""] * (len(inferred) - len(names)))]
-        return self._place(
+        node = self._place(
             op, operands, hints, inferred if types is None else types, before, tuple(dict.fromkeys(origin))
         )
+        if types is None:
+            node._agreed = (op, *(v.type for v in operands), *inferred)
+        return node
 
     def _place(
         self,
