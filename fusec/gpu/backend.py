@@ -23,7 +23,18 @@ from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.end_to_end import SECONDS, Found, descend
-from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, has_forms, prices_us
+from fusec.gpu.forms import (
+    Decided,
+    Form,
+    Parts,
+    arrange,
+    arranged,
+    canonical_of,
+    decide,
+    has_forms,
+    prices_us,
+    runs_as_kernel,
+)
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
@@ -55,8 +66,7 @@ class CudnnBackend:
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found. `rehearsed`: what `rehearse` did. handed_over: with `tune` none, plans that another process of
-    this machine just built, taken and kept. side_by_side: steps that can are run so, and that is not
+    what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
     measured; else it is, if anything is.
     """
 
@@ -74,7 +84,6 @@ class CudnnBackend:
         kernels: Any = None,
         deterministic: bool = False,
         side_by_side: bool = False,
-        handed_over: Mapping[str, Entry] | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -87,7 +96,6 @@ class CudnnBackend:
         self.rehearsed: Found | None = None
         self._ways = ways or {}
         self._kernels = kernels
-        self._handed_over = handed_over or {}
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
@@ -122,6 +130,36 @@ class CudnnBackend:
         if device is not None and not isinstance(array, (np.ndarray, np.generic)):
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
+
+    def unkept(self, graphs: Mapping[str, CudnnGraph]) -> dict[str, CudnnGraph]:
+        """Those of the graphs for which no serialized plan is kept."""
+        entries = {key: self._kept.entry(key) for key in graphs}
+        return {key: graph for key, graph in graphs.items() if (entry := entries[key]) is None or entry.blob is None}
+
+    def receive(self, arriving: Iterable[tuple[CudnnGraph, Entry]]) -> dict[str, Entry]:
+        """Take plans that another process of this machine just built, where no others are known: revived as they come,
+        then kept, all at once."""
+        received: dict[str, Entry] = {}
+        with out_of_memory("reviving plans"), self._stream:
+            lab = self._laboratory(0)
+            for graph, entry in arriving:
+                received[graph.key] = entry
+                known = self._kept.entry(graph.key)
+                other = known is not None and known.choice.identity != entry.choice.identity
+                wrong = self._kept.wrong(graph.key, entry.choice) is not None
+                if entry.blob is not None and not other and not wrong and graph.key not in self._tuned:
+                    try:
+                        plan = lab.revive(graph, entry.blob)
+                    except ExecutionError:  # it is tried once more, and then built, when its turn comes
+                        continue
+                    self._tuned[graph.key] = Tuned(graph, [(entry.choice, plan)], revived=True)
+        self._kept.take(received)
+        return received
+
+    def suggest(self, choices: Mapping[str, Choice]) -> None:
+        """Take these plans of graphs, with `tune` none, where they are offered."""
+        self._kept.suggest(choices)
+        self._competes = self._competes or any(choice.engine == BLAS for choice in choices.values())
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
@@ -158,8 +196,6 @@ class CudnnBackend:
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
-        for key in missing.keys() & self._handed_over.keys():
-            self._kept.take(key, self._handed_over[key])
 
         def report(done: int, total: int) -> None:
             if self.progress is not None:
@@ -204,9 +240,12 @@ class CudnnBackend:
                 best = self.tune == "none" and not self._kept.carried(graph.key)  # else somebody named it
                 self._kept.keep(graph, choice, plan, lab, best)
 
-    def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
+    def improve(
+        self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, own_kernels: bool = False
+    ) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
-        with what is beside them. kept: what would round otherwise is not tried."""
+        with what is beside them. kept: what would round otherwise is not tried. own_kernels: fusec's kernels run what
+        is pointwise."""
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -225,6 +264,9 @@ class CudnnBackend:
         where = placed(concats, partitioned)
         program = partitioned if kept else grouped(partitioned, products=True)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
+        if own_kernels:
+            flat = [step for step in program.steps if runs_as_kernel(step)]
+            known |= {canonical_of(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in flat}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
             return self._together_us(asked, tensor_cores, footprint_bytes)

@@ -143,9 +143,14 @@ def main(name: str, device: bool) -> int:
     """Say hello with the versions, then judge graphs until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
+        from fusec.gpu.making import Maker  # which imports this
+
         judge = Judge(target, device)
+        maker = Maker(judge.cudnn, judge.handle, target)
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:
+            if "all_sizes" in question:
+                return maker.answer(question)
             proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
             judge.hands_over = bool(question.get("hand_over"))
             answer = encode(judge.judge(CudnnGraph.from_json(question), proven))
