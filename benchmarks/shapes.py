@@ -1,8 +1,9 @@
 """What a new size of a dynamic dim costs on a GPU, and how fast its program runs: ResNet-50 and BERT-base in fp16.
 
 Usage, on a machine with an NVIDIA GPU, torch and torchvision: python -m benchmarks.shapes [CASE ...]
-A case is MODEL:TUNE:KERNELS:CACHE: resnet50 or bert; none or quick; size (made for each size) or shared; cold or warm
-(what another process left in the plan cache). Each is a process of its own, which the first size has to bring up.
+A case is MODEL:TUNE:KERNELS:CACHE: resnet50 or bert; none or quick; size, shared (`share_kernels`) or each
+(`tune_each`); cold or warm (what another process left in the plan cache). Each is a process of its own, which the first
+size has to bring up; behind it there is a pause, in which what is compiled at run time is compiled for all sizes.
 Answers are compared with torch's in fp32. Writes benchmarks/results/shapes.json.
 """
 
@@ -28,7 +29,7 @@ SIZES = {"resnet50": [(8,), (9,), (16,), (5,)], "bert": [(8, 128), (9, 128), (16
 PADDED = {"resnet50": (13,), "bert": (13, 128)}  # to 16, where a program for that is there
 CASES = [
     *(f"{m}:none:{k}:{c}" for m in SIZES for k in ("size", "shared") for c in ("cold", "warm")),
-    *(f"{m}:quick:{k}:{c}" for m in ("bert", "resnet50") for k in ("size", "shared") for c in ("cold", "warm")),
+    *(f"{m}:quick:{k}:{c}" for m in ("bert", "resnet50") for k in ("size", "each") for c in ("cold", "warm")),
 ]
 KEY = ("model", "tune", "kernels", "cache", "size")
 TOLERANCE = 2e-2  # of a whole model in fp16
@@ -37,7 +38,7 @@ TOLERANCE = 2e-2  # of a whole model in fp16
 CHILD = """
 import json, sys, time, warnings
 import numpy as np
-path, answers, tune, shared, sizes, padded = sys.argv[1], np.load(sys.argv[2]), *map(json.loads, sys.argv[3:7])
+path, answers, tune, kernels, sizes, padded, pause = sys.argv[1], np.load(sys.argv[2]), *map(json.loads, sys.argv[3:8])
 import cupy, fusec, fusec.dynamic, fusec.gpu.backend
 from fusec import driver
 build, spent = driver.build, [0.0]
@@ -51,7 +52,8 @@ driver.build = timed
 cupy.zeros(1)
 warnings.simplefilter("ignore")
 buckets = {"N": sorted({size[0] for size in sizes if size != padded})}
-net = fusec.compile_dynamic(path, precision="fp16", tune=tune, share_kernels=shared, buckets=buckets)
+how = {"share_kernels": kernels == "shared", "tune_each": kernels == "each", "buckets": buckets}
+net = fusec.compile_dynamic(path, precision="fp16", tune=tune, **how)
 for size in sizes:
     x, want = answers["x" + "_".join(map(str, size))], answers["y" + "_".join(map(str, size))]
     spent[0], start = 0.0, time.perf_counter()
@@ -67,7 +69,9 @@ for size in sizes:
     judge = program.compiled.judge
     asked = judge.oracle.asked
     print(json.dumps({"size": size, "first_s": seconds, "program_s": spent[0], "second_s": second, "error": error,
-        "run_us": whole[10], "low_us": whole[2], "high_us": whole[18], "asked": asked}), flush=True)
+        "run_us": whole[10], "low_us": whole[2], "high_us": whole[18], "asked": asked, "pause_s": pause}), flush=True)
+    if size == sizes[0]:
+        time.sleep(pause)
 """
 
 
@@ -95,14 +99,14 @@ def exported(name: str, path: Path) -> None:
 
 
 def measured(
-    case: str, path: Path, cache: Path, seconds: float, result: Path, machine: dict[str, Any], commit: str
+    case: str, path: Path, cache: Path, seconds: float, result: Path, machine: dict[str, Any], commit: str, pause: float
 ) -> list[dict[str, Any]]:
     """The rows of a case, as far as the time goes."""
     name, tune, kernels, turn = case.split(":")
     sizes = [*SIZES[name], PADDED[name]]
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "CUPY_CACHE_DIR": str(cache / "cupy")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
-    told = [json.dumps(word) for word in (tune, kernels == "shared", sizes, PADDED[name])]
+    told = [json.dumps(word) for word in (tune, kernels, sizes, PADDED[name], pause)]
     command = [sys.executable, "-W", "ignore", "-c", CHILD, str(path), str(path.with_suffix(".npz")), *told]
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryFile("w+") as errors:
@@ -137,6 +141,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=CASES)
     parser.add_argument("--seconds", type=float, default=1e6, help="for all cases")
     parser.add_argument("--commit", default="", help="where there is no history to ask")
+    parser.add_argument("--pause", type=float, default=2.0, help="seconds between the first size and the next")
     parser.add_argument("--models", type=Path, help="a folder with models exported before, or to keep them in")
     parser.add_argument("--result", type=Path, default=RESULTS / "shapes.json")
     given = parser.parse_args()
@@ -153,7 +158,7 @@ def main() -> None:
                 exported(name, path)
             left, cache = end - time.monotonic(), Path(scratch) / f"{name}-{tune}-{kernels}"
             if left > 5:
-                rows += measured(case, path, cache, left, given.result, machine, given.commit)
+                rows += measured(case, path, cache, left, given.result, machine, given.commit, given.pause)
     wrong = [_line(row) for row in rows if not row["error"] <= TOLERANCE]
     if wrong:
         raise SystemExit("wrong answers:\n" + "\n".join(wrong))

@@ -9,15 +9,19 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fusec import account, artifact, frontends, lockfile, passes
 from fusec.builder import Builder
 from fusec.compiled import Compiled
-from fusec.errors import CheckError, FusecError, ModelError, TargetError
+from fusec.cudnn_graph import CudnnGraph
+from fusec.errors import CheckError, ExecutionError, FusecError, ModelError, TargetError
+from fusec.family import Family
 from fusec.gpu import device
-from fusec.gpu.forms import arrange
+from fusec.gpu.ahead import Builders
+from fusec.gpu.forms import arrange, runs_as_kernel
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
@@ -28,7 +32,7 @@ from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
 from fusec.passes.partition.strict import AsSource
-from fusec.plans import Choice, Entry
+from fusec.plans import Entry
 from fusec.program import Program
 from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
@@ -44,45 +48,6 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 P = ParamSpec("P")
 CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
-
-
-@dataclass
-class Family:
-    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
-    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time. first_plans: cuDNN's first plan of each
-    graph is the one to take; those processes hand it over."""
-
-    weights: SharedWeights = field(default_factory=SharedWeights)
-    judge: CudnnJudge | None = None
-    share_kernels: bool = False
-    first_plans: bool = False
-    _kernels: Any = None
-    _oracle: Oracle | None = None
-
-    def kernels(self) -> Any:
-        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
-        if self.share_kernels and self._kernels is None:
-            from fusec.gpu.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
-
-            self._kernels = kernel_cache()
-        return self._kernels
-
-    def oracle(self, target: Target) -> Oracle:
-        """Whom to ask. What is built to be handed over need not be known from other sizes."""
-        here = device.is_present(target)
-        hand_over = here and self.first_plans
-        self._oracle = Oracle(target, device=here, kin=self.share_kernels or not hand_over, hand_over=hand_over)
-        return self._oracle
-
-    def handed_over(self) -> dict[str, Entry]:
-        """The plans that were built since this was asked the last time, by key of the cuDNN graph."""
-        if self._oracle is None:
-            return {}
-        built, self._oracle.built = self._oracle.built, {}
-        return {
-            key: Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
-            for key, (plan, blob) in built.items()
-        }
 
 
 def _accounted(function: Callable[P, Executable]) -> Callable[P, Executable]:
@@ -165,7 +130,8 @@ def compile(
     goal = resolve_target(target)
     here = device.is_present(goal)
     oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
-    compiled = build(
+    built = partial(
+        build,
         model,
         target=target,
         precision=precision,
@@ -177,6 +143,7 @@ def compile(
         state=state,
         oracle=oracle,
     )
+    compiled = built()
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
     kept = None
@@ -193,28 +160,78 @@ def compile(
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
             known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
-            known["workers"] = [] if oracle is None else oracle.lend()
+            if oracle is not None:
+                oracle.close()  # its processes hold memory of the GPU
             backend = CudnnBackend("none", progress, deterministic=same, **known)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != kept.choices[key].identity:
                     raise CheckError(f"{os.fspath(lock)}: {kept.choices[key].name} does not build on this GPU")
             return executable
+        if family is not None and family.carries and not same:
+            return _of_another_size(compiled, built, family, tune, budget, progress)
         shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
-        if family is not None and tune == "none" and not same:
-            shared["handed_over"] = family.handed_over()
-        if oracle is not None:  # who goes on to build, or ends: processes hold memory of the GPU
-            shared |= {"workers": oracle.lend(), "built": oracle.built}
+        if oracle is not None:
+            shared["builders"] = Builders(oracle, same, ends=True)
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
-        options = compiled.options
-        program = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
-        executable = Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+        executable = _improved(compiled, backend, weights)
         if family is None:  # one of many sizes is wanted soon
             executable.rehearse(backend.rehearse)
         if backend.decided is not executable.compiled.decided:
             executable.compiled = replace(executable.compiled, decided=backend.decided)
         return executable
     return Executable(compiled, SimulatorBackend(), weights)
+
+
+def _improved(compiled: Compiled, backend: Any, weights: SharedWeights | None, own_kernels: bool = False) -> Executable:
+    """The program on a GPU, in the forms that its backend finds best."""
+    cores, launch_us, as_source = compiled.options.tensor_cores, compiled.target.launch_us, compiled.options.as_source
+    program = backend.improve(compiled.program, cores, launch_us, as_source, own_kernels)
+    return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+
+
+def _of_another_size(
+    compiled: Compiled,
+    built: Callable[[], Compiled],
+    family: Family,
+    tune: str,
+    budget: float,
+    progress: Progress | None,
+) -> Executable:
+    """A program on a GPU that takes over from those of other sizes what it can: plans, and the forms and kernels that
+    were measured for a size near it. built: makes it anew, when cuDNN is to be asked, not believed to say the same."""
+    from fusec.gpu.backend import CudnnBackend  # as in `compile`
+
+    shared: dict[str, Any] = {"kernels": family.kernels(), "builders": family.builders()}
+    follows = True
+    while True:
+        followed = family.followed(compiled) if follows else None
+        if followed is not None:
+            compiled = replace(compiled, program=followed.program, decided=followed.decided)
+            known: dict[str, Any] = {"ways": followed.ways, "side_by_side": followed.decided.side_by_side}
+            backend = CudnnBackend("none", progress, **known, **shared)
+        else:
+            backend = CudnnBackend(tune, progress, budget, **shared)
+        if backend.tune == "none":
+            graphs = backend.unkept(_cudnn_graphs(compiled, own_kernels=followed is None))
+            refused: list[CudnnGraph] = []
+            received = backend.receive(family.plans(graphs, refused))
+            if refused:
+                compiled = built()
+                continue
+            backend.suggest(family.named(graph for key, graph in graphs.items() if key not in received))
+        try:
+            if followed is not None:
+                executable = Executable(compiled, backend, family.weights)
+            else:
+                executable = _improved(compiled, backend, family.weights, own_kernels=tune == "none")
+        except ExecutionError:
+            if followed is None:
+                raise
+            compiled, follows = built(), False
+            continue
+        family.took(executable, _cudnn_graphs(executable.compiled), backend.choices(), followed is None)
+        return executable
 
 
 @account.spent_on("passes and partitions")
@@ -265,6 +282,16 @@ def build(
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     program = concat_in_place(program, judge, options)
     return Compiled(source, program, goal, options, judge)
+
+
+def _cudnn_graphs(compiled: Compiled, own_kernels: bool = False) -> dict[str, CudnnGraph]:
+    """cuDNN's graphs by their keys; own_kernels: without those that a kernel of fusec's can run."""
+    pairs = zip(compiled.program.steps, compiled.lowered, strict=True)
+    return {
+        lowered.graph.key: lowered.graph
+        for step, lowered in pairs
+        if lowered is not None and not (own_kernels and runs_as_kernel(step))
+    }
 
 
 def _check_options(precision: str, disable: Collection[str]) -> None:

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ def compile_dynamic(
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
     share_kernels: bool = False,
+    tune_each: bool = False,
     simulate: bool = False,
 ) -> DynamicExecutable:
     """An executable for all shapes of a model with symbolic dims; nothing is compiled before shapes are known.
@@ -61,6 +64,8 @@ def compile_dynamic(
         no row of the results depends on another row's, which is proved from the graph; else ModelError says why not.
     share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
         for one size, and none is compiled for the next one.
+    tune_each: measure for each size anew; else one that is within a factor of 4 of a size that was measured takes over
+        its plans and forms, which costs milliseconds.
     simulate: run in simulation, also where the target's GPU is present.
     The rest is as for `compile`. Raises ModelError for a model that cannot be read.
     """
@@ -70,7 +75,10 @@ def compile_dynamic(
     left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
 
-    family = driver.Family(share_kernels=share_kernels, first_plans=tune == "none" and not simulate)
+    symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
+    first_plans = tune == "none" and not simulate
+    family = driver.Family(share_kernels=share_kernels, first_plans=first_plans, more_sizes=symbolic)
+    family.carries = not tune_each and not simulate
 
     def compiled(shapes: Shapes) -> Executable:
         if simulate:
@@ -202,7 +210,8 @@ class DynamicExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
-                made = self._compile(shapes)
+                with _uncollected() if self._programs else nullcontext():
+                    made = self._compile(shapes)
                 while len(self._programs) >= self._max_shapes:
                     self._programs.popitem(last=False)
                 self._programs[key] = made
@@ -252,6 +261,20 @@ class DynamicExecutable:
             while len(self._cuts) > 64 * self._max_shapes:
                 self._cuts.popitem(last=False)
             return found
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Without Python's collector of cycles, which would look at all that the process holds, weights and a framework's
+    modules included, because so much is made that stays."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _spec(declared: frontends.Declared) -> SymbolicSpec:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING
 
 from fusec.errors import VerifyError
@@ -49,6 +50,10 @@ def _node(node: Node, defined: set[Value]) -> None:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
         if (node, index) not in operand._uses:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
+    # what an op agrees to depends on nothing else, and all of it is immutable: asked once, not after every pass
+    said = (node.op, *(v.type for v in node.operands), *(v.type for v in node.results))
+    if len(said) == len(node._agreed) and all(map(is_, said, node._agreed)):
+        return
     try:
         inferred = node.op.infer(*(v.type for v in node.operands))
     except VerifyError as error:
@@ -58,6 +63,7 @@ def _node(node: Node, defined: set[Value]) -> None:
     for value, type in zip(node.results, inferred, strict=True):
         if not value.type.same_value_type(type):
             raise VerifyError(f"{node!r}: {quote(value.name)} is {value.type} but the op gives {type}")
+    node._agreed = said
 
 
 def _value(graph: Graph, value: Value, node: Node | None, index: int, names: set[str]) -> None:

@@ -87,7 +87,7 @@ class Value:
 class Node:
     """One application of an op. `origin` names the source-model nodes it stands for."""
 
-    __slots__ = ("_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
+    __slots__ = ("_agreed", "_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
 
     def __init__(self, graph: Graph, op: Op, operands: Sequence[Value], origin: tuple[str, ...]):
         self.graph = graph
@@ -98,6 +98,7 @@ class Node:
         self._prev: Node | None = None
         self._next: Node | None = None
         self._erased = False
+        self._agreed: tuple[object, ...] = ()  # what the rules of the op were found to be kept for: see `invariants`
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -124,6 +125,7 @@ class Graph:
         self._return = Node(self, Return(), (), ())
         self._head: Node = self._return  # first node in order; the return node is always last
         self._size = 0
+        self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
 
     # reading ---------------------------------------------------------------------------------
 
@@ -194,6 +196,7 @@ class Graph:
         if name in self._names:
             raise VerifyError(f"graph {self.name!r}: two values are named {quote(name)}")
         self._names.add(name)
+        self.edits += 1
         value = Value(self, name, type, None, len(self._inputs))
         self._inputs.append(value)
         return value
@@ -222,9 +225,12 @@ class Graph:
         if len(names) > len(inferred) or (types is not None and len(types) != len(inferred)):
             raise VerifyError(f"{op.name} gives {len(inferred)} results: too many names, or types for another number")
         hints = [*names, *([""] * (len(inferred) - len(names)))]
-        return self._place(
+        node = self._place(
             op, operands, hints, inferred if types is None else types, before, tuple(dict.fromkeys(origin))
         )
+        if types is None:
+            node._agreed = (op, *(v.type for v in operands), *inferred)
+        return node
 
     def _place(
         self,
@@ -251,6 +257,7 @@ class Graph:
             following._prev._next = node
         following._prev = node
         self._size += 1
+        self.edits += 1
         return node
 
     def add(self, op: Op, *operands: Value, name: str = "", before: Node | None = None) -> Value:
@@ -275,6 +282,7 @@ class Graph:
             self._return._operands.append(value)
             value._uses[self._return, i] = None
         self._return.op = Return(names)
+        self.edits += 1
 
     def set_input(self, node: Node, index: int, value: Value) -> None:
         """Let operand `index` of `node` be `value`; order is checked by `verify`."""
@@ -282,15 +290,18 @@ class Graph:
         self._drop_use(node, index)
         node._operands[index] = value
         value._uses[node, index] = None
+        self.edits += 1
 
     def set_type(self, value: Value, type: TensorType) -> None:
         """Change the type of a value; what uses it must be made to agree before `verify`."""
         value.type = type
+        self.edits += 1
 
     def set_op(self, node: Node, op: Op) -> None:
         """Change a node's attributes in place: same kind of op, same arity."""
         assert op.name == node.op.name
         node.op = op
+        self.edits += 1
 
     def replace(self, old: Value, new: Value) -> None:
         """Let every use of `old` use `new` instead; `new`'s node takes over the origin of `old`'s."""
@@ -316,11 +327,13 @@ class Graph:
         for value in node.results:
             self._names.discard(value.name)
         self._size -= 1
+        self.edits += 1
 
     def rename(self, value: Value, name: str) -> None:
         """Give a value a name (made unique if taken)."""
         self._names.discard(value.name)
         value.name = self.fresh_name(name)
+        self.edits += 1
 
     def _drop_use(self, node: Node, index: int) -> None:
         del node._operands[index]._uses[node, index]
@@ -364,6 +377,7 @@ class Graph:
         for node in nodes:
             operands, names = [mapped[v] for v in node.operands], [v.name for v in node.results]
             twin = copy._place(node.op, operands, names, [v.type for v in node.results], None, node.origin)
+            twin._agreed = node._agreed
             mapped.update(zip(node.results, twin.results, strict=True))
         names = [v.name for v in outputs] if output_names is None else output_names
         copy.set_outputs([mapped[v] for v in outputs], names)

@@ -10,7 +10,6 @@ from fusec import __version__
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu import blobs, device
-from fusec.gpu.building import DEVICE_ONLY
 from fusec.gpu.deviceless import cudnn_version
 from fusec.gpu.forms import canonical_of, has_forms, parts_of
 from fusec.gpu.kernels import Kernel
@@ -110,7 +109,7 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
     if choice.engine == BLAS:  # it is looked for when the plan is built
         return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
-    return not listed and choice.engine in DEVICE_ONLY and not device.is_present(target)
+    return not listed and choice.engine in blobs.DEVICE_ONLY and not device.is_present(target)
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:

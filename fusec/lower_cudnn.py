@@ -7,6 +7,7 @@ here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from weakref import WeakKeyDictionary
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
@@ -27,6 +28,18 @@ def lower(body: Graph, tensor_cores: bool = True, for_cudnn: bool = True) -> Low
 
     Raises LoweringError if the body cannot be written as one cuDNN graph.
     """
+    made = _LOWERED.setdefault(body, {})
+    how = (body.edits, tensor_cores, for_cudnn)
+    if how not in made:
+        made[how] = _lower(body, tensor_cores, for_cudnn)
+    return made[how]
+
+
+# Of bodies that are still there, as often as they were edited: judged, planned and bound, a step is lowered once.
+_LOWERED: WeakKeyDictionary[Graph, dict[tuple[int, bool, bool], Lowered]] = WeakKeyDictionary()
+
+
+def _lower(body: Graph, tensor_cores: bool, for_cudnn: bool) -> Lowered:
     anchors = [n for n in body.nodes if isinstance(n.op, ANCHORS)]
     folds = (True, False) if any(isinstance(n.op, MatMul) for n in anchors) else (False,)
     for fold_batch in folds:

@@ -85,11 +85,15 @@ class PlanStore:
 
     def put(self, key: PlanKey, entry: Entry) -> None:
         """Write an entry built on this machine, in the place of any other of that key; its blob is trusted."""
-        if entry.blob:
-            self.trust(entry.blob)
-        header = {"key": key.to_json(), "choice": entry.choice.to_json()}
-        self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
-        self._bound()
+        self.put_all({key: entry})
+
+    def put_all(self, entries: Mapping[PlanKey, Entry]) -> None:
+        """`put` them all."""
+        self.trust(*(entry.blob for entry in entries.values() if entry.blob))
+        for key, entry in entries.items():
+            header = {"key": key.to_json(), "choice": entry.choice.to_json()}
+            self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
+            self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
         """Keep the choice of that key without its serialized plan, which did not serve; a warning says why."""
@@ -118,10 +122,11 @@ class PlanStore:
         """Whether this machine built that serialized plan, or its user said to trust it."""
         return hashlib.sha256(blob).hexdigest() in self._hashes()
 
-    def trust(self, blob: bytes) -> None:
-        """Trust a serialized plan from now on."""
-        digest = hashlib.sha256(blob).hexdigest()
-        if digest in self._hashes():
+    def trust(self, *blobs: bytes) -> None:
+        """Trust serialized plans from now on."""
+        known = self._hashes()
+        new = [digest for blob in blobs if (digest := hashlib.sha256(blob).hexdigest()) not in known]
+        if not new:
             return
         with self._errors(), self._lock("trusted"):
             path = self._trust_path
@@ -130,7 +135,7 @@ class PlanStore:
                 lines = path.read_text(encoding="ascii", errors="replace").split("\n")
                 _replace(path, "\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
             with path.open("ab") as file:
-                file.write(f"\n{digest}".encode())  # the newline first: a torn line before it spoils nothing
+                file.write("".join(f"\n{d}" for d in new).encode())  # newlines first: a torn line before spoils nothing
 
     @property
     def _trust_path(self) -> Path:

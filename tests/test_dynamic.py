@@ -335,3 +335,18 @@ def test_a_graph_is_dynamic_in_nothing() -> None:
     assert_close(exe(fresh(2, 3)), np.maximum(fresh(2, 3), 0), 0)
     with pytest.raises(ExecutionError, match=r"has shape \[2, 3\], the array \[1, 3\]"):
         exe(fresh(1, 3))
+
+
+def test_the_next_size_is_made_without_looking_for_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    exe = fusec.compile_dynamic(image_net(), simulate=True)
+    enabled: list[bool] = []
+    compiled = exe._compile
+    monkeypatch.setattr(exe, "_compile", lambda shapes: (enabled.append(gc.isenabled()), compiled(shapes))[1])
+    for batch in (1, 2):
+        exe(fresh(batch, 3, 4, 4))
+    assert enabled == [True, False]
+    assert gc.isenabled()
+    monkeypatch.setattr(exe, "_compile", lambda shapes: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        exe(fresh(3, 3, 4, 4))
+    assert gc.isenabled()

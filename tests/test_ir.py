@@ -687,3 +687,37 @@ def test_literals_are_loaded_once_however_many_threads_ask() -> None:
     with pytest.raises(VerifyError, match="constant 'w' was declared"):
         load_all([first, wrong])
     load_all([])
+
+
+def test_an_op_is_asked_again_only_for_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 3), DType.F32))
+    graph.set_outputs([graph.add(pw("relu"), x)])
+    asked: list[tuple[TensorType, ...]] = []
+    relu = type(graph.outputs[0].node.op)  # type: ignore[union-attr]  # made by a node
+    infer = relu.infer
+
+    def counted(self: Any, *types: TensorType) -> Any:
+        asked.append(types)
+        return infer(self, *types)
+
+    monkeypatch.setattr(relu, "infer", counted)
+    graph.verify()
+    graph.verify()
+    graph.clone().verify()
+    assert asked == [], "nothing has changed since it was inserted"
+    graph.set_type(x, TensorType((2, 4), DType.F32))
+    with pytest.raises(VerifyError, match=r"is f32\[2,3\] but the op gives f32\[2,4\]"):
+        graph.verify()
+    with pytest.raises(VerifyError, match="but the op gives"):  # what failed is not taken for agreed
+        graph.verify()
+    graph.set_type(graph.outputs[0], TensorType((2, 4), DType.F32))
+    graph.verify()
+    graph.set_op(graph.outputs[0].node, pw("relu"))  # type: ignore[arg-type]  # made by a node
+    before = len(asked)
+    graph.verify()
+    graph.verify()
+    assert len(asked) == before + 1, "another op"
+    graph.insert(pw("relu"), [x], types=[x.type.with_order((1, 0))])
+    graph.verify()
+    assert len(asked) == before + 3, "types that were given are compared"

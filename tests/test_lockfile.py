@@ -15,7 +15,7 @@ from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.gpu import forms
-from fusec.gpu.building import DEVICE_ONLY
+from fusec.gpu.blobs import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart
 from fusec.lower_cudnn import lower
 from fusec.passes import PIPELINE

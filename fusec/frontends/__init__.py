@@ -6,7 +6,7 @@ import operator
 import os
 import stat
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ from fusec.text import parse
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from fusec.frontends.onnx.load import Sound
 
 _TEXT_SUFFIXES = frozenset({".txt", ".fusec-ir"})
 _TEXT_START = b'graph "'  # no protobuf message starts so
@@ -60,11 +62,19 @@ class Source:
             self.file = f"graph {model.name!r}" if isinstance(model, Graph) else "<ModelProto>"
             self._model = model
         self.file = file or self.file
+        self._sound: Sound | None = None
         self._weights: weakref.WeakValueDictionary[str, Literal] = weakref.WeakValueDictionary()  # read, and in use
 
     def load(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Graph:
         """As `frontends.load`."""
-        return _imported(self._model, _sizes(shapes or {}), self.file, self._folder, self._constants, self._weights)
+        sizes = _sizes(shapes or {})
+        if isinstance(self._model, Graph):
+            return _checked(self._model, sizes, self.file)
+        # lazily: onnx takes longer to import than all of fusec
+        from fusec.frontends.onnx.load import checked, load_onnx
+
+        self._sound = self._sound or checked(self._model, self.file)
+        return load_onnx(self._sound, sizes, self.file, self._folder, self._constants, self._weights)
 
     @cached_property
     def interface(self) -> tuple[tuple[Declared, ...], tuple[Declared, ...]]:
@@ -76,7 +86,7 @@ class Source:
                 tuple(Declared(v.name, v.type.dtype, v.type.shape) for v in graph.inputs),
                 tuple(Declared(name, v.type.dtype, v.type.shape) for name, v in outputs),
             )
-        from fusec.frontends.onnx.load import declared  # lazily, as below
+        from fusec.frontends.onnx.load import declared  # lazily, as in `load`
 
         inputs, outputs = declared(self._model, self.file)
         given = [each for each in inputs if each[0] not in self._constants]
@@ -146,27 +156,11 @@ def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _imported(
-    model: ModelProto | Graph,
-    shapes: Mapping[str, Sequence[int]],
-    file: str,
-    folder: Path | None,
-    constants: Mapping[str, Literal],
-    weights: MutableMapping[str, Literal],
-) -> Graph:
-    if isinstance(model, Graph):
-        return _checked(model, shapes, file)
-    # lazily: onnx takes longer to import than all of fusec
-    from fusec.frontends.onnx.load import load_onnx
-
-    return load_onnx(model, shapes, file, folder, constants, weights)
-
-
 def _decoded(data: bytes, file: str, text: bool = False) -> ModelProto | Graph:
     """What the bytes hold. The caller lets go of them before the weights are copied out of the message."""
     if text or data.startswith(_TEXT_START):
         return _text(data, file)
-    from fusec.frontends.onnx.load import decoded  # lazily, as above
+    from fusec.frontends.onnx.load import decoded  # lazily, as in `Source.load`
 
     return decoded(data, file)
 

@@ -20,12 +20,23 @@ from fusec.account import spent_on
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.ahead import Builders, Worker, builders
+from fusec.gpu.ahead import Builders
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.end_to_end import SECONDS, Found, descend
-from fusec.gpu.forms import Decided, Form, Parts, arrange, arranged, canonical_of, decide, has_forms, prices_us
+from fusec.gpu.forms import (
+    Decided,
+    Form,
+    Parts,
+    arrange,
+    arranged,
+    canonical_of,
+    decide,
+    has_forms,
+    prices_us,
+    runs_as_kernel,
+)
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
@@ -45,7 +56,6 @@ from fusec.passes.partition.in_place import Family
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
-from fusec.verdict import Plan
 
 KERNEL_RUNS = 7
 BESIDE = 0.75  # of the cores for kernels that are compiled while plans are timed
@@ -59,10 +69,8 @@ class CudnnBackend:
     budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found. `rehearsed`: what `rehearse` did. handed_over: with `tune` none, plans that another process of
-    this machine just built, taken and kept. side_by_side: steps that can are run so, and that is not
-    measured; else it is, if anything is. workers: processes that cuDNN was asked in; they build plans that are compiled
-    at run time, and end when all is chosen. built: plans that they built already, by graph, serialized.
+    what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
+    measured; else it is, if anything is. builders: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -79,9 +87,7 @@ class CudnnBackend:
         kernels: Any = None,
         deterministic: bool = False,
         side_by_side: bool = False,
-        handed_over: Mapping[str, Entry] | None = None,
-        workers: Sequence[Worker] = (),
-        built: Mapping[str, tuple[Plan, bytes]] | None = None,
+        builders: Builders | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -94,7 +100,6 @@ class CudnnBackend:
         self.rehearsed: Found | None = None
         self._ways = ways or {}
         self._kernels = kernels
-        self._handed_over = handed_over or {}
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
@@ -119,10 +124,7 @@ class CudnnBackend:
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
-        free_bytes, _ = cupy.cuda.runtime.memGetInfo()
-        self._builders: Builders | None = None
-        if here is not None and kernels is None:  # else kernels are kept in this process
-            self._builders = builders(here, free_bytes, deterministic, workers, built)
+        self._builders = builders
         self._compiling: Future[None] | None = None  # kernels
 
     def from_any(self, array: Any) -> Array:
@@ -134,6 +136,36 @@ class CudnnBackend:
         if device is not None and not isinstance(array, (np.ndarray, np.generic)):
             return cupy.asarray(np.from_dlpack(array))
         return cupy.asarray(array)
+
+    def unkept(self, graphs: Mapping[str, CudnnGraph]) -> dict[str, CudnnGraph]:
+        """Those of the graphs for which no serialized plan is kept."""
+        entries = {key: self._kept.entry(key) for key in graphs}
+        return {key: graph for key, graph in graphs.items() if (entry := entries[key]) is None or entry.blob is None}
+
+    def receive(self, arriving: Iterable[tuple[CudnnGraph, Entry]]) -> dict[str, Entry]:
+        """Take plans that another process of this machine just built, where no others are known: revived as they come,
+        then kept, all at once."""
+        received: dict[str, Entry] = {}
+        with out_of_memory("reviving plans"), self._stream:
+            lab = self._laboratory(0)
+            for graph, entry in arriving:
+                received[graph.key] = entry
+                known = self._kept.entry(graph.key)
+                other = known is not None and known.choice.identity != entry.choice.identity
+                wrong = self._kept.wrong(graph.key, entry.choice) is not None
+                if entry.blob is not None and not other and not wrong and graph.key not in self._tuned:
+                    try:
+                        plan = lab.revive(graph, entry.blob)
+                    except ExecutionError:  # it is tried once more, and then built, when its turn comes
+                        continue
+                    self._tuned[graph.key] = Tuned(graph, [(entry.choice, plan)], revived=True)
+        self._kept.take(received)
+        return received
+
+    def suggest(self, choices: Mapping[str, Choice]) -> None:
+        """Take these plans of graphs, with `tune` none, where they are offered."""
+        self._kept.suggest(choices)
+        self._competes = self._competes or any(choice.engine == BLAS for choice in choices.values())
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
@@ -172,8 +204,6 @@ class CudnnBackend:
         missing = {key: graph for key, graph in graphs.items() if key not in self._tuned}
         if not missing:
             return
-        for key in missing.keys() & self._handed_over.keys():
-            self._kept.take(key, self._handed_over[key])
 
         def report(done: int, total: int) -> None:
             if self.progress is not None:
@@ -220,9 +250,12 @@ class CudnnBackend:
                 self._kept.keep(graph, choice, plan, lab, best)
 
     @spent_on("forms are compared")
-    def improve(self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False) -> Program:
+    def improve(
+        self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, own_kernels: bool = False
+    ) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
-        with what is beside them. kept: what would round otherwise is not tried."""
+        with what is beside them. kept: what would round otherwise is not tried. own_kernels: fusec's kernels run what
+        is pointwise."""
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -241,6 +274,9 @@ class CudnnBackend:
         where = placed(concats, partitioned)
         program = partitioned if kept else grouped(partitioned, products=True)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
+        if own_kernels:
+            flat = [step for step in program.steps if runs_as_kernel(step)]
+            known |= {canonical_of(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in flat}
 
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
             return self._together_us(asked, tensor_cores, footprint_bytes)

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,10 +20,15 @@ from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.oracle import MAX_WORKERS
 from fusec.gpu.process import Died, WorkerProcess
 from fusec.gpu.reasons import reason_of
-from fusec.plans import Choice, Entry, Knobs
+from fusec.gpu.worker import PYTHON_ENGINES, Answer, knobs_of, serve
+from fusec.hazards import wrong_plan
+from fusec.plans import BLAS, Choice, Entry, Knobs
 from fusec.target import Target
 
 SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes long (benchmarks/builds.py)
+# Engines that cuDNN 9.19 offers on an H200 and does not build devicelessly, not even when named.
+DEVICE_ONLY = frozenset({4, 53})
+_MODULE = "fusec.gpu.blobs"
 
 
 def serialize(
@@ -53,7 +59,7 @@ def serialize(
 
     def work(key: str) -> dict[str, Any]:
         if idle.empty():
-            worker = WorkerProcess(target, False)
+            worker = WorkerProcess(target, False, _MODULE)
             started.append(worker)
         else:
             worker = idle.get()
@@ -90,7 +96,7 @@ class Tries:
 
     def __call__(self, graph: CudnnGraph, choice: Choice) -> bool:
         if not self._workers:
-            self._workers.append(WorkerProcess(self._target, False))
+            self._workers.append(WorkerProcess(self._target, False, _MODULE))
         question = {"graph": graph.to_json(), "choices": [choice.to_json()], "skip": [], "count": 1}
         answer = self._workers[0].exchange(question)
         if isinstance(answer, Died):
@@ -111,7 +117,7 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
 
     ExecutionError if cuDNN does not take it. Only for a blob that is trusted.
     """
-    worker = WorkerProcess(target, False)
+    worker = WorkerProcess(target, False, _MODULE)
     try:
         question = {"graph": graph.to_json(), "blob": base64.b64encode(blob).decode()}
         return int(_answer(worker, graph, question, ExecutionError)["workspace"])
@@ -151,3 +157,103 @@ def _answer(
 def _entry(data: Mapping[str, Any]) -> Entry:
     blob = data["blob"]
     return Entry(Choice.from_json(data["choice"]), None if blob is None else base64.b64decode(blob))
+
+
+# the child's side ----------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Builds and serializes plans for a target, or reads one back."""
+
+    def __init__(self, target: Target):
+        import cudnn  # only after the driver and NVRTC are loaded
+
+        self.cudnn = cudnn
+        self.target = target
+        self.declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        from fusec.gpu.emit import emit
+
+        graph = CudnnGraph.from_json(question["graph"])
+        g = emit(graph, target=self.target)
+        if "blob" in question:
+            try:
+                g.deserialize(list(base64.b64decode(question["blob"])))
+                return {"workspace": g.get_workspace_size()}
+            except self.declined as error:
+                return {"failed": f"cuDNN does not read this serialized plan: {': '.join(reason_of(error))}"}
+        try:
+            g.validate()
+            g.build_operation_graph()
+            g.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
+        except self.declined as error:
+            return {"failed": f"cuDNN has no plan for {self.target.name}: {': '.join(reason_of(error))}"}
+        if not graph.tensor_cores:
+            g.deselect_numeric_notes([self.cudnn.numerical_note.TENSOR_CORE])
+        named = [Choice.from_json(choice) for choice in question["choices"]]
+        if named:
+            return self._named(g, named)
+        skip = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["skip"]}
+        return self._first(g, graph, skip, question["count"])
+
+    def _named(self, g: Any, named: list[Choice]) -> dict[str, Any]:
+        offered = {self._identity(g, i): i for i in range(g.get_execution_plan_count())}
+        entries: list[dict[str, Any]] = []
+        for choice in named:
+            if choice.engine == BLAS:  # another library's, which has no word without a device
+                entries.append({"choice": choice.to_json(), "blob": None})
+                continue
+            try:
+                index = offered.get(choice.identity)
+                if index is None:  # not in its list devicelessly, but perhaps it builds
+                    g.create_execution_plan(choice.engine, {self.cudnn.knob_type(k): v for k, v in choice.knobs})
+                    index = g.get_execution_plan_count() - 1
+                entries.append(self._built(g, index, choice))
+            except self.declined as error:
+                if choice.engine in DEVICE_ONLY:
+                    entries.append({"choice": choice.to_json(), "blob": None})
+                    continue
+                what = f"engine {choice.engine} with knobs {dict(choice.knobs)}"
+                return {"failed": f"cuDNN builds no plan of {what} for {self.target.name}: {reason_of(error)[1]}"}
+        return {"entries": entries}
+
+    def _first(self, g: Any, graph: CudnnGraph, skip: set[tuple[int, Knobs]], count: int) -> dict[str, Any]:
+        entries: list[dict[str, Any]] = []
+        seen: set[tuple[int, Knobs]] = set(skip)
+        reason = "it offers none that may be used"
+        for index in range(g.get_execution_plan_count()):
+            engine, knobs = identity = self._identity(g, index)
+            if identity in seen or not 0 <= engine < PYTHON_ENGINES or wrong_plan(graph, engine, dict(knobs)):
+                continue
+            seen.add(identity)
+            try:
+                entries.append(
+                    self._built(g, index, Choice(engine, knobs, complete=False))
+                )  # the device may know a better
+            except self.declined as error:
+                reason = reason_of(error)[1]
+            if len(entries) == count:
+                break
+        return {"entries": entries} if entries else {"failed": f"no plan for {self.target.name} was built: {reason}"}
+
+    @staticmethod
+    def _identity(g: Any, index: int) -> tuple[int, Knobs]:
+        engine, knobs = g.get_engine_and_knobs_at_index(index)
+        return int(engine), tuple(sorted(knobs_of(knobs).items()))
+
+    @staticmethod
+    def _built(g: Any, index: int, choice: Choice) -> dict[str, Any]:
+        g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
+        choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
+        return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
+
+
+def main(name: str, device: bool) -> int:
+    """The life of a child: see `worker.serve`."""
+
+    def begin(target: Target) -> tuple[Any, Answer]:
+        builder = _Builder(target)
+        return builder.cudnn, builder.answer
+
+    return serve(name, device, begin)

@@ -16,7 +16,7 @@ from fusec.gpu.kernels import Kernel, unions
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
+from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import quicker, spelled, spellings
@@ -58,6 +58,13 @@ class Decided:
 def has_forms(step: Partition) -> bool:
     """Whether a step can take other forms: cuDNN's, and a kernel's that does what cuDNN would do in several steps."""
     return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and unions.is_union(step.nodes))
+
+
+def runs_as_kernel(step: Partition) -> bool:
+    """Whether a step of cuDNN's is pointwise, and a kernel does the same: that is made for all sizes, where what cuDNN
+    compiles for such a step is made for one."""
+    flat = step.kind is Kind.CUDNN and all(isinstance(node.op, (Pointwise, Cast)) for node in step.nodes)
+    return flat and _kernel_of(step.nodes) is not None
 
 
 def forms(graph: Graph, step: Partition, level: str) -> list[Form]:

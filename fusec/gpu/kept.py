@@ -69,6 +69,10 @@ class Kept:
 
     # plans -------------------------------------------------------------------------------------------
 
+    def suggest(self, choices: Mapping[str, Choice]) -> None:
+        """Know of plans made elsewhere, too."""
+        self._suggested = {**self._suggested, **{key: [Entry(choice)] for key, choice in choices.items()}}
+
     def entry(self, graph: str) -> Entry | None:
         """What is known of a graph, by its key: its choice and perhaps its plan, serialized; none in quarantine."""
         here = self.store.get(self.place.key(graph, self.level))
@@ -149,10 +153,10 @@ class Kept:
         if known is None or known.choice != choice:
             self.store.put(self.place.key(graph, self.level), Entry(choice))
 
-    def take(self, graph: str, entry: Entry) -> None:
-        """Remember a plan as the one to take, unless one is known."""
-        if self.store.get(self.place.key(graph, self.level)) is None:
-            self.store.put(self.place.key(graph, self.level), entry)
+    def take(self, entries: Mapping[str, Entry]) -> None:
+        """Remember plans as those to take, unless others are known."""
+        places = {self.place.key(graph, self.level): entry for graph, entry in entries.items()}
+        self.store.put_all({place: entry for place, entry in places.items() if self.store.get(place) is None})
 
     def _where(self, graph: str, choice: Choice) -> PlanKey:
         """Of the choice of this level, if that is the one; else of a plan that somebody named."""

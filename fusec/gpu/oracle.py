@@ -6,25 +6,26 @@ several cores can answer (it holds Python's lock while it plans).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fusec.account import spent_on
 from fusec.cache import Store
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
 from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
 from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.relatives import Relatives
 from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
 from fusec.ir import DType
@@ -53,7 +54,9 @@ class Oracle:
 
     kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
     instead of a compilation, and is remembered in memory alone. hand_over: `built` holds cuDNN's first plan of each
-    graph that was asked about, where it was built, as it is and serialized.
+    graph that was asked about, where it was built, as it is and serialized. sizes: what is legal is legal, too, with
+    dims that are larger or smaller by one factor, as they are with another batch size; nothing is asked. It is
+    remembered in memory alone, and not believed of what is `doubted`.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Oracle:
         device: bool = False,
         kin: bool = False,
         hand_over: bool = False,
+        sizes: bool = False,
     ):
         self.target = target
         self.device = device
@@ -79,12 +83,18 @@ class Oracle:
         self._environment = _environment(target, device)
         self._lock = threading.Lock()
         self._proven = False
+        self._relatives = Relatives() if sizes else None
+        self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
+        self._doubted: set[str] = set()
         self._all: list[WorkerProcess] = []
-        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        self._idle: list[WorkerProcess] = []
+        self._starting = 0
+        self._coming = self._waiting = 0  # workers that nobody has asked for yet, and who waits for one
+        self._ended = 0  # how often
+        self._turn = threading.Condition(self._lock)
         # ends the workers when this object or the interpreter goes, whichever is first
         self._finalizer = weakref.finalize(self, _end, self._all)
 
-    @spent_on("cuDNN is asked what it takes")
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
         """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
         new = {g.key: g for g in graphs if g.key not in self._memory}
@@ -98,17 +108,49 @@ class Oracle:
                 graph_key = key.partition(":")[2]
                 self._memory[graph_key] = decode(json.loads(text))
                 del new[graph_key]
+        for key, graph in list(new.items()):
+            if self._believe(graph):
+                del new[key]
         if new:
-            self._start(min(self._limit, len(new)))
+            self.start(len(new))
             self._prove_once()
             if self._kin:  # from what was remembered on disk
                 for graph in graphs:
                     self._learn(graph)
             self._ask(list(new.values()), progress)
-        if self._kin:
-            for graph in graphs:
+        for graph in graphs:
+            if self._kin:
                 self._learn(graph)
+            if self._relatives is not None and isinstance(self._memory[graph.key], Legal):
+                self._relatives.add(graph)
         return [self._memory[g.key] for g in graphs]
+
+    def _believe(self, graph: CudnnGraph) -> bool:
+        """Whether a graph is legal since it is in another size."""
+        known = None if self._relatives is None or graph.key in self._doubted else self._relatives.of(graph)
+        verdict = None if known is None else self._memory[known.key]
+        if known is None or not isinstance(verdict, Legal):
+            return False
+        self._memory[graph.key] = Legal(tuple(replace(plan, built=False) for plan in verdict.plans))
+        self._believed[graph.key] = known
+        return True
+
+    def relative(self, graph: CudnnGraph) -> CudnnGraph | None:
+        """The graph in another size of which it is believed that this one is legal; None if it was asked about."""
+        return self._believed.get(graph.key)
+
+    def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
+        """What cuDNN offers for a graph that was judged, perhaps in another size."""
+        verdict = self._memory.get(graph.key)
+        return verdict.plans if isinstance(verdict, Legal) else ()
+
+    def doubt(self, graph: CudnnGraph) -> None:
+        """Ask about a graph the next time, though it was believed to be legal."""
+        self._doubted.add(graph.key)
+        self._believed.pop(graph.key, None)
+        self._memory.pop(graph.key, None)
+        if self._relatives is not None:
+            self._relatives.remove(graph)
 
     def _learn(self, graph: CudnnGraph) -> None:
         verdict = self._memory.get(graph.key)
@@ -121,7 +163,7 @@ class Oracle:
         """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
         The versions the worker found; TargetError if such engines do not come up."""
         worker = self._take()
-        self._idle.put(worker)
+        self._give_back(worker)
         verdict = self._put(PROBE)
         if not isinstance(verdict, Legal):
             raise TargetError(
@@ -130,14 +172,6 @@ class Oracle:
             )
         self._remember({PROBE: verdict})
         return worker.versions
-
-    def _start(self, count: int) -> None:
-        """So many workers, side by side: each takes a second or more to come up."""
-        missing = count - len(self._all)
-        if missing > 0:
-            with ThreadPoolExecutor(missing, thread_name_prefix="fusec-oracle") as pool:
-                for worker in pool.map(lambda _: self._new(), range(missing)):
-                    self._idle.put(worker)
 
     def _prove_once(self) -> None:
         """Once per environment: see `prove`."""
@@ -183,54 +217,122 @@ class Oracle:
         for _ in range(2):
             worker = self._take()
             proven = self._built.get(graph.kin, ()) if self._kin else ()
-            answer = worker.ask(graph, proven, self._hand_over)
+            try:
+                answer = worker.ask(graph, proven, self._hand_over)
+            except RuntimeError:  # ours, not the worker's
+                self._give_back(worker)
+                raise
             if not isinstance(answer, Died):
                 if worker.blob and isinstance(answer, Legal):
                     self.built[graph.key] = (answer.plans[0], worker.blob)
-                self._idle.put(worker)
+                self._give_back(worker)
                 return answer
             died.append(answer)
-            with self._lock:
-                closed = worker not in self._all  # the oracle ended it: nobody waits for this answer
-                if not closed:
-                    self._all.remove(worker)
-            if closed:
+            if not self._lose(worker):  # the oracle ended it: nobody waits for this answer
                 break
-            worker.close()
             if answer.timeout:
                 break
         code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
         return Refused("crash", code, died[-1].words)
 
-    def _take(self) -> WorkerProcess:
-        """An idle worker, else a new one: there are never more questions under way than the limit."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            return self._new()
+    def exchange(
+        self, question: dict[str, Any], worker: WorkerProcess | None = None
+    ) -> tuple[dict[str, Any] | Died, WorkerProcess]:
+        """Put a question to a worker, to that one if one is named, and who answered. RuntimeError for a defect of
+        fusec's there."""
+        asked = self._take(worker)
+        answer = asked.exchange(question)
+        if isinstance(answer, Died):
+            self._lose(asked)
+            return answer, asked
+        self._give_back(asked)
+        if "defect" in answer:
+            raise RuntimeError(f"fusec failed to answer in a worker:\n{answer['defect']}")
+        return answer, asked
 
-    def _new(self) -> WorkerProcess:
-        worker = WorkerProcess(self.target, self.device)
-        with self._lock:
-            self._all.append(worker)
+    @property
+    def workers(self) -> int:
+        """How many there are at most."""
+        return self._limit
+
+    def start(self, count: int | None = None) -> None:
+        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
+        with self._turn:
+            wanted = self._limit if count is None else min(self._limit, count)
+            missing = max(0, wanted - len(self._all) - self._starting)
+            self._starting += missing
+            self._coming += missing
+            ended = self._ended
+        for _ in range(missing):
+            threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
+
+    def _come_up(self, ended: int) -> None:
+        worker: WorkerProcess | None = None
+        with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
+            worker = WorkerProcess(self.target, self.device)
+        with self._turn:
+            self._starting -= 1
+            self._coming -= 1
+            if worker is not None and ended == self._ended:
+                self._all.append(worker)
+                self._idle.append(worker)
+                worker = None
+            self._turn.notify_all()
+        if worker is not None:  # the oracle was closed meanwhile
+            worker.close()
+
+    def _take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
+        """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few."""
+        with self._turn:
+            while True:
+                if wanted is not None and wanted in self._all:
+                    if wanted in self._idle:
+                        self._idle.remove(wanted)
+                        return wanted
+                elif self._idle:
+                    return self._idle.pop(0)
+                elif self._coming <= self._waiting and len(self._all) + self._starting < self._limit:
+                    self._starting += 1
+                    break
+                self._waiting += 1
+                self._turn.wait()
+                self._waiting -= 1
+        try:
+            worker = WorkerProcess(self.target, self.device)
+            with self._turn:
+                self._all.append(worker)
+        finally:
+            with self._turn:
+                self._starting -= 1
+                self._turn.notify_all()
         return worker
 
-    def lend(self) -> list[WorkerProcess]:
-        """Its processes, which are the caller's from now on; the oracle may be asked again and starts new ones."""
-        with self._lock:
-            workers = list(self._all)
-            self._all.clear()
-            self._idle = queue.SimpleQueue()
-        return workers
+    def _give_back(self, worker: WorkerProcess) -> None:
+        with self._turn:
+            if worker in self._all:
+                self._idle.append(worker)
+            self._turn.notify_all()
+
+    def _lose(self, worker: WorkerProcess) -> bool:
+        """Let go of a worker that died; False if the oracle ended it."""
+        with self._turn:
+            there = worker in self._all
+            if there:
+                self._all.remove(worker)
+            self._turn.notify_all()
+        worker.close()
+        return there
 
     def _entry(self, key: str) -> str:
         return f"{self._environment}:{key}"
 
     def close(self) -> None:
         """End the workers; the oracle may be asked again and starts new ones."""
-        with self._lock:
-            self._idle = queue.SimpleQueue()
+        with self._turn:
+            self._ended += 1
+            self._idle.clear()
             _end(self._all)
+            self._turn.notify_all()
 
     def __enter__(self) -> Oracle:
         return self

@@ -27,7 +27,7 @@ OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signa
 # Settings of the user's shell that change what cuDNN offers, and are no part of the question.
 _NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
 # the same import path as here, so that the very same fusec and cudnn answer
-_START = "import sys; sys.path[:] = {path!r}; from fusec.gpu.service import main; sys.exit(main({name!r}, {device}))"
+_START = "import sys; sys.path[:] = {path!r}; from {module} import main; sys.exit(main({name!r}, {device}))"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Died:
 
 
 class WorkerProcess:
-    """One child process and its pipes, running `service.main`. TargetError if it cannot come up, naming what is
-    missing."""
+    """One child process and its pipes, running `main` of a module. TargetError if it cannot come up, naming
+    what is missing."""
 
-    def __init__(self, target: Target, device: bool):
-        start = _START.format(path=sys.path, name=target.name, device=device)
+    def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.worker"):
+        start = _START.format(path=sys.path, module=module, name=target.name, device=device)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],

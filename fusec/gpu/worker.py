@@ -1,16 +1,26 @@
-"""The child's side of a question: whether cuDNN takes a graph, and with which plans."""
+"""A child process that puts graphs to cuDNN: JSON lines in, one verdict a line out.
+
+`main(TARGET, device)` is its whole life. If cuDNN kills this process, the parent reads the end of the
+stream and takes it for a refusal.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Mapping
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
-from fusec.errors import LoweringError
+from fusec.errors import FusecError, LoweringError
+from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
 from fusec.gpu.reasons import reason_of
 from fusec.hazards import wrong_plan
-from fusec.target import Target
+from fusec.target import Target, load
 from fusec.verdict import Legal, Plan, Refused, Verdict
 
 Identity = tuple[int, tuple[tuple[int, int], ...]]  # of a plan: engine and knobs
@@ -33,13 +43,6 @@ class Judge:
         self.handle: Any = cudnn.create_handle() if device else None
         self.hands_over = False
         self.blob = b""  # then cuDNN's first plan of the last graph, serialized, if that was built
-
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The verdict as JSON data; with `hand_over` cuDNN's first plan, if it was built."""
-        proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
-        self.hands_over = bool(question.get("hand_over"))
-        answer = encode(self.judge(CudnnGraph.from_json(question), proven))
-        return {**answer, "blob": base64.b64encode(self.blob).decode()} if self.blob else answer
 
     def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
         """Legal with the plans offered, at least one of them built; or refused, with stage and reason. proven: plans
@@ -134,3 +137,55 @@ def decode(data: dict[str, Any]) -> Verdict:
     if "refused" in data:
         return Refused(*data["refused"])
     return Legal(tuple(Plan(engine, tuple((k, v) for k, v in knobs), *rest) for engine, knobs, *rest in data["legal"]))
+
+
+def main(name: str, device: bool) -> int:
+    """Say hello with the versions, then judge graphs until the input ends: see `serve`."""
+
+    def begin(target: Target) -> tuple[Any, Answer]:
+        from fusec.gpu.making import Maker  # which imports this
+
+        judge = Judge(target, device)
+        maker = Maker(judge.cudnn, judge.handle, target)
+
+        def respond(question: dict[str, Any]) -> dict[str, Any]:
+            if "all_sizes" in question:
+                return maker.answer(question)
+            proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
+            judge.hands_over = bool(question.get("hand_over"))
+            answer = encode(judge.judge(CudnnGraph.from_json(question), proven))
+            return {**answer, "blob": base64.b64encode(judge.blob).decode()} if judge.blob else answer
+
+        return judge.cudnn, respond
+
+    return serve(name, device, begin)
+
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(name: str, device: bool, begin: Callable[[Target], tuple[Any, Answer]]) -> int:
+    """The life of a worker. `begin` gets cuDNN brought up: it returns the module, and what answers.
+
+    One JSON object a line: `ready` or `failed` first, then for each question an answer, or `defect`
+    with a traceback: what is not cuDNN's word is no verdict.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints must not break the protocol
+    target = load(name)
+    try:
+        nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+        cudnn, respond = begin(target)
+        ready = {"cudnn": cudnn.backend_version(), "nvrtc": nvrtc}
+    except (FusecError, ImportError, OSError, RuntimeError) as error:
+        out.write(json.dumps({"failed": str(error)}) + "\n")
+        return 2
+    out.write(json.dumps({"ready": ready}) + "\n")
+    for line in sys.stdin:
+        try:
+            answer = respond(json.loads(line))
+        except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
+            answer = {"defect": traceback.format_exc()}
+        out.write(json.dumps(answer) + "\n")
+    return 0

@@ -67,7 +67,7 @@ def run(
     options: Options | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Graph:
-    """Run the passes in order on `graph`, pruning dead code and verifying after each.
+    """Run the passes in order on `graph`, pruning dead code and verifying after each that changed something.
 
     With the environment variable FUSEC_DUMP=DIR every state is written to DIR/NN-pass.txt.
     Raises VerifyError naming the pass that broke the graph.
@@ -76,17 +76,20 @@ def run(
     dump = os.environ.get("FUSEC_DUMP")
     if dump:
         _write(Path(dump) / "00-input.txt", graph)
+    verified = -1  # how many edits the graph had then
     for index, step in enumerate(pipeline, 1):
         if step.name in options.disable:
             continue
         if progress is not None:
             progress(step.name)
         step.run(graph, options)
-        graph.prune()
-        try:
-            graph.verify()
-        except VerifyError as error:
-            raise VerifyError(f"after pass {step.name}: {error}") from error
+        if graph.edits != verified:
+            graph.prune()
+            try:
+                graph.verify()
+            except VerifyError as error:
+                raise VerifyError(f"after pass {step.name}: {error}") from error
+            verified = graph.edits
         if dump:
             _write(Path(dump) / f"{index:02}-{step.name}.txt", graph)
     return graph

@@ -27,6 +27,7 @@ def machine(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     monkeypatch.setattr(arrays, "cupy", machine.cupy())
     monkeypatch.setattr(driver, "CudnnJudge", lambda *_: LowersJudge())
+    monkeypatch.setattr(driver.Family, "oracle", lambda *_: None)
     monkeypatch.setattr(device, "_first_gpu", lambda: ("NVIDIA H200", 90))
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     return machine

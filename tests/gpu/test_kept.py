@@ -388,13 +388,20 @@ def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_pat
     machine.built.clear()
     machine.emitted.clear()
     here = PlanStore(tmp_path / "here")
-    for given in (handed, None):
-        net = Executable(compiled(), CudnnBackend("none", store=here, handed_over=given))
+    for given in (handed, {}):
+        backend = CudnnBackend("none", store=here)
+        graphs = {step.graph.key: step.graph for step in compiled().lowered if step is not None}
+        assert backend.unkept(graphs).keys() == given.keys()
+        backend.receive((graphs[key], entry) for key, entry in given.items())
+        assert backend.unkept(graphs) == {}
+        net = Executable(compiled(), backend)
         assert engines(net) == engines(first)
         assert (machine.built, machine.emitted) == ([], [])
         check(net, 0)
     for key, entry in handed.items():
         place = net.backend._kept.place  # type: ignore[attr-defined]
         here.quarantine(key, place.target, place.cudnn, *entry.choice.identity, "wrong numbers")
-    with_another = Executable(compiled(), CudnnBackend("none", store=here, handed_over=handed))
+    backend = CudnnBackend("none", store=here)
+    backend.receive((graphs[key], entry) for key, entry in handed.items())
+    with_another = Executable(compiled(), backend)
     assert engines(with_another).isdisjoint(engines(first))

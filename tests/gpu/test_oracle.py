@@ -287,20 +287,6 @@ def test_workers_end_with_the_oracle(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
-def test_workers_that_are_lent_are_the_borrowers_to_end(tmp_path: Path) -> None:
-    oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2)
-    oracle.judge([conv("bias", filters=k) for k in (16, 32)])
-    lent = oracle.lend()
-    assert len(lent) == 2 and oracle.lend() == [], "as many as there were questions come up at once"
-    oracle.judge([conv("bias", filters=48)])
-    oracle.close()
-    assert all(is_alive(worker.pid) for worker in lent)
-    assert all(isinstance(worker.ask(PROBE), Legal) for worker in lent)
-    for worker in lent:
-        worker.close()
-    assert not any(is_alive(worker.pid) for worker in lent)
-
-
 def test_settings_that_change_the_offer_do_not_reach_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h200: Oracle
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -360,9 +361,14 @@ def _type_proto(value: Held | None) -> TypeProto:
 
 def _check_present(function: OpFunction, operands: Sequence[Held | None]) -> None:
     """VerifyError if an operand was left out that the op cannot do without."""
-    parameters = list(inspect.signature(function).parameters.values())[1:]
+    required = _required(function)
     for index, operand in enumerate(operands):
-        parameter = parameters[min(index, len(parameters) - 1)]
-        variadic = parameter.kind is parameter.VAR_POSITIONAL
-        required = variadic or parameter.default is parameter.empty
-        require(operand is not None or not required, f"input number {index} is missing")
+        present = operand is not None or not required[min(index, len(required) - 1)]
+        require(present, f"input number {index} is missing")
+
+
+@cache
+def _required(function: OpFunction) -> tuple[bool, ...]:
+    """Of each parameter behind the emitter, whether it has to be given; the last stands for all that follow."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return tuple(p.kind is p.VAR_POSITIONAL or p.default is p.empty for p in parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -19,7 +20,7 @@ from fusec.ir import DType, Graph, Literal
 
 
 def load_onnx(
-    model: ModelProto,
+    model: ModelProto | Sound,
     shapes: Mapping[str, Sequence[int]],
     file: str,
     folder: Path | None,
@@ -35,7 +36,7 @@ def load_onnx(
 
 
 def load_bound(
-    model: ModelProto,
+    model: ModelProto | Sound,
     shapes: Mapping[str, Sequence[int]],
     bound: Mapping[str, Bound],
     file: str,
@@ -46,6 +47,24 @@ def load_bound(
 
     The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, …
     """
+    sound = model if isinstance(model, Sound) else checked(model, file)
+    importer = Importer(sound.graph, sound.opsets, folder, file, {} if weights is None else weights)
+    return importer.run(sound.order, sound.names, shapes, bound)
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A model's graph without functions, found to be well-formed and of known ops: what each node is called, and in
+    which order they are imported. It holds for all shapes."""
+
+    graph: GraphProto
+    opsets: Mapping[str, int]
+    names: Sequence[str]
+    order: Sequence[int]
+
+
+def checked(model: ModelProto, file: str) -> Sound:
+    """The model as it is imported; ModelError for all that is wrong with it."""
     if not isinstance(model, ModelProto):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
         raise ModelError(f"a model is a path, bytes, a ModelProto or a Graph, not {type(model).__name__}")
     if bad := next((text for text in _texts(model) if not isinstance(text, str)), None):
@@ -59,7 +78,7 @@ def load_bound(
     refused = unsupported(((names[i], source.node[i]) for i in order), opset, opsets)
     if refused:
         raise report(file, [f"{line} - not supported" for line in refused])
-    return Importer(source, opsets, folder, file, {} if weights is None else weights).run(order, names, shapes, bound)
+    return Sound(source, opsets, names, order)
 
 
 Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims, as far as they are declared

@@ -1,0 +1,127 @@
+"""Plans of a model's graphs in a new size, made from those of the sizes before: no heuristics, nothing compiled twice.
+
+What has to be compiled at run time is compiled once more for all sizes, beside the first program's calls, where cuDNN
+has an engine for that; from then on a plan for another size is ready in milliseconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Any
+
+from fusec.cudnn_graph import CudnnGraph
+from fusec.gpu.oracle import Oracle
+from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.relatives import Relatives, factor
+from fusec.plans import BLAS, Choice, Entry
+
+# So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
+NEAR = 4
+Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
+
+
+class SizePlans:
+    """Makes plans by the workers of an oracle, after those that programs of other sizes run."""
+
+    def __init__(self, oracle: Oracle):
+        self._oracle = oracle
+        self._relatives = Relatives()
+        self._choices: dict[str, Choice] = {}  # by key of a graph, that of its first size
+        self._first: dict[str, str] = {}  # of a graph, the key in its first size
+        self._ready: dict[str, Future[Ready | None]] = {}  # by that key
+
+    def took(self, graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
+        """Learn which plans a program runs. What was compiled at run time for the first size is compiled for all from
+        now on, in threads that nobody waits for; they also start who makes the plans of the next size."""
+        if not self._first:
+            _beside(self._oracle.start)
+        for graph in graphs:
+            if graph.key in self._first:
+                continue
+            known = self._relatives.of(graph)
+            first = graph.key if known is None else self._first[known.key]
+            self._first[graph.key] = first
+            self._choices[graph.key] = self._choices.get(first, choices[graph.key])
+            self._relatives.add(graph)
+            if first == graph.key and not self._precompiled(graph):
+                self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
+
+    def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
+        """The plans that graphs of sizes near these take, by key."""
+        found = {graph.key: self._named(graph) for graph in graphs}
+        return {key: choice for key, choice in found.items() if choice is not None}
+
+    def _named(self, graph: CudnnGraph) -> Choice | None:
+        known = self._relatives.of(graph)
+        near = known is not None and 1 / NEAR <= factor(known, graph) <= NEAR
+        return self._choices[known.key] if known is not None and near else None
+
+    def of(self, graphs: Iterable[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry | None]]:
+        """Plans of those graphs that are known in another size, as they are ready; None for one of which none builds
+        though the oracle believes it to be legal."""
+        believed = self._oracle.relative
+        known = [g for g in graphs if self._relatives.of(g) is not None or believed(g) is not None]
+        wanted = [g for g in known if (choice := self._named(g)) is None or choice.engine != BLAS]
+        if not wanted:
+            return
+        with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
+            making = {pool.submit(self._made, graph): graph for graph in wanted}
+            for future in as_completed(making):
+                graph, entry = making[future], future.result()
+                if entry is not None or believed(graph) is not None:
+                    yield graph, entry
+
+    def _made(self, graph: CudnnGraph) -> Entry | None:
+        known = self._relatives.of(graph)
+        if known is None:
+            return self._asked(graph, None, False)[0]
+        waiting = self._ready.get(self._first[known.key])
+        ready = None if waiting is None else waiting.result()
+        if ready is not None:
+            worker, choice = ready
+            found, _ = self._asked(graph, choice, True, worker)
+            if found is not None:
+                return found
+        return self._asked(graph, self._named(graph), False)[0]
+
+    def _for_all_sizes(self, graph: CudnnGraph) -> Ready | None:
+        found, worker = self._asked(graph, self._choices[graph.key], True, if_compiled=True)
+        return None if found is None else (worker, found.choice)
+
+    def _asked(
+        self,
+        graph: CudnnGraph,
+        choice: Choice | None,
+        all_sizes: bool,
+        worker: WorkerProcess | None = None,
+        if_compiled: bool = False,
+    ) -> tuple[Entry | None, WorkerProcess]:
+        question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
+        question["choice"] = None if choice is None else choice.to_json()
+        answer, asked = self._oracle.exchange(question, worker)
+        if isinstance(answer, Died) or "blob" not in answer:
+            return None, asked
+        return Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"])), asked
+
+    def _precompiled(self, graph: CudnnGraph) -> bool:
+        """Whether the plan that was taken is known to be there for all sizes."""
+        taken = self._choices[graph.key]
+        offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
+        return taken.engine == BLAS or offered.get(taken.identity, False)
+
+
+def _beside(work: Any) -> Future[Any]:
+    """What work comes to, done in a thread that does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is wanted
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fusec-all-sizes", daemon=True).start()
+    return future

@@ -1,0 +1,179 @@
+"""Plans for a new size from those of the size before, by the real cuDNN without a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu.cudnn_graphs import conv, image
+from gpu.test_relatives import batch
+
+from fusec.cache import Store
+from fusec.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.gpu import sizes
+from fusec.gpu.blobs import reload
+from fusec.gpu.oracle import Oracle
+from fusec.gpu.process import Died
+from fusec.gpu.sizes import SizePlans
+from fusec.ir import DType
+from fusec.plans import BLAS, Choice, Entry
+from fusec.target import load
+from fusec.verdict import Legal, Refused
+
+pytestmark = pytest.mark.cudnn
+
+READY, COMPILED = conv("bias", "relu"), conv("bias", "swish")
+
+
+@pytest.fixture
+def oracle(tmp_path: Path) -> Iterator[Oracle]:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=True) as oracle:
+        yield oracle
+
+
+def first(oracle: Oracle, graphs: list[CudnnGraph]) -> dict[str, Choice]:
+    """cuDNN's first plan of each, as `tune="none"` takes it."""
+    oracle.judge(graphs)
+    return {graph.key: Choice.of(oracle.plans(graph)[0]) for graph in graphs}
+
+
+def made(plans: SizePlans, graphs: list[CudnnGraph]) -> dict[str, Entry]:
+    found = {graph.key: entry for graph, entry in plans.of(graphs)}
+    assert None not in found.values()
+    return found  # type: ignore[return-value]  # as just asserted
+
+
+def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = oracle.judge([READY, COMPILED])
+    asked = oracle.asked
+    others = oracle.judge([batch(READY, 9), batch(COMPILED, 16)])
+    assert oracle.asked == asked
+    for before, verdict in zip(verdicts, others, strict=True):
+        assert isinstance(before, Legal) and isinstance(verdict, Legal)
+        assert [p.engine for p in verdict.plans] == [p.engine for p in before.plans]
+        assert not any(p.built for p in verdict.plans)
+    assert oracle.relative(batch(READY, 9)) == READY
+    assert oracle.relative(READY) is None
+    assert oracle._store.get([oracle._entry(batch(READY, 9).key)]) == {}, "belief is not for the disk"
+    pooled = (image(1, (8, 64, 28, 28)), image(2, (8, 64, 1, 1), DType.F32))
+    wrong = CudnnGraph(pooled, (CudnnCall("reduction", (1,), (2,), "add"),))
+    assert isinstance(oracle.judge([wrong])[0], Refused)
+    oracle.judge([batch(wrong, 9)])
+    assert oracle.asked == asked + 2, "a refusal may depend on the size"
+    oracle.doubt(batch(READY, 9))
+    (verdict,) = oracle.judge([batch(READY, 9)])
+    assert oracle.asked == asked + 3
+    assert isinstance(verdict, Legal) and any(p.built for p in verdict.plans)
+    assert oracle.relative(batch(READY, 9)) is None
+
+
+def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choices, plans = first(oracle, [READY, COMPILED]), SizePlans(oracle)
+    questions: list[dict[str, Any]] = []
+    exchange = oracle.exchange
+
+    def heard(question: dict[str, Any], worker: Any = None) -> Any:
+        questions.append(question)
+        return exchange(question, worker)
+
+    monkeypatch.setattr(oracle, "exchange", heard)
+    plans.took([READY, COMPILED], choices)
+    ready = plans._ready[COMPILED.key].result()
+    assert ready is not None
+    assert list(plans._ready) == [COMPILED.key], "what is precompiled is there for all sizes"
+    assert [q["all_sizes"] for q in questions] == [True]
+    for size in (9, 16):
+        graphs = [batch(READY, size), batch(COMPILED, size)]
+        questions.clear()
+        oracle.judge(graphs)
+        entries = made(plans, graphs)
+        named = {question["all_sizes"]: Choice.from_json(question["choice"]) for question in questions}
+        assert {a: c.identity for a, c in named.items()} == {
+            False: choices[READY.key].identity,
+            True: ready[1].identity,
+        }
+        for graph in graphs:
+            entry = entries[graph.key]
+            assert entry.blob is not None
+            assert reload(graph, entry.blob, load("h200")) == entry.choice.workspace_bytes
+        assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
+        plans.took(graphs, {key: entry.choice for key, entry in entries.items()})
+    assert list(plans._ready) == [COMPILED.key]
+    assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
+
+
+def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle) -> None:
+    choices, plans = first(oracle, [READY]), SizePlans(oracle)
+    other = Choice.of([plan for plan in oracle.plans(READY) if plan.precompiled][5])
+    assert other.identity != choices[READY.key].identity
+    plans.took([READY], {READY.key: other})
+    near, far = batch(READY, 16), batch(READY, 256)
+    oracle.judge([near, far])
+    entries = made(plans, [near, far])
+    assert entries[near.key].choice.identity == other.identity
+    assert entries[far.key].choice.identity != other.identity
+    plans._choices[READY.key] = Choice(7777, ())
+    assert made(plans, [near])[near.key].blob
+
+
+def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle) -> None:
+    first(oracle, [READY])
+    plans = SizePlans(oracle)
+    plans.took([READY], {READY.key: Choice(BLAS, ((1, 2),))})
+    near, far = batch(READY, 16), batch(READY, 256)
+    oracle.judge([near, far])
+    assert made(plans, [near]) == {}
+    assert plans.named([near, far]) == {near.key: Choice(BLAS, ((1, 2),))}
+    assert made(plans, [far])[far.key].choice.engine != BLAS
+    assert plans._ready == {}
+
+
+def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
+    choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
+    plans.took([COMPILED], choices)
+    ready = plans._ready[COMPILED.key].result()
+    assert ready is not None
+    ready[0]._process.kill()
+    ready[0]._process.wait()
+    other = batch(COMPILED, 9)
+    oracle.judge([other])
+    assert made(plans, [other])[other.key].blob
+    assert len(oracle._all) == 1 and oracle._all[0] is not ready[0]
+
+
+def test_who_wants_one_worker_waits_for_it_and_nobody_starts_too_many(oracle: Oracle) -> None:
+    oracle.judge([READY])
+    worker = oracle._take()
+    got: list[Any] = []
+
+    def use(wanted: Any) -> None:
+        taken = oracle._take(wanted)
+        got.append(taken)
+        oracle._give_back(taken)
+
+    threads = [threading.Thread(target=use, args=(wanted,)) for wanted in (worker, None)]
+    for thread in threads:
+        thread.start()
+        thread.join(0.1)
+    assert got == [] and oracle._all == [worker], "there may be one"
+    oracle._give_back(worker)
+    for thread in threads:
+        thread.join(10)
+    assert got == [worker, worker]
+
+
+def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices, plans = first(oracle, [READY]), SizePlans(oracle)
+    plans.took([READY], choices)
+    other = batch(READY, 9)
+    oracle.judge([other])
+    monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (Died("gone"), worker))
+    assert list(plans.of([other])) == [(other, None)]
+    monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "no"}, worker))
+    assert list(plans.of([other])) == [(other, None)]
+    assert sizes.NEAR == 4
