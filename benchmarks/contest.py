@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import statistics
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ import torch
 
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03
+POOL_S = 30.0  # until torch.compile's helpers must be there
 
 
 class TooLongError(BaseException):
@@ -35,15 +37,29 @@ def within(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def autotuned(function: Callable[..., Any], freezing: bool) -> Any:
-    """By torch.compile, max-autotune. freezing: weights are constants. Convolutions are chosen among those of cuDNN and
-    torch: Triton's take minutes to try."""
+def _ready_to_autotune() -> None:
+    """Start the processes that compile Triton's kernels for torch.compile, and wait for them: what is asked for before
+    they are there is compiled in this one, one kernel after the other."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.warm_pool()
+    end = time.monotonic() + POOL_S
+    while not AsyncCompile.use_process_pool() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def autotuned(
+    function: Callable[..., Any], freezing: bool = False, mode: str = "max-autotune-no-cudagraphs"
+) -> Callable[..., Any]:
+    """By torch.compile. freezing: weights are constants. Convolutions are chosen among those of cuDNN and torch:
+    Triton's take minutes to try."""
     import torch._inductor.config  # which takes seconds
 
+    _ready_to_autotune()
     torch._dynamo.reset()
     torch._inductor.config.freezing = freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"
-    return torch.compile(function, mode="max-autotune-no-cudagraphs")
+    return torch.compile(function, mode=mode)
 
 
 def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torchvision
+from contest import autotuned
 from torch import nn
 from torch.nn import functional
 
@@ -69,8 +70,7 @@ class Step:
         self.scaler = torch.amp.GradScaler("cuda", init_scale=scale)
         self.forward: Callable[[], torch.Tensor] = self._forward
         if kind.startswith("compile"):
-            torch._dynamo.reset()
-            self.forward = torch.compile(self._forward, mode=compile_mode)
+            self.forward = autotuned(self._forward, mode=compile_mode)
 
     def _forward(self) -> torch.Tensor:
         if self.half:

@@ -281,22 +281,29 @@ def verify(
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
     seed: Seed = 0,
+    tune: cli_io.Tune = "quick",
+    budget: cli_io.Budget = None,
     as_json: cli_io.AsJson = False,
 ) -> None:
-    """Check passes, partitions and lowered graphs against the reference on random inputs."""
+    """Check passes and partitions against the reference on random inputs; the steps as they run on this machine's GPU,
+    if that is the target, else the lowered graphs in simulation."""
+    from fusec import cli_run as running
+    from fusec import driver
     from fusec import verify as verifying
     from fusec.gpu import device
-    from fusec.simulate import simulate
 
     request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
+    limit = cli_io.budget_of(budget)
     with cli_io.progress() as report:
-        compiled = request.build(target, report)
-        execute: verifying.Runner = simulate
-        if device.is_present(compiled.target):
-            from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
+        ready = None
+        if device.is_present(driver.resolve_target(target)):
+            ready = running.ready(model, target, precision, shape, request.disable, tune, limit, None, report)
+        compiled = request.build(target, report) if ready is None else ready.compiled
 
-            execute = CudnnBackend("none").run_on_host
-        result = verifying.verify(compiled, seed, execute, lambda done, total: report("verify", done, total))
+        def done(steps: int, total: int) -> None:
+            report("verify", steps, total)
+
+        result = verifying.verify(compiled, seed, progress=done) if ready is None else ready.verify(seed, done)
     print(cli_io.json_text({"model": model, "target": compiled.target.name, **result.to_json()}) if as_json else result)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)

@@ -34,6 +34,7 @@ from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
 from fusec.storage import pack, unpack
+from fusec.verify import Report, verify
 from fusec.views import view_offset
 
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
@@ -265,6 +266,38 @@ class Executable:
             works = [step if lowered is None else lowered.graph for step, lowered in steps]
             for number in director(inputs, works, self._launches, lambda number: self._bound(*steps[number])):
                 self._launches[number] = self._bound(*steps[number])
+
+    def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
+        """Check the passes and each step, as it runs here, on random inputs against float64 references (`verify`).
+        State is left as it was; what the last call left in memory is not."""
+        held = dict(self._held)
+        with self._lock, self.backend.calling():
+            saved = {name: buffer.copy() for name, buffer in held.items()}
+            for name in self.state:
+                self._state(name)
+            self._allocate()
+            try:
+                return verify(self.compiled, seed, None, progress, self._alone)
+            finally:
+                for name, buffer in saved.items():
+                    held[name][...] = buffer
+                if held.keys() != self._held.keys():  # memory was bound that nobody gave values to
+                    self._held, self._ready = held, False
+                self._called, self._replay = False, None
+
+    def _alone(self, index: int, operands: Mapping[Value, Array]) -> dict[Value, Array]:
+        """The results of one step from what it reads, both on the host."""
+        step = self.compiled.program.steps[index]
+        if step.kind is not Kind.VIEW:  # whose results may be what it reads
+            for value in step.outputs:
+                unpack(self._buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
+        for value, array in operands.items():
+            stored = array.astype(value.type.dtype.numpy)
+            self.backend.feeder(self._buffer(value), value.type)(stored)
+        self._launch(index)
+        results = {v: self.backend.fetcher(self._buffer(v), v.type)(None, True) for v in step.outputs}
+        self.backend.finish()
+        return results
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU

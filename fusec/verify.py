@@ -1,5 +1,5 @@
-"""Proof at three levels: the passes against the model, each step's body against its nodes, and each
-lowered graph (simulated, or run on a GPU) against its body; all compared with float64 references.
+"""Proof at each level: the passes against the model, each step's body against its nodes, each lowered graph (simulated,
+or run on a GPU) against its body, and each step as an executable runs it; all compared with float64 references.
 
 Errors are relative L2. What is allowed follows from the arithmetic: rounding to the storage type once
 per stored value, and fp32 sums whose error grows with the square root of their length (Higham, Accuracy
@@ -9,7 +9,7 @@ and Stability of Numerical Algorithms, 2nd ed., section 2.8: rounding errors of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,13 +27,14 @@ from fusec.storage import pack, unpack
 
 Runner = Callable[[CudnnGraph, Mapping[int, Buffer]], None]  # reads inputs, writes outputs, as `simulate`
 Array = np.ndarray[Any, Any]
+Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # a step, by its place: its results
 
 SAFETY = 16.0  # functions such as exp magnify a rounding of their argument
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: level is passes, body or lowered; `error` may be NaN, which never passes."""
+    """One comparison: level is passes, body, lowered or executed; `error` may be NaN, which never passes."""
 
     level: str
     what: str
@@ -71,10 +72,14 @@ class Report:
 
 
 def verify(
-    compiled: Compiled, seed: int = 0, run: Runner = simulate, progress: Callable[[int, int], None] | None = None
+    compiled: Compiled,
+    seed: int = 0,
+    run: Runner | None = simulate,
+    progress: Callable[[int, int], None] | None = None,
+    execute: Execute | None = None,
 ) -> Report:
-    """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, or a GPU;
-    `progress` is told how many of the steps are done."""
+    """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, a GPU, or nobody;
+    `progress` is told how many of the steps are done. `execute` runs whole steps (`Executable.verify`)."""
     rng = np.random.default_rng(seed)
     feeds = random_feeds(rng, compiled.source)
     checks = _passes(compiled, feeds)
@@ -87,7 +92,10 @@ def verify(
         if lowered is not None:
             what = f"{index} {step.signature}"
             checks += _body(what, step, operands, results)
-            checks += _lowered(what, step, lowered, operands, results, run)
+            if run is not None:
+                checks += _lowered(what, step, lowered, operands, results, run)
+        if execute is not None:
+            checks += _executed(f"{index} {step.signature}", step, lowered, execute(index, operands), results)
         values.update(results)
         for value in (*step.inputs, *step.outputs):
             if uses[value] == index:
@@ -178,16 +186,39 @@ def _lowered(
     return checks
 
 
+def _executed(
+    what: str, step: Partition, lowered: Lowered | None, got: Mapping[Value, Array], results: Mapping[Value, Array]
+) -> list[Check]:
+    """A kernel may round what lies between its ops, or not."""
+    between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in (DType.F16, DType.BF16)]
+    rounded = max(between, default=0.0) * math.sqrt(len(between))
+    checks: list[Check] = []
+    for value in step.outputs:
+        dtype, nodes = value.type.dtype, step.nodes
+        if lowered is None:
+            allowed = _arithmetic(nodes, dtype)
+        else:
+            allowed = allowed_error(step.body, dtype, lowered.graph)
+        checks.append(Check("executed", what, relative_l2(got[value], results[value]), allowed + rounded))
+    return checks
+
+
 def allowed_error(body: Graph, stored: DType, graph: CudnnGraph) -> float:
     """What rounding explains: storage once, fp32 sums by their length, each op once, and operands
     rounded in front of a product (tf32, or a prologue in half precision)."""
     nodes = list(body.nodes)
     longest = max((_sum_length(node) for node in nodes), default=1)
-    allowed = stored.epsilon + SAFETY * DType.F32.epsilon * (math.sqrt(longest) + len(nodes))
+    allowed = _arithmetic(nodes, stored)
     if longest > 1 and graph.tensor_cores and stored is DType.F32:
         allowed += 2.0**-9  # tf32 keeps 10 bits of both operands, and some engines cut the rest off: 8e-4 was measured
     rounded = [t.dtype.epsilon for t in graph.tensors if t.virtual and t.dtype in (DType.F16, DType.BF16)]
     return allowed + max(rounded, default=0.0)
+
+
+def _arithmetic(nodes: Sequence[Node], stored: DType) -> float:
+    """Storage once, sums in fp32 by their length, each op once."""
+    longest = max((_sum_length(node) for node in nodes), default=1)
+    return stored.epsilon + SAFETY * DType.F32.epsilon * (math.sqrt(longest) + len(nodes))
 
 
 def _sum_length(node: Node) -> int:

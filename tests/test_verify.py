@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from lowers_judge import LowersJudge
 
+import fusec
+from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import Graph
@@ -17,6 +19,7 @@ from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
 from fusec.program import Kind, Program
+from fusec.runtime import Executable, SimulatorBackend
 from fusec.simulate import simulate
 from fusec.target import load
 from fusec.text import parse
@@ -136,3 +139,52 @@ def test_infinities_and_huge_numbers_have_a_distance() -> None:
     assert relative_l2(np.array([np.inf, 1.0]), np.array([2.0, 1.0])) == np.inf
     assert np.isnan(relative_l2(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])))
     assert relative_l2(np.array([1e300, 0.0]), np.array([1e300, 1e297])) == pytest.approx(1e-3)  # squares overflow
+
+
+# as it runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+def test_what_an_executable_runs_is_checked_step_by_step(precision: str, rng: np.random.Generator) -> None:
+    net = Executable(compiled(precision), SimulatorBackend())
+    report = net.verify(seed=4)
+    assert report.ok, str(report)
+    executed = [check.what for check in report.checks if check.level == "executed"]
+    assert list(dict.fromkeys(executed)) == [
+        f"{i} {step.signature}" for i, step in enumerate(net.compiled.program.steps)
+    ]
+    x = rng.standard_normal((2, 8, 9, 9)).astype(np.float32)
+    feeds = {"x": x, "i": np.array([1, 0, 1])}
+    first, second = net.run(None, feeds), Executable(compiled(precision), SimulatorBackend()).run(None, feeds)
+    for got, want in zip(first, second, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("fault", ["nothing", "something else"])
+def test_a_step_that_does_not_compute_what_it_should_is_seen(fault: str) -> None:
+    net = Executable(compiled(), SimulatorBackend())
+    net._allocate()
+    index = next(i for i, s in enumerate(net.compiled.program.steps) if s.signature == "avg_pool")
+    (result,), launch = net.compiled.program.steps[index].outputs, net._launches[index]
+
+    def wrong() -> None:
+        if fault == "something else":
+            launch()
+            net._buffer(result)[3] += 1
+
+    net._launches[index] = wrong
+    bad = [check.what for check in net.verify().checks if not check.ok]
+    assert bad == [f"{index} avg_pool"], "each step starts from what is right"
+
+
+def test_state_is_as_it_was_after_a_check() -> None:
+    b = Builder()
+    x, total = b.input("x", (4, 3)), b.parameter("total", np.full((4, 3), 2.0, np.float32))
+    b.update(total, total * 0.5 + x)
+    b.output(y=total * 2.0)
+    exe = fusec.compile(b, target="cpu")
+    assert exe.verify().ok
+    np.testing.assert_array_equal(exe.value("total"), np.full((4, 3), 2.0))
+    y = exe.step(np.ones((4, 3), np.float32))
+    np.testing.assert_array_equal(exe.value("total"), np.full((4, 3), 2.0))
+    np.testing.assert_array_equal(y, np.full((4, 3), 4.0))

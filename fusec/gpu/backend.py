@@ -39,10 +39,11 @@ from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
-from fusec.gpu.kernels.launch import Launcher, Memory, random_array, ways
+from fusec.gpu.kernels.launch import Launcher, Memory, ways
 from fusec.gpu.lab import GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
+from fusec.gpu.samples import random_array
 from fusec.gpu.tails import taken_along
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
@@ -416,8 +417,11 @@ class CudnnBackend:
         return True
 
     def _prefer_way(self, kernel: Kernel, way: Kernel) -> bool:
-        """Take another of the kernels that do the same from now on."""
+        """Take another of the kernels that do the same from now on, unless it computes something else."""
         keys = [each.key for each in ways(kernel)]
+        with self._stream:
+            if not self._launcher.agree(self._launcher.fastest(kernel), way):
+                return False
         time_us = self._launcher.times_us(kernel)[keys.index(way.key)]
         self._launcher.take(kernel, way.key)
         self._kept.keep_ways(kernel.key, {"ways": keys, "fastest": way.key, "time_us": time_us})

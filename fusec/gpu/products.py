@@ -13,7 +13,8 @@ import cupy
 
 from fusec.errors import ExecutionError, LoweringError
 from fusec.gpu.cublaslt import Blas, BlasPlan
-from fusec.gpu.kernels.launch import Memory, random_array
+from fusec.gpu.kernels.launch import Memory
+from fusec.gpu.samples import random_array
 from fusec.gpu.tune import TOLERANCE
 from fusec.ir import Array, DType, TensorType, Value
 from fusec.lower_cudnn import Lowered, lower

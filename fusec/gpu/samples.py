@@ -1,4 +1,4 @@
-"""Data to time and compare plans on: random numbers for a tensor, and how far the results of two plans lie apart.
+"""Data to time and compare plans and kernels on: random numbers, and how far two results lie apart.
 
 Numbers are drawn on the host, once, and what is small is compared there: on a machine where nothing was compiled yet,
 CuPy's own kernels for that take longer than the rest of loading a model.
@@ -7,7 +7,7 @@ CuPy's own kernels for that take longer than the rest of loading a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,8 +15,10 @@ import cupy
 import numpy as np
 
 from fusec.cudnn_graph import CudnnTensor
-from fusec.ir import Array, DType
+from fusec.gpu.kernels.spec import Kernel
+from fusec.ir import Array, DType, TensorType, Value
 from fusec.simulate import extent
+from fusec.storage import pack
 
 PERIOD = 131_071  # numbers until they come again: a prime, so that no stride of a tensor meets the same ones
 HOST_BYTES = 1 << 22  # of a result that is compared on the host
@@ -56,17 +58,63 @@ def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
 def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
     """The largest relative L2 distance of results, given as bytes; NaN if one has a NaN or infinity that the other
     has not."""
+    return _worst(_apart(tensor.dtype, raw, want[tensor]) for tensor, raw in got.items())
+
+
+class Samples:
+    """Memory of their own for kernels that do the same: what they read is drawn once, constants are as they are."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Value, TensorType], Array] = {}
+
+    def memory(self, value: Value, type: TensorType) -> Array:
+        """The flat buffer of a value, constants in the order of the type."""
+        if (value, type) not in self._held:
+            literal = value.literal
+            drawn = random_array(type) if literal is None else cupy.asarray(pack(np, literal.array, type))
+            self._held[value, type] = drawn
+        return self._held[value, type]
+
+    def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
+        """What a kernel bound to this memory leaves where it writes, which is poisoned before."""
+        written = {value: self.memory(value, value.type) for value in kernel.written}
+        for buffer in written.values():
+            buffer.view(np.uint8)[...] = 0xFF
+        run()
+        return {value: buffer.copy() for value, buffer in written.items()}
+
+
+def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> float:
+    """As `distance`, of what kernels left."""
+    pairs = ((value.type.dtype, raw.view(np.uint8), want[value].view(np.uint8)) for value, raw in got.items())
+    return _worst(_apart(*pair) for pair in pairs)
+
+
+def random_array(type: TensorType) -> Array:
+    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
+    size = max(type.span, 1)
+    if type.dtype is DType.BOOL or type.dtype.is_int:
+        return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
+    array = cupy.random.standard_normal(size).astype(cupy.float32)
+    if type.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
+        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
+    return array.astype(type.dtype.numpy)
+
+
+def _worst(errors: Iterable[float]) -> float:
     worst = 0.0
-    for tensor, raw in got.items():
-        there = want[tensor]
-        on_host = raw.size <= HOST_BYTES
-        pair = (raw.get(), there.get()) if on_host else (raw, there)
-        numbers = (as_float64(each, tensor.dtype) for each in pair)
-        if on_host and tensor.dtype in (DType.F16, DType.BF16):  # which single precision holds
-            numbers = (each.view(tensor.dtype.numpy).astype(np.float32) for each in pair)
-        error = _distance(np if on_host else cupy, *numbers)
+    for error in errors:
         worst = error if not error <= worst else worst  # NaN stays
     return worst
+
+
+def _apart(dtype: DType, got: Array, want: Array) -> float:
+    on_host = got.size <= HOST_BYTES
+    pair = (got.get(), want.get()) if on_host else (got, want)
+    numbers = (as_float64(each, dtype) for each in pair)
+    if on_host and dtype in (DType.F16, DType.BF16):  # which single precision holds
+        numbers = (each.view(dtype.numpy).astype(np.float32) for each in pair)
+    return _distance(np if on_host else cupy, *numbers)
 
 
 def _distance(xp: Any, got: Array, want: Array) -> float:

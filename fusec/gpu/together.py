@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import kernels
 from fusec.gpu.forms import Form
-from fusec.gpu.kernels.launch import Launcher, random_array
-from fusec.gpu.samples import random_data
+from fusec.gpu.kernels.launch import Launcher
+from fusec.gpu.samples import random_array, random_data
 from fusec.ir import Array, TensorType, Value
 from fusec.lower_cudnn import lower
 from fusec.program import Kind, outputs_of

@@ -188,7 +188,7 @@ def test_verify(model: Path) -> None:
 
 def test_verify_fails_where_the_report_does(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = verifying.Report((verifying.Check("lowered", "0 conv", float("nan"), 1e-6),))
-    monkeypatch.setattr(verifying, "verify", lambda *args: bad)
+    monkeypatch.setattr(verifying, "verify", lambda *args, **named: bad)
     result = fusec("verify", model, *SHAPE)
     assert result.exit_code == 1
     assert "BAD lowered" in result.stdout

@@ -22,7 +22,7 @@ from lowers_judge import LowersJudge
 from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
 from fusec.ir import DType, TensorType
-from fusec.ops import BatchNormTrain, Concat, Conv
+from fusec.ops import BatchNormTrain, Concat, Conv, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -316,10 +316,49 @@ def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> N
     assert kernel is not None and len(kernel.others) > 1 and not launcher.is_measured(kernel)
     times = iter([5.0, 3.0, 1.0, *[9.0] * len(kernel.others)])
     assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 1.0
-    assert machine.launched == [each.launches[0].entry for each in (kernel, *kernel.others)]
+    entries = [each.launches[0].entry for each in (kernel, *kernel.others)]
+    assert machine.launched == [*entries, entries[2], entries[1]], "the fastest and the next are compared"
     assert launcher.is_measured(kernel)
     launcher.with_random_data(kernel)()
     assert machine.launched[-1] == kernel.others[1].launches[0].entry
+
+
+def _ways_of_relu(*wrong: int) -> tuple[Any, Any]:
+    """A kernel with two others of the same work, of which those computes something else."""
+    case = build_case("relu", [last(DType.F16, 2, 8, 6, 6)], lambda g, x: g.add(pw("relu"), x))
+    assert case.kernel is not None
+    every: list[Any] = []
+    for number in range(3):
+        (launch,) = case.kernel.launches
+        source = launch.source.replace(launch.entry, f"{launch.entry}_{number}")
+        if number in wrong:
+            source = source.replace("{", f"{{ if (threadIdx.x == {number}u) return;", 1)
+        every.append(replace(case.kernel, launches=(replace(launch, entry=f"{launch.entry}_{number}", source=source),)))
+    return replace(every[0], others=tuple(every[1:])), every
+
+
+@needs_compiler
+def test_a_way_that_computes_something_else_is_not_taken(machine: Machine) -> None:
+    from fusec.gpu.kernels.launch import Launcher
+
+    kernel, every = _ways_of_relu(2)
+    launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
+    with pytest.warns(UserWarning, match="a way to run relu computes something else than others"):
+        assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == 3.0
+    assert launcher.fastest(kernel).key == every[1].key and launcher.runs(kernel)
+    assert launcher.times_us(kernel) == [5.0, 3.0, float("inf")]
+    assert launcher.agree(every[0], every[1]) and not launcher.agree(every[0], every[2])
+
+
+@needs_compiler
+def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> None:
+    from fusec.gpu.kernels.launch import Launcher
+
+    kernel, every = _ways_of_relu(1, 2)
+    launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
+    with pytest.warns(UserWarning, match="computes something else than others"):
+        assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == float("inf")
+    assert not launcher.runs(kernel) and not any(map(launcher.runs, every))
 
 
 @needs_compiler

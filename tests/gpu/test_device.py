@@ -221,6 +221,14 @@ def test_verification_on_the_device(backend: Any) -> None:
         assert report.ok, str(report)
 
 
+@pytest.mark.parametrize("tune", ["none", "quick"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_steps_are_verified_as_they_run(precision: str, tune: str) -> None:
+    report = driver.compile(net(), precision=precision, tune=tune).verify()
+    assert report.ok, str(report)
+    assert "executed" in {check.level for check in report.checks}
+
+
 HAZARDS = [
     ("conv", "2,32,8,12", "2,32,1,1"),
     ("conv", "2,32,8,12", "1,1,8,12"),

@@ -186,8 +186,9 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 
 
 @needs_compiler
-def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_computes_the_same(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     from fusec.gpu.kernels.launch import Launcher, ways
 
@@ -209,9 +210,11 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept(
         return timed
 
     monkeypatch.setattr(Launcher, "bind", bind)
+    if not agrees:
+        monkeypatch.setattr(Launcher, "agree", lambda *ways: False)
     net.rehearse(net.backend.rehearse)
     assert list(net.backend.rehearsed.options) == [kernel.key]
-    assert net.backend._launcher.fastest(kernel).key != slow.key
+    assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
     assert net.backend._kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
@@ -249,3 +252,13 @@ def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path:
     assert net.backend.rehearsed is None
     with pytest.warns(UserWarning, match="gave way"):
         check(net, 3)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_plan_in_use_is_verified(machine: Machine, tmp_path: Path, wrong: bool) -> None:
+    net = rehearsed(tmp_path)
+    net(fresh(0))
+    machine.wrong = set(engines(net)) if wrong else set()
+    assert net.verify().ok != wrong
+    machine.wrong = set()
+    check(net, 2)

@@ -251,7 +251,6 @@ class _Source:
             [("b", shares.tiles), ("c", numbers), ("h", 2), ("d", 2)],
             f"sums[(c * 8 + fourth * 2 + d) * {pitch} + (warp * {shares.tiles} + b) * {PIXELS} + h * 8 + eighth] = "
             f"acc[{done}][b][c][h * 2 + d];",
-            f"acc[{done}][b][c][h * 2 + d] = 0.0f;",
         )
         lines += ["__syncthreads();", f"const u32 c2 = (u32)(first + (s - {high - 1}) * {op.dilations[0]});"]
         lines.append(f"if (c2 < {y.type.shape[2]}u)")
@@ -268,4 +267,6 @@ class _Source:
         lines.append(f"const int at = (int)column + k * {op.dilations[1]}{f' - {op.pads[1]}' if whole else ''};")
         guard = f"if ((u32)at < {shares.span}u) " if whole else ""
         lines += [f"{guard}total += sums[(k * {filters} + c1) * {pitch} + at];", "}", *chain.lines(), "}", "}", "}"]
+        # also at the first steps, where it holds what they gave to rows above the strip
+        lines += nested([("b", shares.tiles), ("c", numbers), ("d", 4)], f"acc[{done}][b][c][d] = 0.0f;")
         return lines

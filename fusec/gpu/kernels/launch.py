@@ -14,9 +14,12 @@ import cupy
 import numpy as np
 
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
-from fusec.ir import Array, DType, TensorType, Value
+from fusec.gpu.samples import Samples, kernels_apart
+from fusec.gpu.tune import TOLERANCE
+from fusec.ir import Array, TensorType, Value
 
 OPTIONS = ("--std=c++17",)
+VOTERS = 2  # ways of a kernel that the fastest is compared with, until one agrees
 LEAST_DOORS = 1 << 14  # numbers, so that the memory stays the same one
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
 Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
@@ -28,6 +31,7 @@ class Launcher:
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
         self._refused: set[str] = set()  # sources, by entry
+        self._wrong: set[str] = set()  # kernels, by key
         self._scratch: Array | None = None
         self._doors: Array | None = None
         self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
@@ -42,11 +46,34 @@ class Launcher:
         return kernel.key in self._fastest
 
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
-        """The least time of a kernel and its others, of which the fastest is taken from now on."""
-        times = [time_us(self.with_random_data(each)) if self.runs(each) else math.inf for each in ways(kernel)]
-        self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
+        """The least time of a kernel and its others, of which the fastest is taken from now on; one that computes
+        something else than the others is not, with a warning. Infinite if none is left: the kernel does not run."""
+        every, samples = ways(kernel), Samples()
+        times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
+        live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
+        for place in live:
+            if len(live) == 1 or self._has_company(every, place, live, samples):
+                break
+            warnings.warn(
+                f"a way to run {kernel.name} computes something else than others, it is not used", stacklevel=2
+            )
+            times[place] = math.inf
+        if live and min(times) == math.inf:
+            self._wrong.update(each.key for each in every)
+        self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
         return min(times)
+
+    def _has_company(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: Samples) -> bool:
+        """Whether one of two other ways computes the same."""
+        others = [other for other in live if other != place][:VOTERS]
+        return any(self.agree(every[place], every[other], samples) for other in others)
+
+    def agree(self, one: Kernel, other: Kernel, samples: Samples | None = None) -> bool:
+        """Whether two kernels compute the same of random data, into memory that was poisoned before."""
+        samples = samples or Samples()
+        results = [samples.results(way, self.bind(way, samples.memory)) for way in (one, other)]
+        return kernels_apart(*results) <= TOLERANCE
 
     def times_us(self, kernel: Kernel) -> Sequence[float]:
         """Of a kernel and its others, if they were measured here."""
@@ -81,6 +108,8 @@ class Launcher:
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether a kernel compiles, and the GPU has room for it; if not in the way that was taken, then by itself."""
+        if kernel.key in self._wrong:
+            return False
         self.compile([kernel])
         if all(launch.entry in self._functions for launch in self.fastest(kernel).launches):
             return True
@@ -129,30 +158,12 @@ class Launcher:
 
     def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
         """What launches a kernel over memory of its own, filled with normal numbers (and indices within bounds)."""
-        held: dict[tuple[Value, TensorType], Array] = {}
-
-        def memory(value: Value, type: TensorType) -> Array:
-            if (value, type) not in held:
-                held[value, type] = random_array(type)
-            return held[value, type]
-
-        return self.bind(kernel, memory)
+        return self.bind(kernel, Samples().memory)
 
 
 def ways(kernel: Kernel) -> tuple[Kernel, ...]:
     """The kernel by itself, and its others."""
     return (replace(kernel, others=()), *kernel.others)
-
-
-def random_array(type: TensorType) -> Array:
-    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
-    size = max(type.span, 1)
-    if type.dtype is DType.BOOL or type.dtype.is_int:
-        return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
-    array = cupy.random.standard_normal(size).astype(cupy.float32)
-    if type.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
-        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
-    return array.astype(type.dtype.numpy)
 
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:

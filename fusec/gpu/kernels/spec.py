@@ -97,6 +97,13 @@ class Kernel:
         """Equal for equal work."""
         return " ".join(launch.key for launch in self.launches) or "nothing"
 
+    @property
+    def written(self) -> tuple[Value, ...]:
+        """The values that it writes."""
+        named = (pair for launch in self.launches for pair in zip(launch.parameters, launch.arguments, strict=True))
+        found = (a.value for c_type, a in named if a.value is not None and not c_type.startswith("const "))
+        return tuple(dict.fromkeys(found))
+
 
 @dataclass
 class Arguments:

@@ -98,6 +98,15 @@ def test_work_shared_out_otherwise_is_the_same_work(rng: np.random.Generator) ->
             assert_same(case, emulator.run(other, arrays, case.outputs), case.reference(arrays))
 
 
+@needs_compiler
+@pytest.mark.parametrize("strip", [1, 9, 10, 11, 64])
+def test_strips_of_any_length_begin_anew(strip: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the rows above a strip are given is not left in the sums of its own."""
+    monkeypatch.setattr(few_filters, "_ways", lambda conv: [few_filters.Shares(4, 1, strip)])
+    op = Conv((1, 1), (3,) * 4, (1, 1))
+    check([convolved(f"strips of {strip}", last(F16, 2, 32, 45, 30), op, (7, 7), 3)], rng)
+
+
 def test_every_way_is_offered_where_it_fits() -> None:
     case = convolved("head", last(F16, 32, 32, 256, 256), Conv((1, 1), (3,) * 4, (1, 1)), (7, 7), 3)
     assert case.kernel is not None and case.kernel.name == "few_filters+add+tanh+relayout"

@@ -9,7 +9,7 @@ import pytest
 from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
-from fusec.gpu.kernels import instance
+from fusec.gpu.kernels import instance_resident
 from fusec.gpu.kernels.launch import ways
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import InstanceNorm, MaxPool, Resize, pw
@@ -90,7 +90,7 @@ def test_every_way(rng: np.random.Generator) -> None:
 def test_images_take_turns_where_the_gpu_has_no_room_for_all(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "PROCESSORS", 5)
+    monkeypatch.setattr(instance_resident, "PROCESSORS", 5)
     for case in (normed(F16, 5, 32, 40, 41, behind="relu"), followed(BF16, (3, 512, 18, 20), pool(2, 2))):
         assert case.kernel is not None
         kept = [way for way in case.kernel.others if len(way.launches) == 1 and way.launches[0].meets]
