@@ -22,6 +22,8 @@ from fusec.runtime import Executable
 from fusec.shared import SharedWeights
 from fusec.target import Target
 
+MEASURED = 8  # sizes that others may follow, the last ones
+
 
 @dataclass
 class Family:
@@ -96,7 +98,7 @@ class Family:
             self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
         self._last = executable.compiled.source, weakref.ref(backend)
         if decided and not self.first_plans:
-            self._decided.append((executable.compiled, weakref.ref(executable)))
+            self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
     def followed(self, compiled: Compiled) -> Followed | None:
         """The program in the forms that were decided for the size nearest to its own, if one is near and cut alike."""

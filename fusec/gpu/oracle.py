@@ -117,7 +117,8 @@ class Oracle:
         for graph in graphs:
             if self._kin:
                 self._learn(graph)
-            if self._relatives is not None and isinstance(self._memory[graph.key], Legal):
+            asked = graph.key not in self._believed
+            if self._relatives is not None and asked and isinstance(self._memory[graph.key], Legal):
                 self._relatives.add(graph)
         return [self._memory[g.key] for g in graphs]
 

@@ -22,6 +22,7 @@ from fusec.plans import BLAS, Choice, Entry
 
 # So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
 NEAR = 4
+SIZES = 8  # of a graph that are remembered, the first ones: others are near one of them, or far from all
 Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
 
 
@@ -48,8 +49,11 @@ class SizePlans:
                 continue
             known = self._relatives.of(graph)
             first = graph.key if known is None else self._first[known.key]
+            ran = self._ran.setdefault(first, [])
+            if len(ran) == SIZES:
+                continue
+            ran.append((sizes, graph))
             self._first[graph.key] = first
-            self._ran.setdefault(first, []).append((sizes, graph))
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
             self._relatives.add(graph)
             if first == graph.key and not self._precompiled(graph):

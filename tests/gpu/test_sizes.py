@@ -207,3 +207,13 @@ def test_what_does_not_grow_evenly_is_not_foreseen() -> None:
     assert between((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
     assert between((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
     assert between((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
+
+
+def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
+    choices, plans = first(oracle, [READY]), SizePlans(oracle)
+    for size in range(8, 40):
+        graph = batch(READY, size)
+        plans.took((size,), [graph], {graph.key: choices[READY.key]})
+    assert len(plans._first) == len(plans._choices) == sizes.SIZES
+    assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
+    assert plans.named([batch(READY, 61)]) == {}
