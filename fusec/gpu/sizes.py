@@ -60,14 +60,13 @@ class SizePlans:
                 self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
 
     def foresee(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
-        """Begin to make the plans that a program of these sizes will need, as far as two others tell which those are,
-        before it is known that it does. wanted: those of them, by key, that are not there already."""
-        for future in self._foreseen.values():
-            future.cancel()
-        graphs = [between(ran[0], ran[1], sizes) for ran in self._ran.values() if len(ran) > 1]
+        """Begin to make the plans that a program of these sizes will need before it is known that it does: two others
+        tell which those are, and of one it can be guessed. wanted: those of them, by key, that are not there already.
+        """
+        self._give_up()
+        graphs = [between(ran[0], ran[1], sizes) if ran[1:] else guessed(*ran[0], sizes) for ran in self._ran.values()]
         new = {graph.key: graph for graph in graphs if graph is not None and graph.key not in self._first}
         chosen = [new[key] for key in wanted(new)]
-        self._foreseen = {}
         if chosen:
             pool = ThreadPoolExecutor(min(self._oracle.workers, len(chosen)), thread_name_prefix="fusec-foreseen")
             self._foreseen = {graph.key: pool.submit(self._made, graph) for graph in chosen}
@@ -93,11 +92,18 @@ class SizePlans:
             return
         with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
             begun = {graph: self._foreseen.pop(graph.key, None) for graph in wanted}
+            self._give_up()
             making = {begun[graph] or pool.submit(self._made, graph): graph for graph in wanted}
             for future in as_completed(making):
                 graph, entry = making[future], future.result()
                 if entry is not None or believed(graph) is not None:
                     yield graph, entry
+
+    def _give_up(self) -> None:
+        """What was foreseen and did not come."""
+        for future in self._foreseen.values():
+            future.cancel()
+        self._foreseen = {}
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
         known = self._relatives.of(graph)
@@ -155,6 +161,27 @@ def between(
             return None
         tensors.append(replace(first, dims=dims, strides=strides))
     return replace(one[1], tensors=tuple(tensors))
+
+
+def guessed(was: tuple[int, ...], graph: CudnnGraph, sizes: tuple[int, ...]) -> CudnnGraph | None:
+    """A graph as it would be in other sizes of the model, if one of these changes and is a part of the outermost dim;
+    None if that would be no whole number."""
+    factors = {Fraction(b, a) for a, b in zip(was, sizes, strict=True) if a != b and a}
+    if len(factors) != 1 or not graph.outputs:
+        return None
+    (factor,) = factors
+    rows = graph.outputs[0].dims[0]
+    filters = {call.inputs[1] for call in graph.calls if call.op == "conv_fprop"}
+    if rows == 1 or (rows * factor).denominator > 1 or rows * factor <= 1:
+        return None
+    grown = (int(rows * factor),)
+    return replace(
+        graph,
+        tensors=tuple(
+            replace(t, dims=(*grown, *t.dims[1:])) if t.dims[0] == rows and t.uid not in filters else t
+            for t in graph.tensors
+        ),
+    )
 
 
 def _on(first: tuple[int, ...], second: tuple[int, ...], step: Fraction) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.cudnn_graphs import conv, image
+from gpu.cudnn_graphs import conv, image, pointwise
 from gpu.test_relatives import batch
 
 from fusec.cache import Store
@@ -17,7 +17,7 @@ from fusec.gpu import sizes
 from fusec.gpu.blobs import reload
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.process import Died
-from fusec.gpu.sizes import SizePlans, between
+from fusec.gpu.sizes import SizePlans, between, guessed
 from fusec.ir import DType
 from fusec.plans import BLAS, Choice, Entry
 from fusec.target import load
@@ -182,8 +182,11 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
 def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     plans.took((8, 3), [READY], choices)
+    plans.foresee((12, 3), lambda graphs: [])
+    assert plans._foreseen == {}
     plans.foresee((12, 3), list)
-    assert plans._foreseen == {}, "one size tells nothing"
+    assert list(plans._foreseen) == [batch(READY, 12).key], "a guess"
+    next(iter(plans._foreseen.values())).result()
     plans.took((12, 3), [batch(READY, 12)], choices | {batch(READY, 12).key: choices[READY.key]})
     for other in ((12, 3), (8, 3), (20, 4), (16, 6)):
         plans.foresee(other, list)
@@ -207,6 +210,20 @@ def test_what_does_not_grow_evenly_is_not_foreseen() -> None:
     assert between((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
     assert between((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
     assert between((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
+
+
+def test_of_one_size_the_next_is_guessed() -> None:
+    for graph in (READY, COMPILED, conv("bias", "relu", filters=8)):
+        assert guessed((8, 3), graph, (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
+    filters = guessed((8, 3), conv("bias", "relu", filters=8), (12, 3))
+    assert filters is not None and [t.dims[0] for t in filters.tensors[:2]] == [12, 8], "filters stay as many"
+    assert guessed((8, 3), READY, (12, 4)) is None, "two sizes"
+    assert guessed((8, 3), READY, (8, 3)) is None
+    assert guessed((3, 8), READY, (3, 7)) == batch(READY, 7)
+    assert guessed((16,), READY, (3,)) is None, "one and a half"
+    assert guessed((8,), READY, (1,)) is None, "a dim of one is another graph"
+    flat = pointwise("gelu", (1, 12, 64), result=(1, 12, 64))
+    assert guessed((12,), flat, (13,)) is None
 
 
 def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
