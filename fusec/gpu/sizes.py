@@ -64,7 +64,8 @@ class SizePlans:
         tell which those are, and of one it can be guessed. wanted: those of them, by key, that are not there already.
         """
         self._give_up()
-        graphs = [between(ran[0], ran[1], sizes) if ran[1:] else guessed(*ran[0], sizes) for ran in self._ran.values()]
+        made_here = [ran for first, ran in self._ran.items() if self._choices[first].engine != BLAS]
+        graphs = [between(ran[0], ran[1], sizes) if ran[1:] else guessed(*ran[0], sizes) for ran in made_here]
         new = {graph.key: graph for graph in graphs if graph is not None and graph.key not in self._first}
         chosen = [new[key] for key in wanted(new)]
         if chosen:
