@@ -229,7 +229,8 @@ def shapes() -> list[str]:
     cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in data["rows"]:
         cases.setdefault((row["model"], row["tune"], row["kernels"], row["cache"]), []).append(row)
-    header = ["model", "tune", "kernels", "plan cache", "first size s", "each new size s", "of these, to the program"]
+    kinds = {"size": "taken over", "shared": "taken over, `share_kernels`", "each": "`tune_each`"}
+    header = ["model", "tune", "plans", "plan cache", "first size s", "each new size s", "of these, to the program"]
     header += ["padded size s", "runs, us (size: time)"]
     rows: list[list[Any]] = []
     for (model, tune, kernels, cache), found in cases.items():
@@ -239,7 +240,7 @@ def shapes() -> list[str]:
             [
                 model,
                 tune,
-                "for all sizes" if kernels == "shared" else "for each size",
+                kinds[kernels],
                 cache,
                 f"{first['first_s']:.2f}",
                 ", ".join(f"{row['first_s']:.2f}" for row in new),
@@ -254,7 +255,8 @@ def shapes() -> list[str]:
         "",
         f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of "
         "its own for each row, in the order of the sizes; bringing the libraries up is a part of the first. To the "
-        "program: import, passes, and what cuDNN was asked. A padded size runs the program of the next larger one "
+        "program: import, passes, and what cuDNN was asked. Behind the first size there is a pause, in which what is "
+        "compiled at run time is compiled for all sizes. A padded size runs the program of the next larger one "
         f"([shapes.md](shapes.md)). Answers are within {worst:.0e} of torch's in fp32.",
         "",
         *table(header, rows),

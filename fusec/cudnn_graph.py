@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -167,15 +168,15 @@ class CudnnGraph:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def kin(self) -> str:
+    def kin(self) -> Hashable:
         """What it has in common with graphs of other sizes: all but how large the dims are that are not 1, and what
         strides follow from these."""
-        data = self.to_json()
-        for t in data["tensors"]:
-            order = sorted(range(len(t["dims"])), key=lambda i: (-t["strides"][i], i))
-            t["strides"] = [i for i in order if t["dims"][i] != 1]
-            t["dims"] = [min(d, 2) for d in t["dims"]]
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        tensors: list[Hashable] = []
+        for t in self.tensors:
+            order = sorted(range(len(t.dims)), key=lambda i: (-t.strides[i], i))
+            laid = tuple(i for i in order if t.dims[i] != 1)
+            tensors.append((t.uid, tuple(min(d, 2) for d in t.dims), laid, t.dtype, t.virtual, repr(t.value)))
+        return (tuple(tensors), self.calls, self.tensor_cores)
 
     def __str__(self) -> str:
         """One line per call: `y:f16[8,64,28,28](50176,1,1792,64) = conv_fprop(image, weight) {…}`."""

@@ -143,6 +143,8 @@ def compile(
         state=state,
         oracle=oracle,
     )
+    if family is not None and family.carries:
+        family.foresee(shapes or {})
     compiled = built()
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
@@ -230,7 +232,7 @@ def _of_another_size(
                 raise
             compiled, follows = built(), False
             continue
-        family.took(executable, _cudnn_graphs(executable.compiled), backend.choices(), followed is None)
+        family.took(executable, backend, _cudnn_graphs(executable.compiled), followed is None)
         return executable
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -17,10 +17,13 @@ from fusec.gpu.forms import Decided
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.sizes import NEAR, SizePlans
+from fusec.ir import Graph
 from fusec.plans import Choice, Entry
 from fusec.runtime import Executable
 from fusec.shared import SharedWeights
 from fusec.target import Target
+
+MEASURED = 8  # sizes that others may follow, the last ones
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Family:
     _kernels: Any = None
     _oracle: Oracle | None = None
     _sizes: SizePlans | None = None
+    _last: tuple[Graph, weakref.ref[Any]] | None = None  # the model as imported for the last program, and its backend
     _decided: list[tuple[Compiled, weakref.ref[Executable]]] = field(
         default_factory=list[tuple[Compiled, "weakref.ref[Executable]"]]
     )
@@ -79,26 +83,35 @@ class Family:
             refused.append(graph)
             self._oracle.doubt(graph)
 
+    def foresee(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Begin to make the plans that a program for these shapes will need, as far as those before tell."""
+        if self._sizes is None or self._last is None:
+            return
+        source, backend = self._last[0], self._last[1]()
+        if any(v.name not in shapes or len(shapes[v.name]) != v.type.rank for v in source.inputs):
+            return
+        sizes = tuple(int(size) for v in source.inputs for size in shapes[v.name])
+        self._sizes.foresee(sizes, list if backend is None else backend.unkept)
+
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs take over from sizes near theirs, by key."""
         return {} if self._sizes is None else self._sizes.named(graphs)
 
-    def took(
-        self, executable: Executable, graphs: Mapping[str, CudnnGraph], choices: Mapping[str, Choice], decided: bool
-    ) -> None:
-        """Learn which plans a program runs; decided: and in which forms, which others may follow."""
+    def took(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], decided: bool) -> None:
+        """Learn which plans a program runs on a GPU; decided: and in which forms, which others may follow."""
         if self._oracle is not None and self.more_sizes:
-            self._sizes_of(self._oracle).took(graphs.values(), choices)
+            self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
+        self._last = executable.compiled.source, weakref.ref(backend)
         if decided and not self.first_plans:
-            self._decided.append((executable.compiled, weakref.ref(executable)))
+            self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
     def followed(self, compiled: Compiled) -> Followed | None:
         """The program in the forms that were decided for the size nearest to its own, if one is near and cut alike."""
-        sizes = _sizes(compiled)
+        sizes = _sizes(compiled.source)
         near = [
             (distance, place)
             for place, (other, _) in enumerate(self._decided)
-            if (distance := _distance(sizes, _sizes(other))) <= NEAR
+            if (distance := _distance(sizes, _sizes(other.source))) <= NEAR
         ]
         if not near:
             return None
@@ -114,11 +127,11 @@ class Family:
         return self._sizes
 
 
-def _sizes(compiled: Compiled) -> list[int]:
-    return [size for value in compiled.source.inputs for size in value.type.shape]
+def _sizes(source: Graph) -> tuple[int, ...]:
+    return tuple(size for value in source.inputs for size in value.type.shape)
 
 
-def _distance(a: list[int], b: list[int]) -> Fraction:
+def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> Fraction:
     """By how much a dim differs at most, as a factor."""
     if len(a) != len(b) or 0 in (*a, *b):
         return Fraction(1 << 62)

@@ -126,6 +126,7 @@ class Graph:
         self._head: Node = self._return  # first node in order; the return node is always last
         self._size = 0
         self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
+        self._verified = -1  # how many there were when every rule was found to be kept
 
     # reading ---------------------------------------------------------------------------------
 
@@ -387,6 +388,12 @@ class Graph:
     def verify(self) -> None:
         """Check every rule of the IR; VerifyError names the first node that breaks one."""
         check(self)
+        self._verified = self.edits
+
+    def verify_changes(self) -> None:
+        """`verify`, unless no verb has changed anything since."""
+        if self._verified != self.edits:
+            self.verify()
 
     def __str__(self) -> str:
         return print_graph(self)

@@ -131,7 +131,7 @@ class Program:
             for value, same in zip((*step.inputs, *step.outputs), (*step.body.inputs, *step.body.outputs), strict=True):
                 if value.type.within != same.type.within:
                     raise VerifyError(f"step {step.signature}: {quote(value.name)} is {value.type}, not {same.type}")
-            step.body.verify()
+            step.body.verify_changes()
         for node in self.graph.nodes:
             if not isinstance(node.op, Constant) and node not in covered:
                 raise VerifyError(f"{node!r} is in no step")

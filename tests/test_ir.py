@@ -721,3 +721,44 @@ def test_an_op_is_asked_again_only_for_other_types(monkeypatch: pytest.MonkeyPat
     graph.insert(pw("relu"), [x], types=[x.type.with_order((1, 0))])
     graph.verify()
     assert len(asked) == before + 3, "types that were given are compared"
+
+
+def test_changes_are_verified_once() -> None:
+    graph = small()
+    graph.verify_changes()
+    edits = graph.edits
+    graph.verify_changes()
+    assert graph.edits == edits, "to look is no change"
+    broken = graph.outputs[0]
+    verbs: list[Callable[[], object]] = [
+        lambda: graph.set_type(broken, TensorType((9,), DType.F32)),
+        lambda: graph.set_input(broken.node, 0, broken),  # type: ignore[arg-type]  # made by a node
+    ]
+    for verb in verbs:
+        verb()
+        for _ in range(2):
+            with pytest.raises(VerifyError):
+                graph.verify_changes()
+        graph = small()
+        broken = graph.outputs[0]
+
+
+def test_every_verb_is_an_edit() -> None:
+    graph = small()
+    x, (relu, add) = graph.inputs[0], graph.nodes
+    verbs: list[Callable[[], object]] = [
+        lambda: graph.add_input("z", F32),
+        lambda: graph.add(pw("exp"), x, name="e"),
+        lambda: graph.set_input(add, 1, graph.value("e")),
+        lambda: graph.set_type(relu.result, F32.with_order((1, 0))),
+        lambda: graph.set_op(relu, pw("relu")),
+        lambda: graph.rename(relu.result, "r"),
+        lambda: graph.replace(relu.result, x),
+        lambda: graph.erase(relu),
+        lambda: graph.set_outputs([x]),
+        lambda: graph.prune(),
+    ]
+    for place, verb in enumerate(verbs):
+        before = graph.edits
+        verb()
+        assert graph.edits > before, place

@@ -1,4 +1,4 @@
-"""Plans that cuDNN compiles at run time, built in the processes it was asked in, while this one goes on.
+"""What is compiled in the processes that cuDNN was asked in, while this one goes on: plans at run time, and kernels.
 
 Such a build takes most of a second (benchmarks/builds.py) and holds Python's lock, so threads would not help. A plan
 comes back as cuDNN serialized it, and is read in milliseconds.
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
+from fusec.gpu.kernels.spec import Launch
 from fusec.gpu.process import Died
 from fusec.plans import Choice, Knobs
 from fusec.verdict import Plan
@@ -48,6 +49,7 @@ class Builders:
         self._crew, self._limit, self._deterministic, self._ends = crew, crew.workers, deterministic, ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
+        self._kernels: list[Launch] = []  # behind these
         self._begun: set[Order] = set()
         self._answers: dict[Order, Answer] = {}
         self._threads = 0
@@ -61,9 +63,19 @@ class Builders:
             self._waiting = {order: graph for order, graph in wanted.items() if order not in there}
             if not self._limit or (len(self._waiting) < LEAST and not self._threads):
                 self._waiting.clear()
-            for _ in range(self._threads, min(self._limit, len(self._waiting))):
-                self._threads += 1
-                threading.Thread(target=self._work, name="fusec-builder", daemon=True).start()
+            self._begin()
+
+    def expect_kernels(self, launches: Sequence[Launch]) -> None:
+        """Which kernels this process will compile, by CuPy, which then finds them on disk; none is waited for. What was
+        said before and is not begun is forgotten."""
+        with self._changed:
+            self._kernels = list(launches) if self._limit and (self._threads or len(launches) >= LEAST) else []
+            self._begin()
+
+    def _begin(self) -> None:
+        for _ in range(self._threads, min(self._limit, len(self._waiting) + len(self._kernels))):
+            self._threads += 1
+            threading.Thread(target=self._work, name="fusec-builder", daemon=True).start()
 
     def plan(self, graph: CudnnGraph, choice: Choice) -> bytes | None:
         """The plan, serialized, as soon as it is built; None if it was not expected or has to be built here.
@@ -89,6 +101,7 @@ class Builders:
         start."""
         with self._changed:
             self._waiting.clear()
+            self._kernels.clear()
             self._answers.clear()
         if self._ends:
             self._crew.built.clear()
@@ -101,16 +114,17 @@ class Builders:
         return {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
 
     def _work(self) -> None:
-        """Have built what is waiting, one after the other, until nothing is."""
+        """Have compiled what is waiting, one after the other, until nothing is."""
         while (task := self._next()) is not None:
+            if isinstance(task, Launch):
+                self._compile(task)
+                continue
             order, graph = task
             answer: Answer = None
             try:
                 answer = self._answer(order, graph)
             except TargetError as error:
-                with self._changed:
-                    self._limit, self._failed = 0, str(error)
-                    self._waiting.clear()
+                self._give_up(str(error))
             except RuntimeError as error:  # a defect of ours, which whoever asked is told
                 answer = error
             finally:
@@ -119,8 +133,25 @@ class Builders:
                     self._answers[order] = answer
                     self._changed.notify_all()
 
-    def _next(self) -> tuple[Order, CudnnGraph] | None:
+    def _compile(self, launch: Launch) -> None:
+        try:
+            self._crew.exchange({"kernel": launch.source, "entry": launch.entry, "meets": launch.meets})
+        except TargetError as error:
+            self._give_up(str(error))
+        except RuntimeError:  # whoever launches it compiles it, too, and is told
+            with self._changed:
+                self._kernels.clear()
+
+    def _give_up(self, reason: str) -> None:
         with self._changed:
+            self._limit, self._failed = 0, reason
+            self._waiting.clear()
+            self._kernels.clear()
+
+    def _next(self) -> tuple[Order, CudnnGraph] | Launch | None:
+        with self._changed:
+            if not self._waiting and self._kernels:
+                return self._kernels.pop(0)
             if not self._waiting:
                 self._threads -= 1
                 return None

@@ -6,7 +6,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -58,7 +58,6 @@ from fusec.plans import BLAS, Choice, Entry, Part
 from fusec.program import Kind, Partition, Program
 
 KERNEL_RUNS = 7
-BESIDE = 0.75  # of the cores for kernels that are compiled while plans are timed
 
 
 class CudnnBackend:
@@ -125,7 +124,6 @@ class CudnnBackend:
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
         self._builders = builders
-        self._compiling: Future[None] | None = None  # kernels
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -362,19 +360,14 @@ class CudnnBackend:
         return known if known.get("ways") == [way.key for way in ways(kernel)] else None
 
     def _kernels_soon(self, asked: Mapping[str, Kernel]) -> None:
-        """Have kernels compiled beside what comes first: NVRTC lets go of Python's lock."""
-        unknown = [kernel for kernel in asked.values() if self._known_way(kernel) is None]
-        if unknown:
-            beside = ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels")
-            wanted = [each for kernel in unknown for each in ways(kernel)]
-            self._compiling = beside.submit(self._launcher.compile, wanted, BESIDE)
-            beside.shutdown(wait=False)
+        """Have kernels compiled in other processes while plans are timed: NVRTC in this one would disturb that."""
+        unknown = [way for kernel in asked.values() if self._known_way(kernel) is None for way in ways(kernel)]
+        if self._builders is not None and unknown:
+            self._builders.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
 
-    @spent_on("kernels are compiled")
     def _compile_kernels(self, asked: Iterable[Kernel]) -> None:
-        if self._compiling is not None:
-            self._compiling, compiling = None, self._compiling
-            compiling.result()
+        if self._builders is not None:  # what it has not begun is compiled here, on all cores
+            self._builders.expect_kernels([])
         self._launcher.compile(each for kernel in asked for each in ways(kernel))
 
     @spent_on("forms are timed")

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from functools import cache
 from queue import SimpleQueue
 from typing import Any
 
@@ -28,6 +29,8 @@ from fusec.target import Target
 SEVERAL = 4  # plans a graph when none is named: a runtime-compiled one takes long (benchmarks/builds.py)
 # Engines that cuDNN 9.19 offers on an H200 and does not build devicelessly, not even when named.
 DEVICE_ONLY = frozenset({4, 53})
+# The version of cuDNN from which on its frontend's own tests read serialized plans without a handle.
+READS_WITHOUT_HANDLE = 91100
 _MODULE = "fusec.gpu.blobs"
 
 
@@ -126,19 +129,39 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
 
 
 def revive(blob: bytes, handle: Any) -> Any:
-    """A serialized plan on this machine's GPU, as a frontend graph to execute by uid, in milliseconds:
-    `graph.execute(addresses, workspace, handle)`, `graph.get_workspace_size()`.
+    """A serialized plan on this machine's GPU, as a frontend graph to execute by uid, in less than a millisecond where
+    it is precompiled: `graph.execute(addresses, workspace, handle)`, `graph.get_workspace_size()`.
 
     ExecutionError if cuDNN does not take it. Only for a blob that is trusted: it holds machine code.
     """
     import cudnn  # present wherever there is a handle
+    import cupy
 
+    declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
+    properties = _properties(cudnn.backend_version(), int(cupy.cuda.runtime.getDevice()))
+    if properties is not None:
+        # Read for a handle, a plan is run once within a capture that is thrown away, over memory allocated for it,
+        # which takes several times as long as all the rest. Read for the device it is not.
+        graph = cudnn.pygraph(device_property=properties)
+        try:
+            graph.deserialize(list(blob))
+            return graph
+        except declined:  # perhaps it can be read for the handle; else that says what is wrong with it
+            pass
     graph = cudnn.pygraph()
     try:
         graph.deserialize(handle, list(blob))
-    except (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError) as error:
+    except declined as error:
         raise ExecutionError(f"cuDNN does not read a serialized plan: {', '.join(reason_of(error))}") from error
     return graph
+
+
+@cache
+def _properties(version: int, device: int) -> Any:
+    """What cuDNN knows of a GPU without a handle; None for a cuDNN that does not read plans so."""
+    import cudnn  # as above
+
+    return cudnn.create_device_properties(device) if version >= READS_WITHOUT_HANDLE else None
 
 
 def _answer(

@@ -29,6 +29,15 @@ def follow(decided: Decided, ran: Program, program: Program, as_source: bool) ->
 
     decided: of the other size, which ran as `ran`.
     """
+    types = {value: value.type for value in program.graph.values()}
+    followed = _followed(decided, ran, program, as_source)
+    if followed is None:
+        for value, type in types.items():
+            program.graph.set_type(value, type)
+    return followed
+
+
+def _followed(decided: Decided, ran: Program, program: Program, as_source: bool) -> Followed | None:
     concats = families(program)
     if len(concats) != len(decided.concats):
         return None

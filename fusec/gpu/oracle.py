@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +76,7 @@ class Oracle:
         self._kin = kin
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
-        self._built: dict[str, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
+        self._built: dict[Hashable, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
         self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
         self._memory: dict[str, Verdict] = {}
@@ -121,7 +121,8 @@ class Oracle:
         for graph in graphs:
             if self._kin:
                 self._learn(graph)
-            if self._relatives is not None and isinstance(self._memory[graph.key], Legal):
+            asked = graph.key not in self._believed
+            if self._relatives is not None and asked and isinstance(self._memory[graph.key], Legal):
                 self._relatives.add(graph)
         return [self._memory[g.key] for g in graphs]
 

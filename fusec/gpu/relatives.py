@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from fusec.cudnn_graph import CudnnGraph
 
 
@@ -10,7 +12,7 @@ class Relatives:
     larger, or all smaller, by one factor, as those are that a batch size is part of."""
 
     def __init__(self) -> None:
-        self._by_kin: dict[str, dict[str, CudnnGraph]] = {}
+        self._by_kin: dict[Hashable, dict[str, CudnnGraph]] = {}
 
     def add(self, graph: CudnnGraph) -> None:
         """Know a graph from now on."""

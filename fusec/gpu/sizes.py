@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
-from fusec.cudnn_graph import CudnnGraph
+from fusec.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.process import Died, WorkerProcess
 from fusec.gpu.relatives import Relatives, factor
@@ -20,6 +22,7 @@ from fusec.plans import BLAS, Choice, Entry
 
 # So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
 NEAR = 4
+SIZES = 8  # of a graph that are remembered, the first ones: others are near one of them, or far from all
 Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
 
 
@@ -32,10 +35,13 @@ class SizePlans:
         self._choices: dict[str, Choice] = {}  # by key of a graph, that of its first size
         self._first: dict[str, str] = {}  # of a graph, the key in its first size
         self._ready: dict[str, Future[Ready | None]] = {}  # by that key
+        self._ran: dict[str, list[tuple[tuple[int, ...], CudnnGraph]]] = {}  # by that key, in which sizes of the model
+        self._foreseen: dict[str, Future[Entry | None]] = {}  # by key of a graph
 
-    def took(self, graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
-        """Learn which plans a program runs. What was compiled at run time for the first size is compiled for all from
-        now on, in threads that nobody waits for; they also start who makes the plans of the next size."""
+    def took(self, sizes: tuple[int, ...], graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
+        """Learn which plans a program runs, of which sizes of the model. What was compiled at run time for the first
+        is compiled for all from now on, in threads that nobody waits for; they also start who makes the plans of the
+        next."""
         if not self._first:
             _beside(self._oracle.start)
         for graph in graphs:
@@ -43,11 +49,29 @@ class SizePlans:
                 continue
             known = self._relatives.of(graph)
             first = graph.key if known is None else self._first[known.key]
+            ran = self._ran.setdefault(first, [])
+            if len(ran) == SIZES:
+                continue
+            ran.append((sizes, graph))
             self._first[graph.key] = first
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
             self._relatives.add(graph)
             if first == graph.key and not self._precompiled(graph):
                 self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
+
+    def foresee(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
+        """Begin to make the plans that a program of these sizes will need before it is known that it does: two others
+        tell which those are, and of one it can be guessed. wanted: those of them, by key, that are not there already.
+        """
+        self._give_up()
+        made_here = [ran for first, ran in self._ran.items() if self._choices[first].engine != BLAS]
+        graphs = [between(ran[0], ran[1], sizes) if ran[1:] else guessed(*ran[0], sizes) for ran in made_here]
+        new = {graph.key: graph for graph in graphs if graph is not None and graph.key not in self._first}
+        chosen = [new[key] for key in wanted(new)]
+        if chosen:
+            pool = ThreadPoolExecutor(min(self._oracle.workers, len(chosen)), thread_name_prefix="fusec-foreseen")
+            self._foreseen = {graph.key: pool.submit(self._made, graph) for graph in chosen}
+            pool.shutdown(wait=False)
 
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs of sizes near these take, by key."""
@@ -68,11 +92,19 @@ class SizePlans:
         if not wanted:
             return
         with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
-            making = {pool.submit(self._made, graph): graph for graph in wanted}
+            begun = {graph: self._foreseen.pop(graph.key, None) for graph in wanted}
+            self._give_up()
+            making = {begun[graph] or pool.submit(self._made, graph): graph for graph in wanted}
             for future in as_completed(making):
                 graph, entry = making[future], future.result()
                 if entry is not None or believed(graph) is not None:
                     yield graph, entry
+
+    def _give_up(self) -> None:
+        """What was foreseen and did not come."""
+        for future in self._foreseen.values():
+            future.cancel()
+        self._foreseen = {}
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
         known = self._relatives.of(graph)
@@ -111,6 +143,52 @@ class SizePlans:
         taken = self._choices[graph.key]
         offered = {(plan.engine, plan.knobs): plan.precompiled for plan in self._oracle.plans(graph)}
         return taken.engine == BLAS or offered.get(taken.identity, False)
+
+
+def between(
+    one: tuple[tuple[int, ...], CudnnGraph], other: tuple[tuple[int, ...], CudnnGraph], sizes: tuple[int, ...]
+) -> CudnnGraph | None:
+    """A graph as it would be in these sizes of the model, if all numbers in it grow evenly from one to another; None
+    if these do not."""
+    changes = [(a, b, size) for a, b, size in zip(one[0], other[0], sizes, strict=True) if a != b or size != a]
+    steps = {Fraction(size - a, b - a) for a, b, size in changes if a != b}
+    if len(steps) != 1 or any(a == b for a, b, _ in changes):
+        return None
+    (step,) = steps
+    tensors: list[CudnnTensor] = []
+    for first, second in zip(one[1].tensors, other[1].tensors, strict=True):
+        dims, strides = _on(first.dims, second.dims, step), _on(first.strides, second.strides, step)
+        if dims is None or strides is None or any(d < 1 for d in dims):
+            return None
+        tensors.append(replace(first, dims=dims, strides=strides))
+    return replace(one[1], tensors=tuple(tensors))
+
+
+def guessed(was: tuple[int, ...], graph: CudnnGraph, sizes: tuple[int, ...]) -> CudnnGraph | None:
+    """A graph as it would be in other sizes of the model, if one of these changes and is a part of the outermost dim;
+    None if that would be no whole number."""
+    factors = {Fraction(b, a) for a, b in zip(was, sizes, strict=True) if a != b and a}
+    if len(factors) != 1 or not graph.outputs:
+        return None
+    (factor,) = factors
+    rows = graph.outputs[0].dims[0]
+    filters = {call.inputs[1] for call in graph.calls if call.op == "conv_fprop"}
+    if rows == 1 or (rows * factor).denominator > 1 or rows * factor <= 1:
+        return None
+    grown = (int(rows * factor),)
+    return replace(
+        graph,
+        tensors=tuple(
+            replace(t, dims=(*grown, *t.dims[1:])) if t.dims[0] == rows and t.uid not in filters else t
+            for t in graph.tensors
+        ),
+    )
+
+
+def _on(first: tuple[int, ...], second: tuple[int, ...], step: Fraction) -> tuple[int, ...] | None:
+    """As many steps further from one to the other; None if it comes to no whole numbers."""
+    numbers = [a + (b - a) * step for a, b in zip(first, second, strict=True)]
+    return None if any(n.denominator > 1 for n in numbers) else tuple(map(int, numbers))
 
 
 def _beside(work: Any) -> Future[Any]:

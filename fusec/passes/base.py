@@ -76,20 +76,20 @@ def run(
     dump = os.environ.get("FUSEC_DUMP")
     if dump:
         _write(Path(dump) / "00-input.txt", graph)
-    verified = -1  # how many edits the graph had then
+    pruned = -1  # how many edits the graph had then
     for index, step in enumerate(pipeline, 1):
         if step.name in options.disable:
             continue
         if progress is not None:
             progress(step.name)
         step.run(graph, options)
-        if graph.edits != verified:
+        if graph.edits != pruned:
             graph.prune()
-            try:
-                graph.verify()
-            except VerifyError as error:
-                raise VerifyError(f"after pass {step.name}: {error}") from error
-            verified = graph.edits
+            pruned = graph.edits
+        try:
+            graph.verify_changes()
+        except VerifyError as error:
+            raise VerifyError(f"after pass {step.name}: {error}") from error
         if dump:
             _write(Path(dump) / f"{index:02}-{step.name}.txt", graph)
     return graph

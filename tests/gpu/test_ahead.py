@@ -18,6 +18,7 @@ from fusec.cache import Store
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.ahead import Builders
+from fusec.gpu.kernels.spec import Launch
 from fusec.gpu.oracle import PROBE, Oracle
 from fusec.gpu.process import Died
 from fusec.plan_store import PlanStore
@@ -39,8 +40,14 @@ class Shop:
         self.allowed = 1 << 20  # answers
         self.at_once = self.most = self.closed = 0
         self.asked: list[int] = []
+        self.kernels: list[str] = []
 
     def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | Died, Any]:
+        if "kernel" in question:
+            with self.lock:
+                self.kernels.append(question["entry"])
+                self.lock.notify_all()
+            return {"compiled": question["entry"]}, None
         engine = Choice.from_json(question["choice"]).engine
         with self.lock:
             self.asked.append(engine)
@@ -161,6 +168,23 @@ def test_a_few_plans_are_built_here_and_what_was_built_before_is_not_built_again
     strict = Builders(shop, deterministic=True)
     expect(strict, *range(4))
     assert strict.plan(PROBE, CHOICES[0]) == b"plan 0", "which may give other bits from run to run"
+
+
+def test_kernels_come_behind_plans() -> None:
+    shop = Shop()
+    shop.allowed = 0
+    builders = Builders(shop)
+    expect(builders, 0, 1, 2)
+    shop.wait_until_busy(1)
+    launches = [Launch(f"k{number}", "", 1, 1, (), ()) for number in range(4)]
+    builders.expect_kernels(launches)
+    shop.let(1)
+    with shop.lock:
+        assert shop.lock.wait_for(lambda: shop.asked == [0, 1], 10) and not shop.kernels
+    shop.let(9)
+    with shop.lock:
+        assert shop.lock.wait_for(lambda: shop.kernels == ["k0", "k1", "k2", "k3"], 10)
+    assert builders.plan(PROBE, CHOICES[2]) == b"plan 2"
 
 
 @pytest.mark.cudnn

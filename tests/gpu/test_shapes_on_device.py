@@ -55,6 +55,36 @@ def test_every_size_is_right(share_kernels: bool, capsys: pytest.CaptureFixture[
         print("\n" + "\n".join(lines))
 
 
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_sizes_take_over_what_is_there(
+    tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is asked and nothing timed for them; what they compute is right, also from plans for all sizes."""
+    import cupy
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    exe = fusec.compile_dynamic(net(), precision="fp16", tune=tune)
+    simulated = fusec.compile_dynamic(net(), precision="fp16", simulate=True)
+    asked, lines = 0, list[str]()
+    for batch in (8, 9, 16, 12, 24):
+        x = np.random.default_rng(batch).standard_normal((batch, 64, 28, 28)).astype(np.float32)
+        start = time.perf_counter()
+        program = exe.at({"x": x.shape})
+        seconds = time.perf_counter() - start
+        for _ in range(3):
+            got = exe(cupy.asarray(x))
+        assert_close(got.get(), simulated(x), 5e-3)
+        oracle, tuned = program.compiled.judge.oracle, program.backend._tuned.values()
+        if batch > 8:
+            assert oracle.asked == asked
+            assert all(result.revived for result in tuned if result.plans[0][0].library == "cudnn")
+        asked = oracle.asked
+        whole = sorted(program.time_us(20)[0])[10]
+        lines.append(f"batch {batch}, tune={tune}: made in {seconds:.3f} s, runs in {whole:.1f} us")
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
+
+
 def test_padded_arrays_stay_on_the_device() -> None:
     import cupy
 

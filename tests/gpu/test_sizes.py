@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpu.cudnn_graphs import conv, image
+from gpu.cudnn_graphs import conv, image, pointwise
 from gpu.test_relatives import batch
 
 from fusec.cache import Store
@@ -17,7 +17,7 @@ from fusec.gpu import sizes
 from fusec.gpu.blobs import reload
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.process import Died
-from fusec.gpu.sizes import SizePlans
+from fusec.gpu.sizes import SizePlans, between, guessed
 from fusec.ir import DType
 from fusec.plans import BLAS, Choice, Entry
 from fusec.target import load
@@ -82,7 +82,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         return exchange(question, worker)
 
     monkeypatch.setattr(oracle, "exchange", heard)
-    plans.took([READY, COMPILED], choices)
+    plans.took((8,), [READY, COMPILED], choices)
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
     assert list(plans._ready) == [COMPILED.key], "what is precompiled is there for all sizes"
@@ -102,7 +102,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
             assert entry.blob is not None
             assert reload(graph, entry.blob, load("h200")) == entry.choice.workspace_bytes
         assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
-        plans.took(graphs, {key: entry.choice for key, entry in entries.items()})
+        plans.took((size,), graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
     assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
 
@@ -111,7 +111,7 @@ def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle)
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     other = Choice.of([plan for plan in oracle.plans(READY) if plan.precompiled][5])
     assert other.identity != choices[READY.key].identity
-    plans.took([READY], {READY.key: other})
+    plans.took((8,), [READY], {READY.key: other})
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
     entries = made(plans, [near, far])
@@ -124,7 +124,7 @@ def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle)
 def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle) -> None:
     first(oracle, [READY])
     plans = SizePlans(oracle)
-    plans.took([READY], {READY.key: Choice(BLAS, ((1, 2),))})
+    plans.took((8,), [READY], {READY.key: Choice(BLAS, ((1, 2),))})
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
     assert made(plans, [near]) == {}
@@ -135,7 +135,7 @@ def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle
 
 def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
-    plans.took([COMPILED], choices)
+    plans.took((8,), [COMPILED], choices)
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
     ready[0]._process.kill()
@@ -169,7 +169,7 @@ def test_who_wants_one_worker_waits_for_it_and_nobody_starts_too_many(oracle: Or
 
 def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
-    plans.took([READY], choices)
+    plans.took((8,), [READY], choices)
     other = batch(READY, 9)
     oracle.judge([other])
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (Died("gone"), worker))
@@ -177,3 +177,60 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "no"}, worker))
     assert list(plans.of([other])) == [(other, None)]
     assert sizes.NEAR == 4
+
+
+def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices, plans = first(oracle, [READY]), SizePlans(oracle)
+    plans.took((8, 3), [READY], choices)
+    plans.foresee((12, 3), lambda graphs: [])
+    assert plans._foreseen == {}
+    plans.foresee((12, 3), list)
+    assert list(plans._foreseen) == [batch(READY, 12).key], "a guess"
+    next(iter(plans._foreseen.values())).result()
+    plans.took((12, 3), [batch(READY, 12)], choices | {batch(READY, 12).key: choices[READY.key]})
+    for other in ((12, 3), (8, 3), (20, 4), (16, 6)):
+        plans.foresee(other, list)
+        assert plans._foreseen == {}, "known, or another dim"
+    plans.foresee((64, 3), lambda graphs: [])
+    assert plans._foreseen == {}, "it is kept"
+    plans.foresee((64, 3), list)
+    (begun,) = plans._foreseen.values()
+    assert list(plans._foreseen) == [batch(READY, 64).key]
+    asked = begun.result()
+    assert asked is not None and asked.blob
+    monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "asked again"}, worker))
+    oracle.judge([batch(READY, 64)])
+    assert made(plans, [batch(READY, 64)]) == {batch(READY, 64).key: asked}
+
+
+def test_what_does_not_grow_evenly_is_not_foreseen() -> None:
+    one, other = (8,), (12,)
+    assert between((one, READY), (other, batch(READY, 12)), (20,)) == batch(READY, 20)
+    assert between((one, READY), (other, batch(READY, 12)), (1,)) == batch(READY, 1)
+    assert between((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
+    assert between((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
+    assert between((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
+
+
+def test_of_one_size_the_next_is_guessed() -> None:
+    for graph in (READY, COMPILED, conv("bias", "relu", filters=8)):
+        assert guessed((8, 3), graph, (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
+    filters = guessed((8, 3), conv("bias", "relu", filters=8), (12, 3))
+    assert filters is not None and [t.dims[0] for t in filters.tensors[:2]] == [12, 8], "filters stay as many"
+    assert guessed((8, 3), READY, (12, 4)) is None, "two sizes"
+    assert guessed((8, 3), READY, (8, 3)) is None
+    assert guessed((3, 8), READY, (3, 7)) == batch(READY, 7)
+    assert guessed((16,), READY, (3,)) is None, "one and a half"
+    assert guessed((8,), READY, (1,)) is None, "a dim of one is another graph"
+    flat = pointwise("gelu", (1, 12, 64), result=(1, 12, 64))
+    assert guessed((12,), flat, (13,)) is None
+
+
+def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
+    choices, plans = first(oracle, [READY]), SizePlans(oracle)
+    for size in range(8, 40):
+        graph = batch(READY, size)
+        plans.took((size,), [graph], {graph.key: choices[READY.key]})
+    assert len(plans._first) == len(plans._choices) == sizes.SIZES
+    assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
+    assert plans.named([batch(READY, 61)]) == {}
