@@ -14,6 +14,7 @@ import torch
 
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03
+PRODUCTS = "ATEN,TRITON"  # whose matrix products torch.compile chooses among
 POOL_S = 30.0  # until torch.compile's helpers must be there
 
 
@@ -49,16 +50,20 @@ def _ready_to_autotune() -> None:
 
 
 def autotuned(
-    function: Callable[..., Any], freezing: bool = False, mode: str = "max-autotune-no-cudagraphs"
+    function: Callable[..., Any],
+    freezing: bool = False,
+    mode: str = "max-autotune-no-cudagraphs",
+    products: str = PRODUCTS,
 ) -> Callable[..., Any]:
     """By torch.compile. freezing: weights are constants. Convolutions are chosen among those of cuDNN and torch:
-    Triton's take minutes to try."""
+    Triton's take minutes to try. products: among whose those are chosen."""
     import torch._inductor.config  # which takes seconds
 
     _ready_to_autotune()
     torch._dynamo.reset()
     torch._inductor.config.freezing = freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"
+    torch._inductor.config.max_autotune_gemm_backends = products
     return torch.compile(function, mode=mode)
 
 

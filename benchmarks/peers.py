@@ -26,7 +26,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 import cupy  # noqa: E402  # the repository must be on the path first
 import torch  # noqa: E402
-from contest import TooLongError, autotuned, captured, timed, within  # noqa: E402
+from contest import PRODUCTS, TooLongError, autotuned, captured, timed, within  # noqa: E402
 from machine import gpu, made  # noqa: E402
 from zoo import exported, halved, make  # noqa: E402
 
@@ -48,15 +48,17 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def peer(
-    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+    name: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], products: str
 ) -> tuple[Callable[[], None], torch.Tensor]:
     if name == "eager":
         return captured(lambda: model(*inputs))
-    fast = autotuned(model, freezing=True)
+    fast = autotuned(model, freezing=True, products=products)
     return captured(lambda: fast(*inputs))
 
 
-def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer_s: float) -> dict[str, Any]:
+def case(
+    name: str, batch: int, peers: list[str], tune: str, budget: float, peer_s: float, products: str
+) -> dict[str, Any]:
     model, inputs = make(name, batch)
     model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
     with torch.inference_mode():
@@ -81,11 +83,13 @@ def case(name: str, batch: int, peers: list[str], tune: str, budget: float, peer
             started = time.perf_counter()
             try:
                 with within(peer_s):
-                    contenders[one], out = peer(one, model, inputs)
+                    contenders[one], out = peer(one, model, inputs, products)
             except TooLongError as late:
                 row.setdefault("missing", {})[one] = str(late)
                 continue
             row[f"{one}_compile_s"] = round(time.perf_counter() - started, 2)
+            if one == "compile":
+                row["products"] = products
             contenders[one]()
             row["errors"][one] = error(out, want)
             row["peak_bytes"][one] = torch.cuda.max_memory_allocated()
@@ -127,6 +131,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=float("inf"))
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "peers.json")
     parser.add_argument("--peer-seconds", type=float, default=0.0, help="left out if not ready by then; 0: no limit")
+    parser.add_argument("--products", default=PRODUCTS, help="whose matrix products torch.compile chooses among")
     parser.add_argument("--commit", default="")
     parser.add_argument("--worst", type=int, default=0, help="print so many of the slowest steps")
     arguments = parser.parse_args()
@@ -136,7 +141,8 @@ def main() -> int:
     for item in arguments.cases:
         name, batch = item.split(":")
         peers = [p for p in arguments.peers.split(",") if p]
-        row = case(name, int(batch), peers, arguments.tune, arguments.budget, arguments.peer_seconds)
+        limits = arguments.budget, arguments.peer_seconds
+        row = case(name, int(batch), peers, arguments.tune, *limits, arguments.products)
         rows.append(row)
         shown = "  ".join(
             f"{who} {t['median_ms']:.3f} ({t['low_ms']:.3f}..{t['high_ms']:.3f}) e {row['errors'][who]:.0e}"

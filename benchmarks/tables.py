@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.machine import RESULTS
 from benchmarks.tables_of_costs import builds, calls, choices, first_result, genstats, penalties, read, shapes, table
 
+LIBRARIES = "ATEN"  # whose products torch.compile chose among, where not also among Triton's
+
 
 def light_models() -> list[str]:
     data = read("light_models.json")
@@ -109,6 +111,17 @@ def gpu_models() -> list[str]:
     ]
 
 
+def _mark(row: dict[str, Any], who: str) -> str:
+    """Behind a time of torch.compile that had fewer products to choose from."""
+    return " *" if who.startswith("compile") and row.get("products") == LIBRARIES else ""
+
+
+def _marked(data: dict[str, Any]) -> str:
+    if not any(_mark(row, who) for row in data["rows"] for who in row["times"]):
+        return ""
+    return "*: Triton's matrix products were left out, since autotuning them was not done in time. "
+
+
 def peers() -> list[str]:
     data = read("peers.json")
     measured = {who for row in data["rows"] for who in row["times"]}
@@ -120,6 +133,7 @@ def peers() -> list[str]:
     rows: list[list[Any]] = []
     for row in data["rows"]:
         ms = {who: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for who, t in row["times"].items()}
+        ms = {who: shown + _mark(row, who) for who, shown in ms.items()}
         rows.append(
             [
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
@@ -150,7 +164,7 @@ def peers() -> list[str]:
         f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
         "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what "
         "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at "
-        f"that one. {data.get('note', '')}".rstrip(),
+        f"that one. {_marked(data)}{data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",
@@ -171,6 +185,7 @@ def training() -> list[str]:
     rows: list[list[Any]] = []
     for row in data["rows"]:
         ms = {who: f"{t['median_ms']:.2f} ({t['low_ms']:.2f} to {t['high_ms']:.2f})" for who, t in row["times"].items()}
+        ms = {who: shown + _mark(row, who) for who, shown in ms.items()}
         found = row["peak_bytes"]
         peaks = "/".join(str(found[who] >> 20) if who in found else "-" for who in ("fusec", *measured))
         missing = row.get("missing", {})
@@ -211,7 +226,7 @@ def training() -> list[str]:
         "skips what is not finite; ResNet-50 with SGD and momentum, ViT-B/16 with AdamW. Each a CUDA graph of the "
         "whole step, torch channels last with fused optimisers; medians with deciles of turns in random order "
         "(`benchmarks/training.py`). Losses: the worst relative difference to the mean of torch's over five steps on "
-        f"the same data. {data.get('note', '')}".rstrip(),
+        f"the same data. {_marked(data)}{data.get('note', '')}".rstrip(),
         "",
         *table(header, rows),
         "",

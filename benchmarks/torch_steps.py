@@ -40,6 +40,7 @@ class Step:
         side: int,
         scale: float,
         compile_mode: str,
+        products: str,
     ):
         half = kind.endswith("half")
         model = getattr(torchvision.models, name)()
@@ -70,7 +71,7 @@ class Step:
         self.scaler = torch.amp.GradScaler("cuda", init_scale=scale)
         self.forward: Callable[[], torch.Tensor] = self._forward
         if kind.startswith("compile"):
-            self.forward = autotuned(self._forward, mode=compile_mode)
+            self.forward = autotuned(self._forward, mode=compile_mode, products=products)
 
     def _forward(self) -> torch.Tensor:
         if self.half:

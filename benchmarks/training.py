@@ -83,6 +83,7 @@ def case(
     once: bool,
     cache: Path | None,
     compile_mode: str,
+    products: str,
     peer_s: float,
 ) -> dict[str, Any]:
     import cupy
@@ -104,7 +105,7 @@ def case(
     ]
     row: dict[str, Any] = {"model": name, "batch": batch, "losses": {}, "peak_bytes": {}}
     if any(kind.startswith("compile") for kind in peers):
-        row["compile_mode"] = compile_mode
+        row |= {"compile_mode": compile_mode, "products": products}
     contenders: dict[str, Callable[[], None]] = {}
     kept: dict[str, Step] = {}  # what a graph reads must live as long as it is replayed
     for kind in peers:
@@ -113,7 +114,7 @@ def case(
         losses: list[float] = []
         try:
             with within(peer_s):
-                step = kept[kind] = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode)
+                step = kept[kind] = Step(kind, name, weights, batch, side, LOSS_SCALE, compile_mode, products)
                 for images, labels in data:
                     step.images.copy_(images)
                     step.labels.copy_(labels)
@@ -212,6 +213,7 @@ def main() -> int:
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--peers", default=PEERS)
     parser.add_argument("--compile-mode", default="max-autotune-no-cudagraphs", help="of torch.compile")
+    parser.add_argument("--products", default="ATEN,TRITON", help="whose matrix products torch.compile chooses among")
     parser.add_argument("--peer-seconds", type=float, default=0.0, help="left out if not ready by then; 0: no limit")
     parser.add_argument("--tune", default="quick", help="empty: peers alone")
     parser.add_argument("--budget", type=float, default=float("inf"))
@@ -246,6 +248,7 @@ def main() -> int:
             arguments.once,
             arguments.cache,
             arguments.compile_mode,
+            arguments.products,
             arguments.peer_seconds,
         )
         rows.append(row)

@@ -61,10 +61,10 @@ def test_a_finding_is_1_and_is_replayed_until_fixed(fuzz: Any, tmp_path: Path, m
 
 
 def test_time_and_seed(fuzz: Any) -> None:
-    result = fuzz("--property", f"{PLANTED}:holds", "--time", "3s", "--seed", 5, "--json", "--fresh")
+    result = fuzz("--property", f"{PLANTED}:holds", "--time", "6s", "--seed", 5, "--json", "--fresh")
     report = json.loads(result.stdout)
     assert report["seed"] == 5
-    assert 2.9 < report["seconds"] < 20
+    assert 5.9 < report["seconds"] < 40
     assert report["examples"] > 0
 
 

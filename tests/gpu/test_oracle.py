@@ -187,9 +187,10 @@ def test_progress_is_told_for_what_is_asked_only(tmp_path: Path) -> None:
     graphs = [conv("bias", filters=k) for k in (16, 32, 48)]
     with Oracle(load("h200"), store=store, workers=2) as oracle:
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert seen == [(1, 3), (2, 3), (3, 3)]
+        assert seen[-1] == (3, 3) and seen == sorted(set(seen)), "two that come at once are told as one"
+        count = len(seen)
         oracle.judge(graphs, lambda done, total: seen.append((done, total)))
-        assert len(seen) == 3
+        assert len(seen) == count
 
 
 def test_hazards_are_refused_without_a_worker(tmp_path: Path) -> None:
