@@ -256,3 +256,14 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
     assert len(plans._first) == len(plans._choices) == sizes.SIZES
     assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
     assert plans.named([batch(READY, 61)]) == {}
+
+
+def test_only_missing_workers_are_started(tmp_path: Path) -> None:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=True) as oracle:
+        busy = oracle._take()
+        oracle.start()
+        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
+        oracle.start()
+        assert len(oracle._all) == 2 and oracle._starting == 0
+        oracle._give_back(busy)
+        assert sorted(w.pid for w in oracle._idle) == sorted(w.pid for w in oracle._all)
