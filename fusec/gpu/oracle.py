@@ -253,10 +253,14 @@ class Oracle:
         return self._limit
 
     def start(self) -> None:
-        """Start all workers, at once, so that nobody waits for them later."""
-        with ThreadPoolExecutor(self._limit) as pool:
-            for worker in [future.result() for future in [pool.submit(self._take) for _ in range(self._limit)]]:
-                self._give_back(worker)
+        """Start the workers that are still missing, at once, so that nobody waits for them later."""
+        with self._turn:
+            missing = self._limit - len(self._all) - self._starting
+            self._starting += max(missing, 0)
+        if missing > 0:
+            with ThreadPoolExecutor(missing, thread_name_prefix="fusec-oracle") as pool:
+                for future in [pool.submit(lambda: self._give_back(self._begin())) for _ in range(missing)]:
+                    future.result()
 
     def _take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
         """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few."""
@@ -272,6 +276,10 @@ class Oracle:
                     self._starting += 1
                     break
                 self._turn.wait()
+        return self._begin()
+
+    def _begin(self) -> WorkerProcess:
+        """A new worker, which is counted as starting."""
         try:
             worker = WorkerProcess(self.target, self.device)
             with self._turn:
