@@ -65,7 +65,7 @@ def compile_dynamic(
     share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
         for one size, and none is compiled for the next one.
     tune_each: measure for each size anew; else one that is within a factor of 4 of a size that was measured takes over
-        its plans and forms, which costs milliseconds.
+        its plans and forms, which costs tenths of a second.
     simulate: run in simulation, also where the target's GPU is present.
     The rest is as for `compile`. Raises ModelError for a model that cannot be read.
     """

@@ -231,7 +231,7 @@ class InferenceSession:
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
-    target, precision, tune, budget, disable, deterministic, max_shapes, buckets: see `fusec.compile` and
+    target, precision, tune, budget, disable, deterministic, max_shapes, buckets, tune_each: see `fusec.compile` and
         `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune alone.
     Raises ModelError for what cannot be read, or not be compiled.
     """
@@ -251,6 +251,7 @@ class InferenceSession:
         deterministic: bool = False,
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
+        tune_each: bool = False,
     ):
         simulate = _simulate(providers, target)
         if isinstance(path_or_bytes, str | os.PathLike) and os.fspath(path_or_bytes).endswith(".fusec"):
@@ -266,6 +267,7 @@ class InferenceSession:
                 deterministic=deterministic,
                 max_shapes=max_shapes,
                 buckets=buckets,
+                tune_each=tune_each,
                 simulate=simulate,
             )
         self._source = self.executable.source

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.gpu import kernels
-from fusec.gpu.forms import Decided, arrange, canonical_of, has_forms
+from fusec.gpu.forms import Decided, arrange, canonical_of, has_forms, parts_of, runs_as_kernel
 from fusec.gpu.joins import copied, families, placed
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
@@ -60,8 +60,21 @@ def _followed(decided: Decided, ran: Program, program: Program, as_source: bool)
     if same is None:
         return None
     ways = dict(way for old, new in same if new.kind is Kind.KERNEL and (way := _way(decided, old, new)) is not None)
+    for _, new in pairs:
+        work = canonical_of(partitioned.graph, new)
+        if work in forms or runs_as_kernel(new):
+            forms[work] = _own_kernels(partitioned, new, forms.get(work, (Part(0, "cudnn", new.spelling),)))
+    arranged = arrange(partitioned, forms, as_source)
     where = placed(concats, partitioned)
     return Followed(arranged, Decided(partitioned, forms, ways, where, decided.side_by_side), ways)
+
+
+def _own_kernels(program: Program, step: Partition, form: tuple[Part, ...]) -> tuple[Part, ...]:
+    """A form whose pointwise parts are kernels of fusec's, which cuDNN would compile for each size."""
+    if any(part.runs == "ops" for part in form):
+        return form
+    made = zip(form, parts_of(program.graph, step, form), strict=True)
+    return tuple(Part(part.nodes, "kernel") if runs_as_kernel(each) else part for part, each in made)
 
 
 def _first(program: Program, as_source: bool) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,7 +26,8 @@ class Maker:
         self._declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The plan as JSON data, or why there is none. if_compiled: none, too, if the one named is precompiled."""
+        """The plan as JSON data, with how long it took to build, or why there is none. if_compiled: none, too, if the
+        one named is precompiled."""
         data, graph = question["choice"], CudnnGraph.from_json(question["graph"])
         named = None if data is None else Choice.from_json(data)
         try:
@@ -94,6 +96,9 @@ class Maker:
         notes = [getattr(self._cudnn.numerical_note, name) for name, out in left_out.items() if out]
         if notes:  # takes effect now
             g.deselect_numeric_notes(notes)
+        start = time.perf_counter()
         g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
+        seconds = time.perf_counter() - start
         choice = replace(choice, workspace_bytes=int(g.get_workspace_size_plan_at_index(index)))
-        return {"choice": choice.to_json(), "blob": base64.b64encode(bytes(g.serialize())).decode()}
+        blob = base64.b64encode(bytes(g.serialize())).decode()
+        return {"choice": choice.to_json(), "blob": blob, "seconds": seconds}

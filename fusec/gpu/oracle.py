@@ -112,7 +112,7 @@ class Oracle:
             if self._believe(graph):
                 del new[key]
         if new:
-            self.start(len(new))
+            self.start(len(new), wait=False)
             self._prove_once()
             if self._kin:  # from what was remembered on disk
                 for graph in graphs:
@@ -256,16 +256,19 @@ class Oracle:
         """How many there are at most."""
         return self._limit
 
-    def start(self, count: int | None = None) -> None:
-        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
+    def start(self, count: int | None = None, wait: bool = True) -> None:
+        """Start workers until there are so many, or all, side by side: each takes a second or more."""
         with self._turn:
             wanted = self._limit if count is None else min(self._limit, count)
             missing = max(0, wanted - len(self._all) - self._starting)
             self._starting += missing
             self._coming += missing
             ended = self._ended
-        for _ in range(missing):
-            threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
+        threads = [threading.Thread(target=self._come_up, args=(ended,), daemon=True) for _ in range(missing)]
+        for thread in threads:
+            thread.start()
+        for thread in threads if wait else ():
+            thread.join()
 
     def _come_up(self, ended: int) -> None:
         worker: WorkerProcess | None = None
@@ -298,6 +301,10 @@ class Oracle:
                 self._waiting += 1
                 self._turn.wait()
                 self._waiting -= 1
+        return self._begin()
+
+    def _begin(self) -> WorkerProcess:
+        """A new worker, which is counted as starting."""
         try:
             worker = WorkerProcess(self.target, self.device)
             with self._turn:

@@ -23,6 +23,7 @@ from fusec.plans import BLAS, Choice, Entry
 # So many times as large or small a graph takes over another's plan; beyond, cuDNN is asked for its first.
 NEAR = 4
 SIZES = 8  # of a graph that are remembered, the first ones: others are near one of them, or far from all
+QUICK_S = 0.1  # what is compiled within that time is compiled for each size: that runs faster than what is for all
 Ready = tuple[WorkerProcess, Choice]  # who compiled for all sizes, and the plan that takes it
 
 
@@ -57,7 +58,9 @@ class SizePlans:
             self._choices[graph.key] = self._choices.get(first, choices[graph.key])
             self._relatives.add(graph)
             if first == graph.key and not self._precompiled(graph):
-                self._ready[first] = _beside(lambda graph=graph: self._for_all_sizes(graph))
+                self._ready[first] = _beside(
+                    lambda graph=graph: self._for_all_sizes(graph), lambda graph=graph: self._compare(graph)
+                )
 
     def foresee(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
         """Begin to make the plans that a program of these sizes will need before it is known that it does: two others
@@ -109,34 +112,46 @@ class SizePlans:
     def _made(self, graph: CudnnGraph) -> Entry | None:
         known = self._relatives.of(graph)
         if known is None:
-            return self._asked(graph, None, False)[0]
+            return self._asked(graph, None, False)
         waiting = self._ready.get(self._first[known.key])
         ready = None if waiting is None else waiting.result()
         if ready is not None:
             worker, choice = ready
-            found, _ = self._asked(graph, choice, True, worker)
+            found = self._asked(graph, choice, True, worker)
             if found is not None:
                 return found
-        return self._asked(graph, self._named(graph), False)[0]
+        return self._asked(graph, self._named(graph), False)
 
     def _for_all_sizes(self, graph: CudnnGraph) -> Ready | None:
-        found, worker = self._asked(graph, self._choices[graph.key], True, if_compiled=True)
-        return None if found is None else (worker, found.choice)
+        answer, worker = self._answer(graph, self._choices[graph.key], True, if_compiled=True)
+        return None if answer is None else (worker, Choice.from_json(answer["choice"]))
+
+    def _compare(self, graph: CudnnGraph) -> None:
+        """Let go of what was compiled for all sizes, if another size is compiled as quickly: that is the faster one."""
+        other = guessed((1,), graph, (2,))
+        answer = None if other is None else self._answer(other, self._choices[graph.key], False)[0]
+        if answer is not None and answer["seconds"] < QUICK_S:
+            self._ready.pop(graph.key)
 
     def _asked(
+        self, graph: CudnnGraph, choice: Choice | None, all_sizes: bool, worker: WorkerProcess | None = None
+    ) -> Entry | None:
+        answer, _ = self._answer(graph, choice, all_sizes, worker)
+        return None if answer is None else Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"]))
+
+    def _answer(
         self,
         graph: CudnnGraph,
         choice: Choice | None,
         all_sizes: bool,
         worker: WorkerProcess | None = None,
         if_compiled: bool = False,
-    ) -> tuple[Entry | None, WorkerProcess]:
+    ) -> tuple[dict[str, Any] | None, WorkerProcess]:
+        """What a worker says, if it is a plan, and who said it: see `making.Maker`."""
         question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
         question["choice"] = None if choice is None else choice.to_json()
         answer, asked = self._oracle.exchange(question, worker)
-        if isinstance(answer, Died) or "blob" not in answer:
-            return None, asked
-        return Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"])), asked
+        return (None if isinstance(answer, Died) or "blob" not in answer else answer), asked
 
     def _precompiled(self, graph: CudnnGraph) -> bool:
         """Whether the plan that was taken is known to be there for all sizes."""
@@ -191,8 +206,9 @@ def _on(first: tuple[int, ...], second: tuple[int, ...], step: Fraction) -> tupl
     return None if any(n.denominator > 1 for n in numbers) else tuple(map(int, numbers))
 
 
-def _beside(work: Any) -> Future[Any]:
-    """What work comes to, done in a thread that does not keep the process from ending."""
+def _beside(work: Callable[[], Any], then: Callable[[], None] = lambda: None) -> Future[Any]:
+    """What work comes to, done in a thread that does not keep the process from ending; then, if it is something, the
+    other."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -200,6 +216,9 @@ def _beside(work: Any) -> Future[Any]:
             future.set_result(work())
         except BaseException as error:  # noqa: BLE001  # raised where the result is wanted
             future.set_exception(error)
+            return
+        if future.result() is not None:
+            then()
 
     threading.Thread(target=run, name="fusec-all-sizes", daemon=True).start()
     return future

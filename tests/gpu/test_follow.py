@@ -107,3 +107,21 @@ def test_what_is_cut_otherwise_is_not_followed_and_left_as_it_was() -> None:
     other = program(6)
     assert follow(no_fit, ran, other, False) is None
     other.verify()
+
+
+POINTWISE = """graph "g" (%x: f32[2,64]) {
+  %a = exp(%x) : f32[2,64]
+  %b = softmax(%a) {axis=1} : f32[2,64]
+  %c = exp(%b) : f32[2,64]
+  return %c
+}"""
+
+
+def test_what_is_pointwise_is_a_kernel_of_all_sizes() -> None:
+    """Where cuDNN was faster, too: it would compile for each."""
+    before = program(2, POINTWISE)
+    assert [step.kind for step in before.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    found = Decided(before, {}, {}, {})
+    followed = follow(found, arrange(before, {}), program(6, POINTWISE), False)
+    assert followed is not None
+    assert {step.kind for step in followed.program.steps} == {Kind.KERNEL}

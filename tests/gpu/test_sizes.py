@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def made(plans: SizePlans, graphs: list[CudnnGraph]) -> dict[str, Entry]:
     return found  # type: ignore[return-value]  # as just asserted
 
 
+def until(true: Callable[[], bool]) -> None:
+    """Wait for other threads."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = oracle.judge([READY, COMPILED])
     asked = oracle.asked
@@ -86,7 +95,9 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
     assert list(plans._ready) == [COMPILED.key], "what is precompiled is there for all sizes"
-    assert [q["all_sizes"] for q in questions] == [True]
+    until(lambda: len(questions) == 2)
+    assert [q["all_sizes"] for q in questions] == [True, False], "and compared with one for another size"
+    until(lambda: not oracle._starting and oracle._idle == oracle._all)
     for size in (9, 16):
         graphs = [batch(READY, size), batch(COMPILED, size)]
         questions.clear()
@@ -105,6 +116,17 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         plans.took((size,), graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
     assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
+
+
+def test_what_compiles_quickly_is_compiled_for_each_size(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "QUICK_S", 60.0)
+    choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
+    plans.took((8,), [COMPILED], choices)
+    until(lambda: plans._ready == {})
+    other = batch(COMPILED, 12)
+    oracle.judge([other])
+    entry = made(plans, [other])[other.key]
+    assert entry.choice.identity == choices[COMPILED.key].identity
 
 
 def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle) -> None:
@@ -234,3 +256,14 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
     assert len(plans._first) == len(plans._choices) == sizes.SIZES
     assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
     assert plans.named([batch(READY, 61)]) == {}
+
+
+def test_only_missing_workers_are_started(tmp_path: Path) -> None:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=True) as oracle:
+        busy = oracle._take()
+        oracle.start()
+        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
+        oracle.start()
+        assert len(oracle._all) == 2 and oracle._starting == 0
+        oracle._give_back(busy)
+        assert sorted(w.pid for w in oracle._idle) == sorted(w.pid for w in oracle._all)

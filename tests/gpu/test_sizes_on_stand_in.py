@@ -38,7 +38,7 @@ class Workers(Oracle):
     def _prove_once(self) -> None:
         pass
 
-    def start(self, count: int | None = None) -> None:
+    def start(self, count: int | None = None, wait: bool = True) -> None:
         self.started += count is None  # for sizes to come
 
     def _put(self, graph: CudnnGraph) -> Verdict:
@@ -174,6 +174,16 @@ def test_each_size_is_measured_where_that_is_asked_for(machine: Machine, workers
     run(exe, 6)
     assert machine.emitted
     assert (workers[0].questions, workers[0].started) == ([], 0)
+
+
+def test_a_session_takes_over_or_measures_as_it_is_told(machine: Machine, workers: list[Workers]) -> None:
+    for tune_each in (False, True):
+        session = fusec.InferenceSession(net(), tune="quick", tune_each=tune_each)
+        for batch in (5, 10):
+            machine.emitted.clear()
+            check(session.run(None, {"x": fresh(batch)}), fresh(batch))
+        assert bool(workers[-1].questions) is not tune_each
+        assert workers[-1].started == (not tune_each)
 
 
 def test_where_a_plan_taken_over_does_not_build_the_size_is_measured(machine: Machine, workers: list[Workers]) -> None:
