@@ -25,7 +25,9 @@ def bench(
     budget: cli_io.Budget = None,
     locked: cli_io.Locked = None,
     runs: Annotated[int, typer.Option(min=1, help="How many times everything is timed.")] = 20,
-    profile: Annotated[bool, typer.Option("--profile", help="Print each step with its time and limit.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print each step with its time and limit, and where compile time went.")
+    ] = False,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the steps as a trace that Perfetto opens.")
     ] = None,
@@ -48,9 +50,13 @@ def bench(
         text = cli_io.json_text(measured.trace()) + "\n"
         cli_io.write_whole(trace, lambda file: file.write(text.encode()))
     if as_json:
-        print(cli_io.json_text({"model": model, "compile_s": compile_s, **measured.to_json()}))
+        spent = {} if executable.spent is None else executable.spent.by_what
+        parts = {what: round(each.seconds, 3) for what, each in spent.items()}
+        print(cli_io.json_text({"model": model, "compile_s": compile_s, "compile": parts, **measured.to_json()}))
         return
     how = "loaded" if model.endswith(".fusec") else "compiled"
     print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if profile:
         print(measured.table())
+        if executable.spent is not None:
+            print(f"compiling it took\n{executable.spent}")

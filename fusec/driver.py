@@ -5,20 +5,22 @@ model → Graph → passes → Graph → partition → Program → (lowered) →
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from fusec import artifact, frontends, lockfile, passes
+from fusec import account, artifact, frontends, lockfile, passes
 from fusec.builder import Builder
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, ExecutionError, FusecError, ModelError, TargetError
 from fusec.family import Family
 from fusec.gpu import device
+from fusec.gpu.ahead import Builders
 from fusec.gpu.forms import arrange, runs_as_kernel
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
@@ -43,10 +45,25 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
+P = ParamSpec("P")
 CPU = "cpu"  # the target that is no GPU
 DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
+def _accounted(function: Callable[P, Executable]) -> Callable[P, Executable]:
+    """What it returns knows where the time went."""
+
+    @functools.wraps(function)
+    def counted(*args: P.args, **kwargs: P.kwargs) -> Executable:
+        with account.opened("the rest") as spent:
+            executable = function(*args, **kwargs)
+        executable.spent = spent
+        return executable
+
+    return counted
+
+
+@_accounted
 def compile(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source | Builder,
     *,
@@ -84,7 +101,7 @@ def compile(
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
-    Raises ModelError, TargetError.
+    `Executable.spent` says where the time went. Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
@@ -110,6 +127,9 @@ def compile(
         disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
         return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
+    goal = resolve_target(target)
+    here = device.is_present(goal)
+    oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
     built = partial(
         build,
         model,
@@ -121,13 +141,13 @@ def compile(
         progress=progress,
         family=family,
         state=state,
+        oracle=oracle,
     )
     if family is not None and family.carries:
         family.foresee(shapes or {})
     compiled = built()
     locked = None if lock is None else lockfile.read(os.fspath(lock))
     weights = None if family is None else family.weights
-    here = device.is_present(compiled.target)
     kept = None
     if locked is not None:
         kept = lockfile.apply(locked, compiled, (lambda graph, choice: True) if here else None)
@@ -142,6 +162,8 @@ def compile(
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
             known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
+            if oracle is not None:
+                oracle.close()  # its processes hold memory of the GPU
             backend = CudnnBackend("none", progress, deterministic=same, **known)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
@@ -151,6 +173,8 @@ def compile(
         if family is not None and family.carries and not same:
             return _of_another_size(compiled, built, family, tune, budget, progress)
         shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
+        if oracle is not None:
+            shared["builders"] = Builders(oracle, same, ends=True)
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
         executable = _improved(compiled, backend, weights)
         if family is None:  # one of many sizes is wanted soon
@@ -180,7 +204,7 @@ def _of_another_size(
     were measured for a size near it. built: makes it anew, when cuDNN is to be asked, not believed to say the same."""
     from fusec.gpu.backend import CudnnBackend  # as in `compile`
 
-    shared: dict[str, Any] = {"kernels": family.kernels()}
+    shared: dict[str, Any] = {"kernels": family.kernels(), "builders": family.builders()}
     follows = True
     while True:
         followed = family.followed(compiled) if follows else None
@@ -212,6 +236,7 @@ def _of_another_size(
         return executable
 
 
+@account.spent_on("passes and partitions")
 def build(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
@@ -223,8 +248,9 @@ def build(
     progress: Progress | None = None,
     family: Family | None = None,
     state: Mapping[str, str] | None = None,
+    oracle: Oracle | None = None,
 ) -> Compiled:
-    """The same up to the program: nothing is prepared to run. See `compile`."""
+    """The same up to the program: nothing is prepared to run. See `compile`. oracle: whom to ask what cuDNN takes."""
     _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
     if rounding not in ROUNDINGS:
@@ -243,7 +269,8 @@ def build(
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     cudnn = None if family is None else family.judge
     if cudnn is None:
-        oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
+        if oracle is None:
+            oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
         cudnn = CudnnJudge(oracle, options.tensor_cores)
     if family is not None:
         family.judge = cudnn

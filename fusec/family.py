@@ -11,6 +11,7 @@ from typing import Any
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import device
+from fusec.gpu.ahead import Builders
 from fusec.gpu.follow import Followed, follow
 from fusec.gpu.forms import Decided
 from fusec.gpu.judge import CudnnJudge
@@ -61,6 +62,10 @@ class Family:
         kin = self.share_kernels or not hand_over
         self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=True)
         return self._oracle
+
+    def builders(self) -> Builders | None:
+        """Who builds plans that are compiled at run time; kernels for all sizes are this process's alone."""
+        return None if self._oracle is None or self.share_kernels else Builders(self._oracle)
 
     def plans(self, graphs: Mapping[str, CudnnGraph], refused: list[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry]]:
         """Plans that were built to ask cuDNN, and those of other sizes in this one, as they are ready. refused: gets

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fusec import artifact, lockfile
+from fusec.account import Account, spent_on
 from fusec.backends import Backend, Recorded, SimulatorBackend
 from fusec.compiled import Compiled
 from fusec.cudnn_graph import CudnnGraph
@@ -61,16 +62,19 @@ class Executable:
 
     `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
     stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
-    kernel of fusec's runs. The first call runs step by step, later ones at once.
+    kernel of fusec's runs; `spent`: where the time of compiling it went, if it was compiled here. The first call runs
+    step by step, later ones at once.
 
     `state` are inputs that stay on the device: `bind` gives them values, and `step` replaces those that have an
     update, in place where nothing reads the old value later (`in_place` counts these).
     """
 
+    @spent_on("memory, weights and steps")
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
         """weights: shared with other executables of the same backend's kind; else it has its own."""
         self.compiled = compiled
         self.backend = backend
+        self.spent: Account | None = None
         self._weights = weights
         graph = compiled.graph
         self.state = dict(compiled.options.state)

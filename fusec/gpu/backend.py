@@ -16,9 +16,11 @@ import cudnn
 import cupy
 import numpy as np
 
+from fusec.account import spent_on
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.ahead import Builders
 from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher, out_of_memory
 from fusec.gpu.capture import Launch, in_order, or_side_by_side
 from fusec.gpu.cublaslt import Blas, competitor
@@ -67,7 +69,7 @@ class CudnnBackend:
     `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
     ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
     what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
-    measured; else it is, if anything is.
+    measured; else it is, if anything is. builders: see `gpu.lab`.
     """
 
     xp: Any = cupy
@@ -84,6 +86,7 @@ class CudnnBackend:
         kernels: Any = None,
         deterministic: bool = False,
         side_by_side: bool = False,
+        builders: Builders | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -120,6 +123,7 @@ class CudnnBackend:
         self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
+        self._builders = builders
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -177,6 +181,8 @@ class CudnnBackend:
             if not self._tuned[key].plans:
                 reasons = "\n".join(self._tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
+        if self._builders is not None:
+            self._builders.close()
         self._reserve_for(graphs)
 
     def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
@@ -225,9 +231,10 @@ class CudnnBackend:
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
-        shared = (self._kernels, self._blas if self._competes else None, self.deterministic)
+        shared = (self._kernels, self._blas if self._competes else None, self.deterministic, self._builders)
         return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
 
+    @spent_on("plans are kept")
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
         """Keep the plans of these graphs that were built, as cuDNN serializes them."""
         built = [graph for graph in graphs if not self._tuned[graph.key].revived]
@@ -240,6 +247,7 @@ class CudnnBackend:
                 best = self.tune == "none" and not self._kept.carried(graph.key)  # else somebody named it
                 self._kept.keep(graph, choice, plan, lab, best)
 
+    @spent_on("forms are compared")
     def improve(
         self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, own_kernels: bool = False
     ) -> Program:
@@ -256,7 +264,7 @@ class CudnnBackend:
             return self._kernels_us(asked, footprint_bytes)
 
         def prices(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us)
+            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us, self._kernels_soon)
 
         level = "none" if kept else self.tune
         concats = families(program)
@@ -271,7 +279,8 @@ class CudnnBackend:
         def together_us(asked: Sequence[Form]) -> Sequence[float]:
             return self._together_us(asked, tensor_cores, footprint_bytes)
 
-        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us)
+        soon = self._kernels_soon
+        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us, soon)
         best = [result.plans[0][0] for result in self._tuned.values() if result.plans]
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
             for work, parts in decided.items():
@@ -328,14 +337,13 @@ class CudnnBackend:
         """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
         times: dict[str, float] = {}
         for key, kernel in asked.items():
-            known = self._kept.ways(key)
-            keys = [way.key for way in ways(kernel)]
-            if known.get("ways") == keys and self._launcher.take(kernel, known["fastest"]):
+            known = self._known_way(kernel)
+            if known is not None and self._launcher.take(kernel, known["fastest"]):
                 times[key] = float(known["time_us"])
         asked = {key: kernel for key, kernel in asked.items() if key not in times}
         if not asked:
             return times
-        self._launcher.compile(each for kernel in asked.values() for each in (kernel, *kernel.others))
+        self._compile_kernels(asked.values())
         with out_of_memory("timing kernels"), self._stream:
             lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
 
@@ -346,6 +354,23 @@ class CudnnBackend:
                     self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
         return times
 
+    def _known_way(self, kernel: Kernel) -> Mapping[str, Any] | None:
+        """What was measured of a kernel earlier, if that was among the same."""
+        known = self._kept.ways(kernel.key)
+        return known if known.get("ways") == [way.key for way in ways(kernel)] else None
+
+    def _kernels_soon(self, asked: Mapping[str, Kernel]) -> None:
+        """Have kernels compiled in other processes while plans are timed: NVRTC in this one would disturb that."""
+        unknown = [way for kernel in asked.values() if self._known_way(kernel) is None for way in ways(kernel)]
+        if self._builders is not None and unknown:
+            self._builders.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
+
+    def _compile_kernels(self, asked: Iterable[Kernel]) -> None:
+        if self._builders is not None:  # what it has not begun is compiled here, on all cores
+            self._builders.expect_kernels([])
+        self._launcher.compile(each for kernel in asked for each in ways(kernel))
+
+    @spent_on("forms are timed")
     def _together_us(self, asked: Sequence[Form], tensor_cores: bool, footprint_bytes: int) -> list[float]:
         """How long forms of several steps take as a whole; infinite where one of these fails."""
         graphs = graphs_of(asked, tensor_cores)
@@ -362,6 +387,7 @@ class CudnnBackend:
                     times.append(float("inf"))
         return times
 
+    @spent_on("the whole is timed")
     def rehearse(
         self,
         inputs: Sequence[tuple[Array, TensorType]],

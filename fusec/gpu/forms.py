@@ -27,6 +27,7 @@ from fusec.views import is_view
 Form = tuple[Partition, ...]  # steps that take the place of one, in order
 Parts = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
+Soon = Callable[[Mapping[str, Kernel]], None]
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
 # How much longer than the best the steps of a form may take by themselves: what one of them finds in the cache, since
 # the one before left it there, it reads faster.
@@ -116,12 +117,14 @@ def decide(
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
     known: Mapping[str, Parts] | None = None,
     together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
+    soon: Soon | None = None,
 ) -> dict[str, Parts]:
     """The fastest form of each of cuDNN's steps, by `canonical_of`; steps that are `known` are left out.
 
     time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. together_us:
-    those of the steps of forms one behind the other, asked for where they come close. launch_us: what each launch
-    adds. Where no form can run, ops run by themselves, with a warning.
+    those of the steps of forms one behind the other, asked for where they come close. soon: told which kernels will be
+    asked for, before graphs are timed. launch_us: what each launch adds. Where no form can run, ops run by themselves,
+    with a warning.
     """
     sample: dict[str, Partition] = {}
     for step in program.steps:
@@ -130,7 +133,7 @@ def decide(
             if work not in (known or {}):
                 sample.setdefault(work, step)
     options = {work: _offers(program.graph, step, level, tensor_cores) for work, step in sample.items()}
-    costs_us = _costs_us(options, launch_us, time_us, kernels_us)
+    costs_us = _costs_us(options, launch_us, time_us, kernels_us, soon)
     if together_us is not None:
         close = [
             (work, place)
@@ -169,6 +172,7 @@ def prices_us(
     level: str,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+    soon: Soon | None = None,
 ) -> list[float]:
     """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
     options: dict[str, list[tuple[Form, list[Work]]]] = {}
@@ -178,7 +182,7 @@ def prices_us(
         else:
             kernel = _kernel_of(step.nodes)
             options[str(number)] = [] if kernel is None else [((step,), [kernel])]
-    costs = _costs_us(options, launch_us, time_us, kernels_us)
+    costs = _costs_us(options, launch_us, time_us, kernels_us, soon)
     return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
 
 
@@ -193,11 +197,15 @@ def _costs_us(
     launch_us: float,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
+    soon: Soon | None,
 ) -> dict[str, list[float]]:
     """What each form takes, its launches included."""
     works = [work for made in options.values() for _, each in made for work in each]
     graphs = {work.key: work for work in works if isinstance(work, CudnnGraph)}
-    times = {**time_us(graphs), **kernels_us({work.key: work for work in works if isinstance(work, Kernel)})}
+    found = {work.key: work for work in works if isinstance(work, Kernel)}
+    if soon is not None:
+        soon(found)
+    times = {**time_us(graphs), **kernels_us(found)}
 
     def cost_us(each: Sequence[Work]) -> float:
         return sum(times.get(work.key, float("inf")) + launch_us for work in each)

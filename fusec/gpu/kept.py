@@ -247,6 +247,9 @@ class Carried:
         ready = [o for o in offered if o.precompiled] or offered[:1]
         return sorted(ready, key=lambda o: named.index(o.choice.identity))
 
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        self._lab.expect(orders)
+
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         wanted = offer.choice.identity
         blob = next((e.blob for e in self._kept.carried(graph.key) if e.choice.identity == wanted), None)

@@ -33,19 +33,22 @@ class Maker:
         try:
             if named is not None and question.get("if_compiled") and self._is_precompiled(graph, named):
                 return {"failed": "it is precompiled"}
-            return self.made(graph, named, question["all_sizes"])
+            return self.made(graph, named, question["all_sizes"], bool(question.get("deterministic")))
         except LoweringError as error:
             return {"failed": str(error)}
         except self._declined as error:
             return {"failed": ": ".join(reason_of(error))}
 
-    def made(self, graph: CudnnGraph, named: Choice | None, all_sizes: bool) -> dict[str, Any]:
-        """The plan named, without asking which there are; where that fails, the first of cuDNN's that builds."""
+    def made(
+        self, graph: CudnnGraph, named: Choice | None, all_sizes: bool, deterministic: bool = False
+    ) -> dict[str, Any]:
+        """The plan named, without asking which there are; where that fails, the first of cuDNN's that builds.
+        deterministic: none that cuDNN says gives other bits from run to run."""
         if named is not None and wrong_plan(graph, named.engine, dict(named.knobs)) is None:
             try:
                 g = self._begun(graph, all_sizes)
                 g.create_execution_plan(named.engine, {self._cudnn.knob_type(k): v for k, v in named.knobs})
-                return self._built(g, graph, g.get_execution_plan_count() - 1, named)
+                return self._built(g, graph, g.get_execution_plan_count() - 1, named, deterministic)
             except self._declined:  # also where the frontend has no word for a knob that cuDNN names
                 pass
         g = self._begun(graph, all_sizes)
@@ -53,7 +56,7 @@ class Maker:
         failed = "it offers none that may be used"
         for index, choice in self._offered(g, graph, named):
             try:
-                return self._built(g, graph, index, choice)
+                return self._built(g, graph, index, choice, deterministic)
             except self._declined as error:
                 failed = ": ".join(reason_of(error))
         return {"failed": failed}
@@ -88,9 +91,11 @@ class Maker:
         yield from (each for each in found if first is not None and each[1].identity == first.identity)
         yield from (each for each in found if first is None or each[1].identity != first.identity)
 
-    def _built(self, g: Any, graph: CudnnGraph, index: int, choice: Choice) -> dict[str, Any]:
-        if not graph.tensor_cores:  # takes effect now
-            g.deselect_numeric_notes([self._cudnn.numerical_note.TENSOR_CORE])
+    def _built(self, g: Any, graph: CudnnGraph, index: int, choice: Choice, deterministic: bool) -> dict[str, Any]:
+        left_out = {"TENSOR_CORE": not graph.tensor_cores, "NONDETERMINISTIC": deterministic}
+        notes = [getattr(self._cudnn.numerical_note, name) for name, out in left_out.items() if out]
+        if notes:  # takes effect now
+            g.deselect_numeric_notes(notes)
         start = time.perf_counter()
         g.build_plan_at_index(index)  # which selects it: `serialize` writes the plan selected
         seconds = time.perf_counter() - start

@@ -6,6 +6,7 @@ several cores can answer (it holds Python's lock while it plans).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -32,7 +33,7 @@ from fusec.target import Target
 from fusec.verdict import Legal, Plan, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
-MAX_WORKERS = 4
+MAX_WORKERS = 8
 WRITE_S = 0.2  # answers that come within are written together
 # These tell of the machine at that moment, not of the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
@@ -88,6 +89,8 @@ class Oracle:
         self._all: list[WorkerProcess] = []
         self._idle: list[WorkerProcess] = []
         self._starting = 0
+        self._coming = self._waiting = 0  # workers that nobody has asked for yet, and who waits for one
+        self._ended = 0  # how often
         self._turn = threading.Condition(self._lock)
         # ends the workers when this object or the interpreter goes, whichever is first
         self._finalizer = weakref.finalize(self, _end, self._all)
@@ -109,6 +112,7 @@ class Oracle:
             if self._believe(graph):
                 del new[key]
         if new:
+            self.start(len(new))
             self._prove_once()
             if self._kin:  # from what was remembered on disk
                 for graph in graphs:
@@ -252,15 +256,31 @@ class Oracle:
         """How many there are at most."""
         return self._limit
 
-    def start(self) -> None:
-        """Start the workers that are still missing, at once, so that nobody waits for them later."""
+    def start(self, count: int | None = None) -> None:
+        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
         with self._turn:
-            missing = self._limit - len(self._all) - self._starting
-            self._starting += max(missing, 0)
-        if missing > 0:
-            with ThreadPoolExecutor(missing, thread_name_prefix="fusec-oracle") as pool:
-                for future in [pool.submit(lambda: self._give_back(self._begin())) for _ in range(missing)]:
-                    future.result()
+            wanted = self._limit if count is None else min(self._limit, count)
+            missing = max(0, wanted - len(self._all) - self._starting)
+            self._starting += missing
+            self._coming += missing
+            ended = self._ended
+        for _ in range(missing):
+            threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
+
+    def _come_up(self, ended: int) -> None:
+        worker: WorkerProcess | None = None
+        with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
+            worker = WorkerProcess(self.target, self.device)
+        with self._turn:
+            self._starting -= 1
+            self._coming -= 1
+            if worker is not None and ended == self._ended:
+                self._all.append(worker)
+                self._idle.append(worker)
+                worker = None
+            self._turn.notify_all()
+        if worker is not None:  # the oracle was closed meanwhile
+            worker.close()
 
     def _take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
         """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few."""
@@ -272,14 +292,12 @@ class Oracle:
                         return wanted
                 elif self._idle:
                     return self._idle.pop(0)
-                elif len(self._all) + self._starting < self._limit:
+                elif self._coming <= self._waiting and len(self._all) + self._starting < self._limit:
                     self._starting += 1
                     break
+                self._waiting += 1
                 self._turn.wait()
-        return self._begin()
-
-    def _begin(self) -> WorkerProcess:
-        """A new worker, which is counted as starting."""
+                self._waiting -= 1
         try:
             worker = WorkerProcess(self.target, self.device)
             with self._turn:
@@ -312,6 +330,7 @@ class Oracle:
     def close(self) -> None:
         """End the workers; the oracle may be asked again and starts new ones."""
         with self._turn:
+            self._ended += 1
             self._idle.clear()
             _end(self._all)
             self._turn.notify_all()

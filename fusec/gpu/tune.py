@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -44,6 +44,10 @@ class Laboratory(Protocol):
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         """cuDNN's plans, in its order, without those known to be wrong, and other libraries'. ExecutionError if it
         takes the graph for none."""
+        ...
+
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        """What will have to be built, in this order; what was expected before is forgotten."""
         ...
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
@@ -100,46 +104,85 @@ def tune(
     """
     end = clock() + budget_s
     known = known or {}
-    tuned: dict[str, Tuned] = {}
+    tuned = {key: Tuned(graph) for key, graph in graphs.items()}
+    offers: dict[str, list[Offer]] = {}
+    for key, result in tuned.items():
+        offers[key] = _offers(lab, result, known.get(key))
+        if any(not offer.precompiled for offer in offers[key]):  # others build it while this process asks on
+            lab.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
-    for count, (key, graph) in enumerate(graphs.items()):
-        result = tuned[key] = Tuned(graph)
-        rest = _first(lab, result, level, known.get(key))
+    # those whose first plan is still being compiled come last
+    order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))
+    for count, key in enumerate(order):
+        rest = _first(lab, tuned[key], offers[key], level, known.get(key))
         if rest is not None:
-            waiting.append((-result.time_us, key, rest))
+            waiting.append((-tuned[key].time_us, key, rest))
         if progress is not None:
             progress(count + 1, 2 * len(graphs))
+    waiting.sort(key=lambda item: item[:2])
+    lab.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
-    for count, (_, key, rest) in enumerate(sorted(waiting, key=lambda item: item[:2])):
+    for count, (_, key, rest) in enumerate(waiting):
         finished = not rest or (clock() < end and _rest(lab, tuned[key], rest, rng, lambda: clock() < end))
         tuned[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in tuned[key].plans]
         _check(lab, tuned[key])
         del tuned[key].plans[KEPT:]
         if progress is not None:
             progress(len(graphs) + count + 1, len(graphs) + len(waiting))
+    lab.expect([])
     return tuned
 
 
-def _first(lab: Laboratory, result: Tuned, level: str, known: Choice | None) -> list[Offer] | None:
-    """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
-    there is nothing to measure."""
+def _offers(lab: Laboratory, result: Tuned, known: Choice | None) -> list[Offer]:
+    """What may be built of a graph, in this order; a known plan comes first, if it is offered."""
     try:
         offers = list(lab.offers(result.graph))
     except ExecutionError as error:
         result.rejected.append(str(error))
-        return None
-    same = [o for o in offers if known and (o.choice.engine, o.choice.knobs) == (known.engine, known.knobs)]
-    if same and known is not None and known.complete and _built(lab, result, same[0]):
+        return []
+    same = [o for o in offers if _is(o, known)]
+    return [*same, *(o for o in offers if o not in same)]
+
+
+def _is(offer: Offer, known: Choice | None) -> bool:
+    return known is not None and offer.choice.identity == known.identity
+
+
+def _expected(
+    offers: Mapping[str, Sequence[Offer]], known: Mapping[str, Choice], level: str
+) -> Iterator[tuple[str, Offer]]:
+    """What will be built if all that is built first can be: that, of each graph, then what it is compared with."""
+    for key, each in offers.items():
+        yield from ((key, offer) for offer in each[:1])
+    for key, each in offers.items():
+        choice = known.get(key)
+        if each and not (choice is not None and choice.complete and _is(each[0], choice)):
+            yield from ((key, offer) for offer in _others(each[1:], level))
+
+
+def _first(
+    lab: Laboratory, result: Tuned, offers: Sequence[Offer], level: str, known: Choice | None
+) -> list[Offer] | None:
+    """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
+    there is nothing to measure."""
+    rest = list(offers)
+    if known is not None and known.complete and rest and _is(rest[0], known) and _built(lab, result, rest[0]):
         result.plans = [(known, result.plans[0][1])]
         return None
-    rest = [*same, *(o for o in offers if o not in same)]
     while rest and not result.plans:
         _built(lab, result, rest.pop(0))
     if level == "none" or not result.plans:
         return None
     _timed(lab, result)
+    return _others(rest, level)
+
+
+def _others(rest: Sequence[Offer], level: str) -> list[Offer]:
+    """The plans that the first one is compared with."""
+    if level == "none":
+        return []
     if level == "full":
-        return rest
+        return list(rest)
     others = [o for o in rest if o.choice.engine == BLAS]  # few, and built at once
     precompiled = [o for o in rest if o.precompiled and o not in others][:QUICK_PRECOMPILED]
     return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]

@@ -151,6 +151,8 @@ def main(name: str, device: bool) -> int:
         def respond(question: dict[str, Any]) -> dict[str, Any]:
             if "all_sizes" in question:
                 return maker.answer(question)
+            if "kernel" in question:
+                return _compiled(question)
             proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question.get("proven", ())}
             judge.hands_over = bool(question.get("hand_over"))
             answer = encode(judge.judge(CudnnGraph.from_json(question), proven))
@@ -159,6 +161,19 @@ def main(name: str, device: bool) -> int:
         return judge.cudnn, respond
 
     return serve(name, device, begin)
+
+
+def _compiled(question: dict[str, Any]) -> dict[str, Any]:
+    """Have CuPy compile a kernel and keep it on disk; whoever launches it is told if the compiler refuses it."""
+    import cupy  # which only who asks for kernels needs
+
+    from fusec.gpu.kernels.launch import function_of  # needs cupy
+
+    try:
+        function_of(question["kernel"], question["entry"], question["meets"])
+    except cupy.cuda.compiler.CompileException as error:
+        return {"failed": str(error)}
+    return {"compiled": question["entry"]}
 
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]

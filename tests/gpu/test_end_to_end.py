@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
+from gpu.test_ahead import Shop
 from gpu.test_backend import build, check, compiled, fresh
 
+from fusec.gpu import ahead
+from fusec.gpu.ahead import Builders
 from fusec.gpu.end_to_end import MOST, NEAR, Contest, contests, descend
 from fusec.gpu.kernels import find
 
@@ -183,6 +186,33 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
     net = rehearsed(tmp_path)
     assert engines(net) == [7]
     check(net, 2)
+
+
+@needs_compiler
+def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.kernels.launch import Launcher, ways
+
+    monkeypatch.setattr(ahead, "LEAST", 1)
+
+    net, shop = build(tmp_path, text=SOFTMAX), Shop(2)
+    (step,) = net.compiled.program.steps
+    kernel = find(step.nodes, step.outputs)
+    assert kernel is not None and kernel.others
+    backend = net.backend
+    backend._builders, backend._launcher = Builders(shop), Launcher()
+    asked = {kernel.key: kernel}
+    missing = {launch.entry for _, launch in backend._launcher.missing(ways(kernel))}
+    assert len(missing) > 1
+    backend._kernels_soon(asked)
+    with shop.lock:
+        assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
+    before = len(machine.compiled)
+    times = backend._kernels_us(asked, 0)
+    assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
+    backend._kernels_soon(asked)
+    assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
 @needs_compiler

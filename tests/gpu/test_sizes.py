@@ -262,8 +262,10 @@ def test_only_missing_workers_are_started(tmp_path: Path) -> None:
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=True) as oracle:
         busy = oracle._take()
         oracle.start()
-        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
         oracle.start()
-        assert len(oracle._all) == 2 and oracle._starting == 0
+        assert oracle._starting == 1, "one is there, and one asked for"
+        with oracle._turn:
+            assert oracle._turn.wait_for(lambda: not oracle._starting, 60)
+        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
         oracle._give_back(busy)
         assert sorted(w.pid for w in oracle._idle) == sorted(w.pid for w in oracle._all)

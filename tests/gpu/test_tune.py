@@ -37,6 +37,7 @@ class Table:
     noted: list[str] = field(default_factory=list[str])
     rng: random.Random = field(default_factory=lambda: random.Random(1))
     fails: Mapping[int, int] = field(default_factory=dict[int, int])  # plan -> run from which on it fails
+    expected: list[list[tuple[int, int]]] = field(default_factory=list[list[tuple[int, int]]])
     library: Sequence[float] = ()  # times of another library's plans, which follow cuDNN's
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
@@ -46,6 +47,9 @@ class Table:
         offers = [Offer(i, Choice(i, ((2, i),)), i not in self.compiled) for i in range(len(times))]
         others = [Offer(len(times) + i, Choice(BLAS, ((0, i),)), True) for i in range(len(self.library))]
         return [*offers, *others]
+
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        self.expected.append([(graph.tensors[0].dims[-1], offer.place) for graph, offer in orders])
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         self.now += self.cost_s
@@ -118,6 +122,30 @@ def test_quick_leaves_the_long_end_of_the_list() -> None:
     assert len(tried) == 1 + QUICK_PRECOMPILED + QUICK_COMPILED
     assert {3, 5} <= tried and not {7, 39} & tried
     assert tuned.plans[0][0].complete
+
+
+def test_what_will_be_built_is_told_beforehand() -> None:
+    """First what each graph begins with, then what that is compared with, the slowest graph first; at last nothing."""
+    table = Table({1: [10.0, 5.0, 9.0], 2: [100.0, 50.0]}, noise=0.0, compiled=frozenset({0, 1}))
+    tune({str(n): graph(n) for n in (1, 2)}, table, "quick", clock=lambda: table.now)
+    *_, first, rest, last = table.expected
+    assert first == [(1, 0), (2, 0), (1, 2), (1, 1), (2, 1)] and rest == [(2, 1), (1, 2), (1, 1)] and last == []
+    table.expected.clear()
+    known = {"1": Choice(2, ((2, 2),), 0, 9.0, 1e-4)}
+    tune({"1": graph(1), "2": graph(2)}, table, "quick", known=known, clock=lambda: table.now)
+    assert table.expected[-3] == [(1, 2), (2, 0), (2, 1)], "what is known is compared with nothing"
+    table.expected.clear()
+    tune({"1": graph(1)}, table, "none", clock=lambda: table.now)
+    assert table.expected[0] == [(1, 0)]
+
+
+def test_graphs_whose_first_plan_is_compiled_meanwhile_come_last() -> None:
+    table = Table({1: ["no", 5.0], 2: [3.0], 3: []})
+    one, two = (Offer(0, Choice(0, ((2, 0),)), precompiled) for precompiled in (False, True))
+    table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]  # type: ignore[method-assign]
+    table.times = {1: [5.0], 2: [3.0], 3: []}
+    tune({str(n): graph(n) for n in (1, 2, 3)}, table, "none", clock=lambda: table.now)
+    assert table.built == [(2, 0), (1, 0)]
 
 
 def test_a_budget_gives_each_graph_a_plan_and_the_rest_to_the_slowest() -> None:

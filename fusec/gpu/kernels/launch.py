@@ -13,6 +13,7 @@ from typing import Any
 import cupy
 import numpy as np
 
+from fusec.account import spent_on
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.gpu.samples import Samples, kernels_apart
 from fusec.gpu.tune import TOLERANCE
@@ -45,6 +46,7 @@ class Launcher:
         """Whether it is known which is the fastest."""
         return kernel.key in self._fastest
 
+    @spent_on("kernels are timed")
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
         """The least time of a kernel and its others, of which the fastest is taken from now on; one that computes
         something else than the others is not, with a warning. Infinite if none is left: the kernel does not run."""
@@ -86,13 +88,10 @@ class Launcher:
             self._fastest[kernel.key] = keys.index(key)
         return key in keys
 
+    @spent_on("kernels are compiled")
     def compile(self, kernels: Iterable[Kernel]) -> None:
         """Compile what is not compiled yet, several sources at once; a warning for what the compiler refuses."""
-        fastest = map(self.fastest, kernels)
-        wanted = {launch.entry: (kernel, launch) for kernel in fastest for launch in kernel.launches}
-        missing = [
-            item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused
-        ]
+        missing = self.missing(kernels)
         if not missing:
             return
         workers = min(len(missing), os.cpu_count() or 1, 16)
@@ -105,6 +104,11 @@ class Launcher:
                     warnings.warn(f"NVRTC refuses the kernel for {kernel.name}, it is not used: {made}", stacklevel=2)
                 else:
                     self._functions[launch.entry] = made
+
+    def missing(self, kernels: Iterable[Kernel]) -> list[tuple[Kernel, Launch]]:
+        """Launches of kernels, each as it is fastest, that were not compiled yet."""
+        wanted = {launch.entry: (kernel, launch) for kernel in map(self.fastest, kernels) for launch in kernel.launches}
+        return [item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused]
 
     def runs(self, kernel: Kernel) -> bool:
         """Whether a kernel compiles, and the GPU has room for it; if not in the way that was taken, then by itself."""
@@ -170,13 +174,18 @@ def _compiled(item: tuple[Kernel, Launch]) -> Any:
     """The function of a launch; the compiler's words if it refuses, None if this GPU has no room for all blocks that
     must be there at once."""
     _, launch = item
-    source = prelude() + launch.source
     try:
-        module = cupy.RawModule(code=source, options=OPTIONS, backend="nvrtc", enable_cooperative_groups=launch.meets)
-        function = module.get_function(launch.entry)
+        function = function_of(launch.source, launch.entry, launch.meets)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
     return function if not (launch.resident_bytes or launch.meets) or _has_room(function, launch) else None
+
+
+def function_of(source: str, entry: str, meets: bool) -> Any:
+    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes."""
+    code = prelude() + source
+    module = cupy.RawModule(code=code, options=OPTIONS, backend="nvrtc", enable_cooperative_groups=meets)
+    return module.get_function(entry)
 
 
 def _has_room(function: Any, launch: Launch) -> bool:
