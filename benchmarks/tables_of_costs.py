@@ -290,4 +290,33 @@ def genstats() -> list[str]:
         "",
         *table(["convolution", "times", "alone us", "with sums us", "the pass us"], rows),
         "",
+        *_in_a_step(),
+    ]
+
+
+def _in_a_step() -> list[str]:
+    """What that comes to with the norm's kernel."""
+    data = read("channel_sums.json")
+    (row,) = data["rows"]
+    rows: list[list[Any]] = []
+    for each in row["convolutions"]:
+        ways = [each["with_us"], each["apart_us"]]
+        texts = [f"{a:.1f} + {b:.1f} = {a + b:.1f}" for a, b in ways]
+        rows.append(
+            [
+                each["convolution"],
+                f"{each['bytes'] / 1e6:.0f}",
+                *texts,
+                "convolution" if sum(ways[0]) < sum(ways[1]) else "norm",
+            ]
+        )
+    with_ms, without_ms = ("{:.3f} ({:.3f} to {:.3f})".format(*row[name]) for name in ("with_ms", "without_ms"))
+    return [
+        f"{where(data)}; the same within a training step, with the norm's kernel (and the add and relu behind it) that "
+        "reads such a convolution's result: sums by the convolution, and sums by the kernel, each as fast as it gets "
+        f"from a cold cache (`benchmarks/channel_sums.py`). {row['taken']} convolutions of the step are run with "
+        f"sums: it takes {with_ms} ms, and {without_ms} ms with none; medians, least and most of replays in turns.",
+        "",
+        *table(["convolution", "result MB", "sums by the convolution us", "sums by the norm us", "faster"], rows),
+        "",
     ]

@@ -65,6 +65,7 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("dq", "dk", "dv"),
         ("attn_scale", "use_causal_mask", "use_deterministic_algorithm"),
     ),
+    "genstats": (("x",), ("sum", "squares"), ()),  # of each channel
     "reduction": (("x",), ("y",), ()),  # mode: add, mul, min, max, amax
     "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value
     "rmsnorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # bias may be left out: 3 inputs

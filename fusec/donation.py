@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from fusec.alike import alike
 from fusec.ir import Value
-from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, Concat, Pointwise
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, Concat, Pointwise
 from fusec.program import Kind, Partition, Program
 
-CHANNELS = (BatchNormTrain, BatchNormBackward)
+CHANNELS = (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)
 
 
 def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Value]:
@@ -55,9 +55,11 @@ def reads(program: Program, value: Value) -> Value:
 def _by_element(step: Partition, old: Value, new: Value) -> bool:
     """Whether each element of the new value is written by who read that of the old one, before anyone else wants it.
 
-    Batch norms in training read what they have one number of for each channel just before they make new ones. Members
-    of a list, and results of other shapes, are other blocks' work.
+    Batch norms in training read what they have one number of for each channel just before they make new ones; but by
+    given sums, other blocks may not have begun. Members of a list, and results of other shapes, are other blocks' work.
     """
+    if any(isinstance(n.op, BatchNormBySums) and old in n.operands for n in step.nodes):
+        return False
     if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
         return False
     own = next((set(m.nodes) for m in alike(step.nodes) or () if new in m.writes), set(step.nodes))

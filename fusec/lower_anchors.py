@@ -186,6 +186,24 @@ def _reduction(b: CudnnBuilder, node: Node) -> None:
     b.call("reduction", (image,), uid, modes[op.kind])
 
 
+def _channel_sums(b: CudnnBuilder, node: Node) -> None:
+    """Behind a convolution, whose result it leaves as it is (genstats)."""
+    (x,) = node.operands
+    if x.node is None or not isinstance(x.node.op, Conv) or x not in b.uids:
+        raise LoweringError("channel_sums: cuDNN takes them behind a convolution only")
+    if any(value not in b.stored for value in (x, *node.results)):
+        raise LoweringError("channel_sums: cuDNN stores them, and the image they are of")
+    shape = (1, x.type.shape[1], *(1,) * (x.type.rank - 2))
+    kept = TensorType(shape, DType.F32, x.type.order)
+    uids: list[int] = []
+    for value in node.results:
+        name, _ = b.stored[value]
+        uid = b.uids[value] = b.tensor(b.frames[node].place(quote(value.name), kept.shape, kept.strides), DType.F32)
+        b.outputs.append((uid, name))
+        uids.append(uid)
+    b.call("genstats", (b.uids[x],), tuple(uids))
+
+
 ANCHORED: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     "conv": _convolution,
     "conv_transpose": _convolution,
@@ -196,4 +214,5 @@ ANCHORED: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     "rms_norm": _row_norm,
     "instance_norm": _instance_norm,
     "reduce": _reduction,
+    "channel_sums": _channel_sums,
 }

@@ -99,7 +99,7 @@ WITHOUT: Mapping[str, str] = {
     "cumulate": "cuDNN graphs have no running sums",
     "max_pool_backward": "the cuDNN frontend's Python binding has no resample operation",
     **dict.fromkeys(
-        ("batch_norm_train", "batch_norm_backward", "layer_norm_backward"),
+        ("batch_norm_train", "batch_norm_by_sums", "batch_norm_backward", "layer_norm_backward"),
         "an operation with several results is not lowered",
     ),
     "random_bits": "cuDNN's random numbers are no function of a state that the graph carries",

@@ -170,6 +170,12 @@ def _reduction(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buff
     return reduce[call.mode](x, axis=axes, keepdims=True)
 
 
+def _genstats(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    x = inputs[0].astype(np.float64)
+    axes = (0, *range(2, x.ndim))
+    return tuple(_rounded(v.sum(axis=axes, keepdims=True)) for v in (x, x * x))
+
+
 def _standardize(x: Buffer, axes: tuple[int, ...], epsilon: Buffer) -> Buffer:
     centred = x - x.mean(axis=axes, keepdims=True)
     variance = np.square(centred).mean(axis=axes, keepdims=True)
@@ -207,6 +213,7 @@ _CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer | tu
     "sdpa_train": _sdpa_train,
     "sdpa_backward": _sdpa_backward,
     "pointwise": _pointwise,
+    "genstats": _genstats,
     "reduction": _reduction,
     "layernorm": _layernorm,
     "rmsnorm": _rmsnorm,

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.command import SHAPE, fusec, tiny
-from gpu.cudnn_graphs import WINDOW, conv, image, norm
+from gpu.cudnn_graphs import WINDOW, conv, conv_with_sums, image, norm
 from gpu.test_emit import mode_graph
 from helpers import assert_close
 from lower.bodies import BODIES, NHWC, load
@@ -141,6 +141,7 @@ def more_graphs() -> Iterator[CudnnGraph]:
     tensors = (image(1, (8, 64, 28, 28)), image(2, (64, 32, 3, 3)), image(3, (8, 32, 28, 28)))
     yield CudnnGraph(tensors, (CudnnCall("conv_dgrad", (1, 2), (3,), attributes=WINDOW),))
     yield conv("bias", "relu", dtype=DType.BF16)
+    yield conv_with_sums()
     pair = (image(1, (8, 64, 2, 2)), image(2, (8, 64, 2, 2)))
     for mode, attributes in (
         ("relu", (("lower_clip", float("-inf")), ("upper_clip", 6.0))),

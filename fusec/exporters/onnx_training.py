@@ -70,6 +70,34 @@ def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     return [stats.narrow(y), stats.flat(mean), stats.flat(inverse)]
 
 
+def channel_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    half = node.operands[0].type.dtype is not node.results[0].type.dtype
+    x = e.op("Cast", operands[0], to=TensorProto.FLOAT) if half else operands[0]
+    stats = _Statistics(e, node, node.operands[0].type.shape, 0, 0)
+    return [stats.flat(stats.sum(v)) for v in (x, e.op("Mul", x, x))]
+
+
+def batch_norm_by_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
+    """As batch_norm_train; halves are computed in fp32, whatever the parameters are."""
+    shape, (x, scale, bias, *_) = node.operands[0].type.shape, node.operands
+    stats, kept = _Statistics(e, node, shape, 0, 1), node.operands[3].type.dtype
+
+    def wide(name: str, value: Value) -> str:
+        return name if value.type.dtype is kept else e.op("Cast", name, to=TensorProto.FLOAT)
+
+    image, factor, shift = (wide(name, v) for name, v in zip(operands, (x, scale, bias), strict=False))
+    count = e.number(math.prod(shape) // shape[1], node, 3)
+    mean, squares = (e.op("Div", stats.channels(v), count) for v in operands[3:])
+    spread = e.op("Relu", e.op("Sub", squares, e.op("Mul", mean, mean)))
+    shifted = e.op("Add", spread, e.number(node.op.attributes["epsilon"], node, 3))
+    inverse = e.op("Reciprocal", e.op("Sqrt", shifted))
+    scaled = e.op("Mul", e.op("Sub", image, mean), e.op("Mul", inverse, stats.channels(factor)))
+    made = [e.op("Add", scaled, stats.channels(shift)), stats.flat(mean), stats.flat(inverse)]
+    narrow = (v.type.dtype for v in node.results)
+    types = {DType.F16: TensorProto.FLOAT16, DType.BF16: TensorProto.BFLOAT16}
+    return [v if dtype is kept else e.op("Cast", v, to=types[dtype]) for v, dtype in zip(made, narrow, strict=True)]
+
+
 def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     stats = _Statistics(e, node, node.operands[1].type.shape, 1, 2)
     dy, x, *parameters = (stats.wide(v) for v in operands)
@@ -232,6 +260,8 @@ TRAINING: Mapping[str, Export] = {
     "conv_wgrad": formula(filter_gradient),
     "max_pool_backward": formula(pool_gradient),
     "batch_norm_train": batch_norm_train,
+    "channel_sums": channel_sums,
+    "batch_norm_by_sums": batch_norm_by_sums,
     "batch_norm_backward": batch_norm_backward,
     "layer_norm_backward": layer_norm_backward,
     "random_bits": random_bits,

@@ -118,6 +118,8 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             if POINTWISE.get(call.mode) != len(inputs):
                 raise LoweringError(f"cuDNN has no pointwise mode {call.mode!r} of {len(inputs)} operands")
             return getattr(g, call.mode)(*inputs, compute_data_type=compute, **attributes)
+        case "genstats":
+            return g.genstats(*inputs, compute_data_type=compute)
         case "reduction":
             mode = getattr(cudnn.reduction_mode, call.mode.upper())
             return g.reduction(*inputs, mode=mode, compute_data_type=compute)

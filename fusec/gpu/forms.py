@@ -16,7 +16,7 @@ from fusec.gpu.kernels import Kernel, unions
 from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
-from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
+from fusec.ops import Cast, ChannelSums, Conv, ConvTranspose, ConvWgrad, MatMul, Pointwise, Reduce
 from fusec.passes.partition.answers import canonical_key
 from fusec.passes.partition.cost import is_depthwise, is_fast
 from fusec.passes.partition.spell import quicker, spelled, spellings
@@ -87,6 +87,9 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
             if _pointwise(first):
                 found += [(kernel, rest) for kernel in _kernel(graph, first)]
         found += _each_product(graph, _products_first(step.nodes))
+    if isinstance(step.nodes[-1].op, ChannelSums):
+        starts = _spelled(graph, step.nodes[:-1])
+        found += [(start, kernel) for start in starts for kernel in _kernel(graph, step.nodes[-1:])]
     return found
 
 

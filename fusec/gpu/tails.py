@@ -1,5 +1,6 @@
 """Which ops behind a product are better taken along by the norm's kernel that reads their result, by measured times:
-fused with the product they may leave it slower engines, and as a step of their own they are a pass over memory."""
+fused with the product they may leave it slower engines, and as a step of their own they are a pass over memory. So it
+is with the sums of the channels of what a convolution gives."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from fusec.gpu.forms import PRODUCTS, Parts, canonical_of
 from fusec.gpu.joins import Prices
 from fusec.gpu.kernels.chain import takes
 from fusec.ir import Node
-from fusec.ops import BatchNormBackward, BatchNormTrain, LayerNormBackward
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
 from fusec.plans import Part
 from fusec.program import Kind, Partition, Program
 
-NORMS = (BatchNormTrain, BatchNormBackward, LayerNormBackward)
+NORMS = (BatchNormTrain, BatchNormBySums, BatchNormBackward, LayerNormBackward)
 Arrange = Callable[[Mapping[str, Parts]], Program]  # the program with its steps in these forms, kernels joined
 
 
@@ -25,15 +26,17 @@ def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, 
     """
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if step.kind is Kind.CUDNN and len(step.nodes) > 1 and len(step.outputs) == 1 and _ends_in_pointwise(step):
+        if step.kind is Kind.CUDNN and len(step.nodes) > 1 and _ends_apart(step):
             parts = forms.get(canonical_of(program.graph, step), (Part(0),))
             normed = any(isinstance(user.op, NORMS) for value in step.outputs for user in value.users)
-            if len(parts) == 1 and parts[0].runs == "cudnn" and normed:
+            # by themselves sums are not what they are in a norm's kernel: that they were cut off is no answer
+            if (len(parts) == 1 or _sums(step)) and parts[0].runs == "cudnn" and normed:
                 sample.setdefault(canonical_of(program.graph, step), step)
     if not sample:
         return {}
     cut = {work: (Part(len(step.nodes) - 1), Part(1, "kernel")) for work, step in sample.items()}
-    before, after = arrange(forms), arrange({**forms, **cut})
+    again = {work: (Part(0),) for work in sample if len(forms.get(work, ())) > 1}
+    before, after = arrange({**forms, **again}), arrange({**forms, **cut})
     works, pairs = list[str](), list[tuple[list[Partition], list[Partition]]]()
     for work, step in sample.items():
         apart = _over(after, step.nodes)
@@ -45,11 +48,20 @@ def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, 
             pairs.append((whole, apart))
     times = iter(prices_us(program.graph, [step for pair in pairs for steps in pair for step in steps]))
     sums = [tuple(sum(next(times) for _ in steps) for steps in pair) for pair in pairs]
-    return {work: cut[work] for work, (whole_us, apart_us) in zip(works, sums, strict=True) if apart_us < whole_us}
+    faster = [work for work, (whole_us, apart_us) in zip(works, sums, strict=True) if apart_us < whole_us]
+    return {work: cut[work] if work in faster else again[work] for work in works if work in faster or work in again}
 
 
-def _ends_in_pointwise(step: Partition) -> bool:
-    return any(isinstance(node.op, PRODUCTS) for node in step.nodes[:-1]) and takes(step.nodes[-1])
+def _ends_apart(step: Partition) -> bool:
+    """Whether what is behind a product ends in what a norm's kernel may do."""
+    last = step.nodes[-1]
+    if not any(isinstance(node.op, PRODUCTS) for node in step.nodes[:-1]):
+        return False
+    return _sums(step) or (len(step.outputs) == 1 and takes(last))
+
+
+def _sums(step: Partition) -> bool:
+    return isinstance(step.nodes[-1].op, ChannelSums)
 
 
 def _over(program: Program, nodes: Sequence[Node]) -> list[Partition]:

@@ -126,6 +126,24 @@ def _spelled_backward(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Te
     return inner * _per_channel(scale * inverse, x.rank), dscale, dbias
 
 
+def _spelled_sums(step: Step, operand: Tensor) -> tuple[Tensor, Tensor]:
+    """What channel_sums computes."""
+    x = wide(operand)
+    axes = (0, *range(2, x.rank))
+    return x.sum(axes), (x * x).sum(axes)
+
+
+def _spelled_by_sums(step: Step, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What batch_norm_by_sums computes."""
+    x, scale, bias, total, squares = map(wide, operands)
+    count = x.size // x.shape[1]
+    mean = total * (1.0 / count)
+    inverse = ((squares * (1.0 / count) - mean * mean).relu() + step.op.epsilon).rsqrt()
+    centred = x - _per_channel(mean, x.rank)
+    y = centred * _per_channel(inverse * scale, x.rank) + _per_channel(bias, x.rank)
+    return y, mean, inverse
+
+
 def _spelled_layer(step: Step, *operands: Tensor) -> tuple[Tensor, ...]:
     """What layer_norm_backward computes."""
     dy, x, scale = map(wide, operands)
@@ -161,6 +179,8 @@ RULES: dict[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "batch_norm_train": _batch_norm_train,
+    "channel_sums": by_formula(_spelled_sums, lambda: _rules()),
+    "batch_norm_by_sums": by_formula(_spelled_by_sums, lambda: _rules()),
     "batch_norm_backward": by_formula(_spelled_backward, lambda: _rules()),
     "layer_norm_backward": by_formula(_spelled_layer, lambda: _rules()),
     "lrn": _lrn,

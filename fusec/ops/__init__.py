@@ -17,7 +17,15 @@ from fusec.ops.pooling import AvgPool, MaxPool
 from fusec.ops.random import RandomBits
 from fusec.ops.reduction import Reduce, Softmax
 from fusec.ops.shape import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Slice, Split, Transpose
-from fusec.ops.training import BatchNormBackward, BatchNormTrain, ConvWgrad, LayerNormBackward, MaxPoolBackward
+from fusec.ops.training import (
+    BatchNormBackward,
+    BatchNormBySums,
+    BatchNormTrain,
+    ChannelSums,
+    ConvWgrad,
+    LayerNormBackward,
+    MaxPoolBackward,
+)
 
 ALL: tuple[type[Op], ...] = (
     *CLASSES.values(),
@@ -53,6 +61,8 @@ ALL: tuple[type[Op], ...] = (
     ConvWgrad,
     MaxPoolBackward,
     BatchNormTrain,
+    ChannelSums,
+    BatchNormBySums,
     BatchNormBackward,
     LayerNormBackward,
     RandomBits,
@@ -74,8 +84,10 @@ __all__ = [
     "AvgPool",
     "BatchNorm",
     "BatchNormBackward",
+    "BatchNormBySums",
     "BatchNormTrain",
     "Cast",
+    "ChannelSums",
     "Concat",
     "Conv",
     "ConvTranspose",

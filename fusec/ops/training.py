@@ -166,6 +166,61 @@ class BatchNormTrain(Op):
 
 
 @dataclass(frozen=True)
+class ChannelSums(Op):
+    """Of each channel the sum of its elements and that of their squares, f32 for 16 bits."""
+
+    name: ClassVar[str] = "channel_sums"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 1)
+        (x,) = operands
+        _check_statistics(self.name, x, ())
+        kept = TensorType((x.shape[1],), DType.F64 if x.dtype is DType.F64 else DType.F32)
+        return (kept, kept)
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            x = _wide(xp, operands[0])
+            axes = (0, *range(2, x.ndim))
+            return (x.sum(axis=axes), (x * x).sum(axis=axes))
+
+
+@dataclass(frozen=True)
+class BatchNormBySums(Op):
+    """What batch_norm_train gives, from x, scale, bias and the channel_sums of x.
+
+    The variance is the mean of squares less the square of the mean, and no less than zero: a mean of many deviations
+    costs digits.
+    """
+
+    epsilon: float = 1e-5
+    name: ClassVar[str] = "batch_norm_by_sums"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        require_arity(self.name, operands, 5)
+        x, scale, bias, *sums = operands
+        _check_statistics(self.name, x, (scale, bias))
+        for given in sums:
+            require(
+                given.shape == scale.shape, f"{self.name}: sums of shape {list(given.shape)} for {x.shape[1]} channels"
+            )
+            fits = given.dtype is x.dtype or (given.dtype is DType.F32 and x.dtype in (DType.F16, DType.BF16))
+            require(fits, f"{self.name}: sums of {given.dtype.value} with x of {x.dtype.value}")
+        return (x, TensorType(scale.shape, scale.dtype), TensorType(scale.shape, scale.dtype))
+
+    def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
+        with np.errstate(all="ignore"):
+            x, scale, bias = (_wide(xp, v) for v in operands[:3])
+            count = x.size // x.shape[1]
+            mean, squares = (v.astype(xp.float64) / count for v in operands[3:])
+            inverse = 1.0 / xp.sqrt(xp.maximum(squares - mean * mean, 0.0) + self.epsilon)
+            mean, inverse = mean.astype(x.dtype), inverse.astype(x.dtype)
+            y = (x - _channels(x, mean)) * _channels(x, inverse * scale) + _channels(x, bias)
+            kept = operands[1].dtype
+            return (y.astype(operands[0].dtype), mean.astype(kept), inverse.astype(kept))
+
+
+@dataclass(frozen=True)
 class BatchNormBackward(Op):
     """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and the two statistics it gave; with
     `relu` those of the relu of its result, from the bias besides.

@@ -25,6 +25,7 @@ from fusec.passes.recognise import Recognise
 from fusec.passes.rematerialise import Rematerialise
 from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
+from fusec.passes.sums_in_front import SumsInFront
 from fusec.passes.upsampled import Upsampled
 from fusec.passes.widen_channels import WidenChannels
 
@@ -78,8 +79,10 @@ FINISH: tuple[Pass, ...] = (
     OwnViews(),
     # Only where it was asked for, and of the ops that are left.
     OrderGradients(),
-    # Last: a node made after it would have no considered memory order.
+    # Last but one: a node made after it would have no considered memory order.
     Layout(),
+    # Which it goes by, and keeps; behind whatever looks for a batch norm.
+    SumsInFront(),
 )
 
 PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
@@ -89,7 +92,7 @@ PIPELINE: tuple[Pass, ...] = (*UNLAID, *FINISH)
 # rounding follows the model's own ops.
 REROUNDING = frozenset(
     {
-        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums", "upsampled"),
+        *("recognise", "attend", "fold_batchnorm", "fold_scales", "order_sums", "upsampled", "sums_in_front"),
         *("cube", "reciprocal_of_root", "divide_by_root", "divide_by_constant"),
     }
 )

@@ -23,6 +23,7 @@ from fusec.ops import (
     AvgPool,
     BatchNorm,
     BatchNormBackward,
+    BatchNormBySums,
     BatchNormTrain,
     Cast,
     Concat,
@@ -58,6 +59,7 @@ Order = tuple[int, ...]
 _FIRST_OPERAND = (
     AvgPool,
     BatchNorm,
+    BatchNormBySums,
     BatchNormTrain,
     Cast,
     GroupNorm,
@@ -76,7 +78,7 @@ _LOWERED_AS_ONE = (Pointwise, Cast, InstanceNorm)
 # kernels: they write any order, though the operand's is read and written in one sweep
 _KERNELS = (
     *(AvgPool, Concat, GroupNorm, LocalResponseNorm, MaxPool, Pad, Resize, Rotary),
-    *(BatchNormTrain, BatchNormBackward, MaxPoolBackward),
+    *(BatchNormTrain, BatchNormBySums, BatchNormBackward, MaxPoolBackward),
 )
 _CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 _ROW_MAJOR = (MatMul, LayerNorm, RmsNorm, LayerNormBackward)  # cuDNN writes rows, and so does the kernel

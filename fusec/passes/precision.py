@@ -7,17 +7,20 @@ inputs and outputs keep the types of the model's interface. With fp32 and tf32 t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fusec.ir import Constant, DType, Graph, Literal, Node, Value
-from fusec.ops import AttentionBackward, AttentionTrain, Cast
+from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value
+from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums
 from fusec.passes.base import Options
 
 _WIDE = (DType.F64, DType.F32)
-SUMS = 5  # their place among the operands of attention_backward
+# which results are sums, and which operands are made for them
+SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (0, 1)}
+READS_SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionBackward: (5,), BatchNormBySums: (3, 4)}
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,8 @@ class Precision:
             for value in node.results:
                 if value.type.dtype in _WIDE:
                     graph.set_type(value, value.type.with_dtype(storage))
-            if isinstance(node.op, AttentionTrain):
-                _keep_wide(graph, node.results[1], storage)
+            for place in SUMS.get(type(node.op), ()):
+                _keep_wide(graph, node.results[place], storage)
         last, wide = graph.return_node, dict[Value, Value]()
         for index, (value, dtype) in enumerate(zip(graph.outputs, interface, strict=True)):
             if value.type.dtype is dtype:
@@ -61,9 +64,9 @@ class Precision:
 
 
 def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
-    """The sums of attention are f32 beside 16 bits; what is no attention reads them narrowed."""
+    """The sums of attention, and of channels, are f32 beside 16 bits; what is not made for them reads them narrowed."""
     assert sums.node is not None
-    readers = [(n, i) for n, i in sums.uses if not (isinstance(n.op, AttentionBackward) and i == SUMS)]
+    readers = [(n, i) for n, i in sums.uses if i not in READS_SUMS.get(type(n.op), ())]
     graph.set_type(sums, sums.type.with_dtype(DType.F32))
     if readers:
         narrow = graph.insert(Cast(storage), [sums], before=_behind(graph, sums.node)).result

@@ -163,7 +163,7 @@ def _call(call: CudnnCall) -> str:
     match call.op:
         case "conv_fprop" | "conv_dgrad" | "conv_wgrad":
             return _text(call.op, [], dict(zip(PORTS[call.op][0], operands, strict=True)) | attributes | compute)
-        case "matmul":
+        case "matmul" | "genstats":
             return _text(call.op, operands, compute)
         case "sdpa":
             named = dict(zip(PORTS[call.op][0], operands, strict=False)) | attributes | {"generate_stats": "False"}

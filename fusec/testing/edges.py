@@ -14,8 +14,10 @@ from fusec.ops import (
     AttentionBackward,
     AttentionTrain,
     BatchNormBackward,
+    BatchNormBySums,
     BatchNormTrain,
     Cast,
+    ChannelSums,
     Conv,
     ConvTranspose,
     ConvWgrad,
@@ -58,7 +60,7 @@ POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
         *("batch_norm", "instance_norm", "group_norm", "layer_norm", "rms_norm", "lrn", "cast", "pad", "clip"),
-        *("batch_norm_train", "batch_norm_backward", "layer_norm_backward"),
+        *("batch_norm_train", "channel_sums", "batch_norm_by_sums", "batch_norm_backward", "layer_norm_backward"),
         *("attention", "attention_train", "attention_backward"),
     )
 )
@@ -211,7 +213,7 @@ def sum_length(node: Node) -> int:
         return max(math.prod(x.shape[2:]), 1)
     if isinstance(op, ConvWgrad):
         return max(math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1), 1)
-    if isinstance(op, (BatchNormTrain, BatchNormBackward)):
+    if isinstance(op, (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)):
         return max(x.size // x.shape[1], 1)
     if isinstance(op, LayerNormBackward):
         return max(x.size, 1)

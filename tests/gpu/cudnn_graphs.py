@@ -101,3 +101,11 @@ def conv_feeding_matmul() -> CudnnGraph:
     )
     calls = (CudnnCall("conv_fprop", (1, 2), (3,), attributes=WINDOW), CudnnCall("matmul", (3, 4), (5,)))
     return CudnnGraph(tensors, calls)
+
+
+def conv_with_sums() -> CudnnGraph:
+    """A convolution, and the sums of its channels and of their squares."""
+    tensors = [image(1, (8, 64, 28, 28)), image(2, (32, 64, 3, 3)), image(3, (8, 32, 28, 28))]
+    tensors += [image(uid, (1, 32, 1, 1), DType.F32) for uid in (4, 5)]
+    calls = (CudnnCall("conv_fprop", (1, 2), (3,), attributes=WINDOW), CudnnCall("genstats", (3,), (4, 5)))
+    return CudnnGraph(tuple(tensors), calls)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from gpu.cudnn_graphs import WINDOW, conv, image, matmul, matrix, norm
+from gpu.cudnn_graphs import WINDOW, conv, conv_with_sums, image, matmul, matrix, norm
 
 from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
@@ -26,6 +26,7 @@ TAGS = {
     "sdpa_train": ("SDPA", ("Q", "K", "V", "Bias")),
     "sdpa_backward": ("SDPA_BWD", ("dO", "Q", "K", "V", "O", "Stats", "Bias")),
     "pointwise": ("POINTWISE", ("IN_0", "IN_1", "IN_2")),
+    "genstats": ("GENSTATS", ("X",)),
     "reduction": ("REDUCTION", ("X",)),
     "layernorm": ("LAYER_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
     "rmsnorm": ("RMS_NORM", ("X", "SCALE", "BIAS", "EPSILON")),
@@ -89,6 +90,11 @@ def test_transposed_convolution() -> None:
 def test_gradient_of_filters() -> None:
     tensors = (image(1, (8, 64, 28, 28)), image(2, (8, 32, 28, 28)), image(3, (32, 64, 3, 3)))
     check(CudnnGraph(tensors, (CudnnCall("conv_wgrad", (1, 2), (3,), attributes=WINDOW),)))
+
+
+def test_sums_behind_a_convolution() -> None:
+    node = check(conv_with_sums())["nodes"][1]
+    assert node["outputs"] == {"SUM": 4, "SQ_SUM": 5}
 
 
 def test_matmul_and_reduction() -> None:

@@ -19,6 +19,7 @@ from fusec import driver, training
 from fusec.builder import Builder
 from fusec.gpu.kernels import find
 from fusec.lower_cudnn import lower
+from fusec.passes import sums_in_front
 from fusec.program import Kind
 from fusec.runtime import Executable
 
@@ -110,3 +111,52 @@ def test_a_gradient_of_attention_in_a_fixed_order_has_plans() -> None:
         (step,) = (s for s in compiled.program.steps if s.signature == "attention_backward")
         assert step.kind is Kind.CUDNN
         assert ("use_deterministic_algorithm" in str(lower(step.body).graph)) is ordered
+
+
+def normed() -> Builder:
+    """A convolution with a batch norm whose running statistics are kept, behind another convolution."""
+    rng = np.random.default_rng(6)
+    b, trained = Builder("f16"), list[Any]()
+
+    def parameter(name: str, array: np.ndarray) -> Any:
+        trained.append(b.parameter(name, array.astype(np.float32)))
+        return trained[-1]
+
+    x, labels = b.input("x", (4, 32, 6, 6)), b.input("labels", (4,), "i64")
+    y = b.conv(x, parameter("v", rng.standard_normal((64, 32, 1, 1)) / 6).astype("f16"))
+    y = b.conv(y, parameter("w", rng.standard_normal((64, 64, 3, 3)) / 24).astype("f16"), padding=1)
+    scale, bias = parameter("scale", np.ones(64)), parameter("bias", np.zeros(64))
+    z, mean, variance = b.batch_norm_train(y, scale, bias)
+    for name, now in (("mean", mean), ("variance", variance)):
+        running = b.parameter(name, np.zeros(64, np.float32))
+        b.update(running, running * 0.9 + now * 0.1)
+    head = parameter("head", rng.standard_normal((64, 10)) / 8).astype("f16")
+    loss = b.cross_entropy((z.relu().mean((2, 3)) @ head).astype("f32"), labels)
+    gradients, keep = training.scaled_backward(loss, trained, start=256.0)
+    training.sgd(b, trained, gradients, 0.05, 0.9, keep=keep)
+    b.output(loss=loss)
+    return b
+
+
+@pytest.mark.parametrize("tune", ["none", "quick"])
+def test_statistics_come_with_the_convolution(
+    tune: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.backend import CudnnBackend
+    from fusec.plan_store import PlanStore
+
+    monkeypatch.setattr(sums_in_front, "KEPT_BYTES", 0)
+    b = normed()
+    state = {name: b.updates.get(name, "") for name in b.parameters}
+    compiled = driver.build(b.graph(), target="h200", state=state)
+    assert any(step.signature == "conv+channel_sums" for step in compiled.program.steps)
+    here = Executable(compiled, CudnnBackend(tune, store=PlanStore(tmp_path)))
+    if tune == "none":
+        assert any(step.signature.startswith("batch_norm_by_sums") for step in here.compiled.program.steps)
+    here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
+    there = fusec.compile(b, target="cpu", disable=["sums_in_front"])
+    for _ in range(3):
+        x, labels = rng.standard_normal((4, 32, 6, 6)).astype(np.float16), rng.integers(0, 10, 4)
+        assert_close(here.step(x, labels), there.step(x, labels), 2e-3)
+    for name in here.state:
+        assert_close(here.value(name), there.value(name), 2e-2)

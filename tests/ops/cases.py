@@ -19,8 +19,10 @@ from fusec.ops import (
     AvgPool,
     BatchNorm,
     BatchNormBackward,
+    BatchNormBySums,
     BatchNormTrain,
     Cast,
+    ChannelSums,
     Concat,
     Conv,
     ConvTranspose,
@@ -650,6 +652,26 @@ def batch_statistics(x: Array, scale: Array, bias: Array, epsilon: float) -> lis
     return [y, mean, 1 / np.sqrt(variance + np.float32(epsilon))]
 
 
+def channel_sums(x: Array) -> list[Array]:
+    channels = [x[:, c].astype(np.float64) for c in range(x.shape[1])]
+    return [np.array([np.sum(v**power) for v in channels]) for power in (1, 2)]
+
+
+def hundreds(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """What sums of squares are; or sums of a mean that these leave no variance."""
+    return rng.uniform(200.0, 500.0, shape).astype(np.float32)
+
+
+def by_sums(x: Array, scale: Array, bias: Array, total: Array, squares: Array, epsilon: float) -> list[Array]:
+    """By onnxruntime's inference with the mean and variance that these are."""
+    count = x.size // x.shape[1]
+    mean = total.astype(np.float64) / count
+    variance = np.maximum(squares.astype(np.float64) / count - mean**2, 0.0)
+    statistics = [v.astype(np.float32) for v in (mean, variance)]
+    (y,) = run("BatchNormalization", [x, scale, bias, *statistics], 1, epsilon=epsilon)
+    return [y, mean, 1 / np.sqrt(variance + np.float32(epsilon))]
+
+
 def batch_norm_gradient(dy: Array, x: Array, scale: Array, mean: Array, inverse: Array, *bias: Array) -> list[Array]:
     """Channel by channel in float64; with a bias through the relu of the norm."""
     dx, dscale, dbias = np.empty(x.shape), np.empty(scale.shape), np.empty(scale.shape)
@@ -732,6 +754,12 @@ OTHERS |= {
     "batch_norm_train": [
         Case(BatchNormTrain(eps), ((4, 3, *spatial), (3,), (3,)), lambda *a, eps=eps: batch_statistics(*a, eps), normal)
         for eps, spatial in ((1e-5, (5, 2)), (0.25, ()))
+    ],
+    "channel_sums": [Case(ChannelSums(), (shape,), channel_sums, normal) for shape in ((4, 3, 5, 2), (6, 3))],
+    "batch_norm_by_sums": [
+        Case(BatchNormBySums(eps), ((4, 3, *spatial), *[(3,)] * 4), lambda *a, eps=eps: by_sums(*a, eps), draws)
+        for eps, spatial in ((1e-5, (5, 2)), (0.3, ()))
+        for draws in ((normal, normal, normal, normal, hundreds), (normal, normal, normal, hundreds, normal))
     ],
     "batch_norm_backward": [
         Case(BatchNormBackward(relu), (shape, shape, *[(3,)] * (4 if relu else 3)), batch_norm_gradient, normal)

@@ -5,6 +5,7 @@ Sums of squares are taken around each chunk's first element, so that a large mea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.kernels.chain import Chain, Space, stored
@@ -14,7 +15,7 @@ from fusec.gpu.kernels.row_plan import Plan
 from fusec.gpu.kernels.spec import Arguments, Launch, compute_type
 from fusec.gpu.kernels.walk import Merge, begun, coordinates, loop
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import BatchNormBackward, BatchNormTrain
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 
 BACKWARDS = True  # what was written last is read first, as it may still be in the cache
 
@@ -29,7 +30,7 @@ class ChannelSource:
 
     @property
     def forward(self) -> bool:
-        return isinstance(self.part.anchor.op, BatchNormTrain)
+        return not isinstance(self.part.anchor.op, BatchNormBackward)
 
     @property
     def kind(self) -> str:
@@ -56,6 +57,8 @@ class ChannelSource:
 
     @property
     def factors(self) -> int:
+        if isinstance(self.part.anchor.op, ChannelSums):
+            return 0
         return 3 if self.forward else 6 if self.masked else 4
 
     def _passed(self, dy: str, centred: str, factor: str, bias: str) -> str:
@@ -193,11 +196,15 @@ class ChannelSource:
     def on_forward(self, chain: Chain) -> tuple[str, ...]:
         """Mean and inverse deviation, and the factors mean, scale by that, bias."""
         op, kind = self.part.anchor.op, self.kind
-        assert isinstance(op, BatchNormTrain)
-        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
-        scale, bias = (chain.get(v) for v in self.part.parameters)
         chain.inside.append(f"const {kind} mean = around + acc0[0] / {kind}({self.count});")
         spread = f"(acc1[0] - acc0[0] * acc0[0] / {kind}({self.count})) / {kind}({self.count})"
+        if isinstance(op, ChannelSums):
+            chain.define(self.part.anchor.results[0], f"mean * {kind}({self.count})")
+            chain.define(self.part.anchor.results[1], f"({spread} + mean * mean) * {kind}({self.count})")
+            return ()
+        assert isinstance(op, (BatchNormTrain, BatchNormBySums))
+        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        scale, bias = (chain.get(v) for v in self.part.parameters)
         chain.inside.append(f"const {kind} inverse = {kind}(1) / sqrt(nmax({spread}, {kind}(0)) + {epsilon});")
         chain.define(self.part.anchor.results[1], "mean")
         chain.define(self.part.anchor.results[2], "inverse")
@@ -224,15 +231,19 @@ class ChannelSource:
             pack = f"Pack<{kind}, {plan.width}>"
             lines.append(f"const {pack} f{number} = load_pack<{kind}, {plan.width}>({pointer} + ({at}));")
         chain = Chain(space_of(part.x.type, plan), arguments)
-        for node in part.again:
-            chain.apply(node)
-        self.normed(chain, place)
-        for node in part.behind:
-            chain.apply(node)
-        for value in part.late:
-            chain.store(value)
+        self._pass(chain, place)
         lines += ["if (live) {", *loop(plan, chain.lines()), "}"]
         return arguments.launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block)
+
+    def _pass(self, chain: Chain, place: str) -> None:
+        """What becomes of each element, the nodes before applied again."""
+        for node in self.part.again:
+            chain.apply(node)
+        self.normed(chain, place)
+        for node in self.part.behind:
+            chain.apply(node)
+        for value in self.part.late:
+            chain.store(value)
 
     def normed(self, chain: Chain, place: str) -> None:
         """The norm's result for an element, from the factors of its channel."""
@@ -246,6 +257,59 @@ class ChannelSource:
             dy = self._passed(dy, "centred", by[3], by[4]) if self.masked else dy
             text = f"({dy} - {by[0]} - centred * {by[1]}) * {by[2]}"
         chain.define(part.y, text)
+
+
+@dataclass(frozen=True)
+class BySumsSource(ChannelSource):
+    """One launch, whose threads make of given sums what they need, and go through the elements once."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        return 0
+
+    def launches(self) -> tuple[Launch, ...]:
+        plan, kind, arguments, part = self.write, self.kind, Arguments(), self.part
+        lines = begun(plan, kind, backwards=BACKWARDS)
+        if part.late or part.behind:
+            place = "0" if plan.row else "j"
+            lines.append(f"Pack<{kind}, {plan.width}> {', '.join(f'f{number}' for number in range(self.factors))};")
+            numbers = Chain(space_of(part.x.type, plan, reduced=False), arguments, "m")
+            given = [numbers.get(v, _along_channels(v, part.x.type)) for v in part.parameters]
+            for number, factor in enumerate(self._of_sums(numbers, given)):
+                numbers.inside.append(f"f{number}.v[{place}] = {factor};")
+            chain = Chain(space_of(part.x.type, plan), arguments)
+            self._pass(chain, place)
+            lines += [*numbers.lines(), "if (live) {", *loop(plan, chain.lines()), "}"]
+        if part.kept:
+            lines += self._statistics(arguments)
+        return (arguments.launch(f"{self.name}_elements", lines, plan.blocks * plan.chunks, plan.block),)
+
+    def _of_sums(self, chain: Chain, given: Sequence[str]) -> tuple[str, str, str]:
+        """The factors of a channel. Where squares of the mean are taken off, digits are left in double."""
+        op, kind = self.part.anchor.op, self.kind
+        assert isinstance(op, BatchNormBySums)
+        scale, bias, total, squares = given
+        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        chain.inside.append(f"const double middle = double({total}) / {self.count}.0;")
+        chain.inside.append(f"const {kind} spread = {kind}(double({squares}) / {self.count}.0 - middle * middle);")
+        chain.inside.append(f"const {kind} mean = {kind}(middle);")
+        chain.inside.append(f"const {kind} inverse = {kind}(1) / sqrt(nmax(spread, {kind}(0)) + {epsilon});")
+        return "mean", f"inverse * {scale}", bias
+
+    def _statistics(self, arguments: Arguments) -> list[str]:
+        """What is kept of the channels, by one thread of the first chunk for each."""
+        plan, part = self.write, self.part
+        chain = Chain(Space((self.channels,), ("c",)), arguments, "q")
+        self._of_sums(chain, [chain.get(v) for v in part.parameters])
+        chain.define(part.anchor.results[1], "mean")
+        chain.define(part.anchor.results[2], "inverse")
+        for node in part.small:
+            chain.apply(node)
+        for value in part.kept:
+            chain.store(value)
+        first = " && chunk == 0u" if plan.chunks > 1 else ""
+        head = [f"if (live && t == 0{first})", f"  for (int w = 0; w < {plan.width}; ++w) {{"]
+        return [*head, f"    const u32 c = at * {plan.width}u + w;", *(f"    {line}" for line in chain.lines()), "  }"]
 
 
 def space_of(x: TensorType, plan: Plan, reduced: bool = True) -> Space:

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from fusec.gpu.kernels.chain import step, takes, widest
 from fusec.gpu.kernels.channel_resident import WAYS, ResidentSource, shared_out
-from fusec.gpu.kernels.channel_source import ChannelSource
-from fusec.gpu.kernels.parts import parted
+from fusec.gpu.kernels.channel_source import BySumsSource, ChannelSource
+from fusec.gpu.kernels.parts import Part, parted
 from fusec.gpu.kernels.row_plan import Axis, Plan
 from fusec.gpu.kernels.spec import BLOCK, Kernel, ceil_div, power_of_two
 from fusec.gpu.kernels.view import Laid
 from fusec.ir import Node, TensorType, Value
-from fusec.ops import BatchNormBackward, BatchNormTrain
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 from fusec.program import inputs_of
 
 LANES = 32  # vectors of channels that a block goes through side by side, at most
@@ -29,30 +29,54 @@ SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, where there are several 
 
 def channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """The kernel for a batch norm in training or its backward; None if the step is no such thing."""
-    anchors = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBackward))]
-    if len(anchors) != 1 or any(node.op.name == "gen_index" for node in nodes):
+    if any(node.op.name == "gen_index" for node in nodes):
         return None
-    (anchor,) = anchors
-    part = parted(nodes, outputs, anchor, 1 if isinstance(anchor.op, BatchNormTrain) else 2)
-    if part is None or part.x.type.size >= 1 << 31 or not all(takes(node) for node in nodes if node is not anchor):
+    part = _part(nodes, outputs)
+    if part is None or part.x.type.size >= 1 << 31:
         return None
-    read = [v.type for v in inputs_of([*part.before, anchor]) if v.type.size != 1 and v not in part.parameters]
+    numbers = part.anchor.operands[len(part.elements) :]
+    read = [v.type for v in inputs_of([*part.before, part.anchor]) if v.type.size != 1 and v not in numbers]
     early = [v.type for v in part.early]
     straight = [v for v in part.elements if v.node not in part.before]  # read as they are
-    again = [v.type for v in (*inputs_of(part.again), *straight) if v.type.size != 1 and v not in part.parameters]
+    again = [v.type for v in (*inputs_of(part.again), *straight) if v.type.size != 1 and v not in numbers]
     behind = [v for v in inputs_of(part.behind) if v is not part.y]
     written = [v.type for v in (*behind, *part.late) if v.type.size != 1]  # perhaps in another order than x
     sums = _planned(part.x.type, [*read, *early], SUM_BLOCKS, SUM_TURNS)
     write = _planned(part.x.type, [*again, *early, *written], WRITE_BLOCKS, WRITE_TURNS)
     name, source = "+".join(node.op.name for node in nodes), ChannelSource(part, sums, write)
+    if isinstance(part.anchor.op, BatchNormBySums) and not part.unread:
+        if part.early:  # before the sums were taken, somewhere
+            return None
+        source = BySumsSource(part, write, write)
+        return Kernel(name, source.launches(), source.scratch_bytes)
     common, others = _planned(part.x.type, [*read, *early, *again, *written], 1, 1), dict[str, Kernel]()
-    for threads, unrolled in WAYS:
+    for threads, unrolled in () if isinstance(part.anchor.op, ChannelSums) else WAYS:
         plan = shared_out(common, threads)
         if plan is not None:
             resident = ResidentSource(part, plan, plan, unrolled)
             other = Kernel(name, resident.launches(), resident.scratch_bytes)
             others[other.key] = other
     return Kernel(name, source.launches(), source.scratch_bytes, tuple(others.values()))
+
+
+def _part(nodes: Sequence[Node], outputs: Sequence[Value]) -> Part | None:
+    """What each node does; channel_sums and the norm by them are one batch norm."""
+    sums = [node for node in nodes if isinstance(node.op, ChannelSums)]
+    norms = [node for node in nodes if isinstance(node.op, (BatchNormTrain, BatchNormBySums, BatchNormBackward))]
+    if len(nodes) == len(sums) == 1:
+        return Part(sums[0], sums[0].operands, (), (), (), (), (), tuple(outputs))
+    if len(norms) != 1 or not all(takes(node) for node in nodes if node not in (*sums, *norms)):
+        return None
+    (anchor,) = norms
+    if not sums:
+        return parted(nodes, outputs, anchor, 2 if isinstance(anchor.op, BatchNormBackward) else 1)
+    results = sums[0].results
+    if len(sums) > 1 or sums[0].operands != anchor.operands[:1] or anchor.operands[3:] != results:
+        return None
+    if any(user is not anchor for value in results for user in value.users):
+        return None
+    part = parted([node for node in nodes if node is not sums[0]], outputs, anchor, 1)
+    return None if part is None else replace(part, unread=results)
 
 
 def _planned(x: TensorType, types: Sequence[Laid], blocks: int, turns: int) -> Plan:

@@ -26,6 +26,7 @@ class Part:
     late: tuple[Value, ...]
     kept: tuple[Value, ...]
     sums: tuple[Node, ...] = ()
+    unread: tuple[Value, ...] = ()  # operands of the anchor that are computed anew
 
     @property
     def x(self) -> Value:
@@ -38,7 +39,7 @@ class Part:
     @property
     def parameters(self) -> tuple[Value, ...]:
         """One number for a channel each."""
-        return self.anchor.operands[len(self.elements) :]
+        return tuple(v for v in self.anchor.operands[len(self.elements) :] if v not in self.unread)
 
     @cached_property
     def again(self) -> tuple[Node, ...]:

@@ -10,7 +10,16 @@ import math
 from collections.abc import Sequence
 
 from fusec.ir import DType, Node
-from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad, MatMul
+from fusec.ops import (
+    Attention,
+    AttentionBackward,
+    AttentionTrain,
+    ChannelSums,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    MatMul,
+)
 from fusec.program import inputs_of, outputs_of
 from fusec.target import Target
 from fusec.verdict import Legal
@@ -52,6 +61,8 @@ def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
         return 1.0
     if is_depthwise(conv):
         return DEPTHWISE_FUSED
+    if isinstance(nodes[-1].op, ChannelSums) and verdict is not None and not is_fast(verdict):
+        return DEPTHWISE_FUSED  # the generic engine alone there, too: not measured, and not hoped for
     return RUNTIME_COMPILED if verdict is not None and not is_fast(verdict) else 1.0
 
 

@@ -15,8 +15,10 @@ from fusec.ops import (
     AttentionBackward,
     AttentionTrain,
     BatchNormBackward,
+    BatchNormBySums,
     BatchNormTrain,
     Cast,
+    ChannelSums,
     Conv,
     ConvTranspose,
     ConvWgrad,
@@ -42,7 +44,7 @@ ANCHORS: tuple[type[Op], ...] = (*EPILOGUES, *ATTENTIONS, Reduce)
 STRIDED: tuple[type[Op], ...] = (Reshape, Transpose, Relayout, Slice, Split)
 POINTWISE: tuple[type[Op], ...] = (Pointwise, Cast)
 # What takes the pointwise ops behind it: these in their kernels (fusec.gpu.kernels).
-OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBackward, LayerNormBackward)
+OWNERS: tuple[type[Op], ...] = (*EPILOGUES, BatchNormTrain, BatchNormBySums, BatchNormBackward, LayerNormBackward)
 
 # Build time grows faster than length (benchmarks/builds.py).
 MAX_POINTWISE = 24
@@ -106,6 +108,8 @@ class Grower:
             return candidate
         self._epilogue(candidate, anchor)
         self._sides(candidate)
+        if isinstance(op, Conv) and len(candidate.nodes) == 1:
+            self._statistics(candidate, anchor)
         if isinstance(op, MatMul):
             self._sibling(candidate, anchor)
         candidate.core = len(candidate.nodes)
@@ -160,6 +164,13 @@ class Grower:
                 if j not in seen:
                     seen.add(j)
                     heapq.heappush(heap, j)
+
+    def _statistics(self, candidate: Candidate, anchor: int) -> None:
+        """Sums of the channels of a convolution's result as it is."""
+        for i in self.wiring.succs[anchor]:
+            if self.free[i] and isinstance(self.wiring.nodes[i].op, ChannelSums):
+                self._take(candidate, {anchor}, i)
+                return
 
     def _is_again(self, i: int, inside: set[int]) -> bool:
         """Whether what is inside does the same to the same values: then it is done again on purpose, far behind."""

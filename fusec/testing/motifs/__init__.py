@@ -16,6 +16,7 @@ from fusec.testing.motifs.layers import (
     gate,
     product_block,
     residual_block,
+    summed_block,
     turned_rows,
 )
 from fusec.testing.motifs.moves import expanded, padded_pool, row, shuffle, sliced_twice, square, turned_together
@@ -38,6 +39,7 @@ MOTIFS: Mapping[Callable[[Builder], None], int] = {
     product_block: 7,
     equation: 10,
     residual_block: 5,
+    summed_block: 2,
     gate: 3,
     attention: 5,
     there_and_norm: 2,

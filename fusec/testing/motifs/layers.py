@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fusec.ir import TensorType, Value
-from fusec.ops import BatchNorm, Concat, MatMul, Pad, Reduce, Reshape, Transpose
+from fusec.ops import BatchNorm, BatchNormBySums, ChannelSums, Concat, MatMul, Pad, Reduce, Reshape, Transpose
 from fusec.testing.builder import Builder
 from fusec.testing.operations.pointwise import draw_pointwise
 from fusec.testing.operations.products import multiply
@@ -56,6 +56,14 @@ def convolution_block(b: Builder) -> None:
     if b.chance(20):
         x = tail(b, x, 3)
     tail(b, convolve(b, x) if b.chance(85) else scatter(b, x))
+
+
+def summed_block(b: Builder) -> None:
+    """A batch norm in training whose statistics the convolution in front may take along."""
+    y = convolve(b, b.image(3, 5))
+    sums = b.insert(ChannelSums(), y).results
+    parameters = [b.constant((y.type.shape[1],), y.type.dtype) for _ in range(2)]
+    tail(b, b.insert(BatchNormBySums(b.pick([1e-2, 0.5])), y, *parameters, *sums).results[0], 2)
 
 
 def residual_block(b: Builder) -> None:

@@ -47,6 +47,8 @@ DRAWS: Mapping[str, Draw] = {
     "conv_wgrad": windows.conv_wgrad,
     "max_pool_backward": windows.max_pool_backward,
     "batch_norm_train": rows.batch_norm_train,
+    "channel_sums": rows.channel_sums,
+    "batch_norm_by_sums": rows.batch_norm_by_sums,
     "batch_norm_backward": rows.batch_norm_backward,
     "layer_norm_backward": rows.layer_norm_backward,
     "random_bits": state.random_bits,

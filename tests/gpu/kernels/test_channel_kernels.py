@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 from fusec.gpu.kernels import channel_resident
 from fusec.gpu.kernels import channels as family
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import BatchNormBackward, BatchNormTrain, Cast, pw
+from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, pw
 from fusec.text import parse
 
 F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
@@ -22,6 +23,18 @@ SHAPES = ((3, 16, 9, 5), (2, 6, 3, 4), (5, 40, 12), (33, 24), (4, 1, 3, 3), (1, 
 
 def forward(g: Any, *v: Value) -> Sequence[Value]:
     return g.insert(BatchNormTrain(1e-3), list(v)).results
+
+
+def summed(g: Any, x: Value) -> Sequence[Value]:
+    return g.insert(ChannelSums(), [x]).results
+
+
+def by_sums(g: Any, *v: Value) -> Sequence[Value]:
+    return g.insert(BatchNormBySums(1e-3), list(v)).results
+
+
+def in_two(g: Any, x: Value, s: Value, b: Value) -> Sequence[Value]:
+    return by_sums(g, x, s, b, *summed(g, x))
 
 
 def backward(g: Any, *v: Value) -> Sequence[Value]:
@@ -55,6 +68,10 @@ def channel_cases() -> list[Case]:
                 x, p = kind(dtype, *shape), rows(parameter, shape[1])
                 name = f"{kind.__name__} {dtype} {parameter} {shape}"
                 cases.append(build(f"train {name}", [x, p, p], forward, positive))
+                cases.append(build(f"sums {name}", [x], summed, positive))
+                if parameter is not F64:
+                    sums = rows(F32, shape[1])
+                    cases.append(build(f"by sums {name}", [x, p, p, sums, sums], by_sums, positive))
                 cases.append(build(f"backward {name}", [x, x, p, p, p], backward, positive))
                 cases.append(build(f"masked {name}", [x, x, p, p, p, p], masked, mostly_negative))
     return cases
@@ -105,12 +122,23 @@ def surrounded_channels() -> list[Case]:
         y, mean, _ = forward(g, g.add(Cast(F32), x), s, b)
         return g.add(Cast(F16), y), mean
 
+    def by_given(g: Any, x: Value, s: Value, b: Value, z: Value, held: Value, *sums: Value) -> Sequence[Value]:
+        y, mean, inverse = by_sums(g, x, s, b, *sums)
+        running = g.add(pw("add"), g.add(pw("mul"), held, g.constant(np.float32(0.9))), mean)
+        return g.add(pw("relu"), g.add(pw("add"), y, z)), running, inverse
+
+    def both_ends(g: Any, x: Value, s: Value, b: Value, z: Value) -> Sequence[Value]:
+        y, mean, inverse = in_two(g, x, s, b)
+        return g.add(pw("relu"), g.add(pw("add"), y, z)), mean, inverse
+
     cases: list[Case] = []
     for dtype in (F32, F16):
         for kind in (last, rows):
             x, p = kind(dtype, 3, 16, 5, 3), rows(F32, 16)
             name = f"{kind.__name__} {dtype}"
             cases.append(build(f"block end {name}", [x, p, p, x, p], block_end, positive))
+            cases.append(build(f"by given sums {name}", [x, p, p, x, p, p, p], by_given, positive))
+            cases.append(build(f"in two {name}", [x, p, p, x], both_ends, positive))
             cases.append(build(f"from relu {name}", [x, x, x, p, p, p, p], from_relu, positive))
             cases.append(build(f"into both {name}", [x, x, x, p, p, p, p], into_both, positive))
             one = rows(dtype, 3, 16, 1, 1)
@@ -233,6 +261,33 @@ def test_what_is_no_number_stays_in_its_channel(rng: np.random.Generator) -> Non
                 np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
             rest = [0, 2, 4, 6, 7]
             assert all(np.isfinite((v[:, rest] if v.ndim > 1 else v[rest]).astype(np.float64)).all() for v in got)
+
+
+@needs_compiler
+@pytest.mark.parametrize("deviations", [0.0, 3.0, 30.0, 300.0])
+def test_by_sums_a_mean_of_many_deviations_costs_less_than_16_bits_do(
+    rng: np.random.Generator, deviations: float
+) -> None:
+    """Of an image that was rounded to 16 bits: against the norm of what it was before."""
+    x, p = last(F16, 8, 16, 24, 24), rows(F32, 16)
+    train, by = build("train", [x, p, p], forward), build("by sums", [x, p, p, p, p], by_sums)
+    exact = rng.standard_normal(x.shape) * 0.1 + 0.1 * deviations
+    image, scale, bias = exact.astype(np.float16), np.ones(16, np.float32), np.zeros(16, np.float32)
+    assert by.kernel is not None and train.kernel is not None
+    wide = image.astype(np.float32)
+    given = [v.sum(axis=(0, 2, 3), dtype=np.float32) for v in (wide, wide * wide)]
+    emulator = Emulator([replace(k, others=()) for k in (by.kernel, train.kernel)])
+    arrays = dict(zip(by.graph.inputs, [image, scale, bias, *given], strict=True))
+    got = emulator.run(replace(by.kernel, others=()), arrays, by.outputs)
+    arrays = dict(zip(train.graph.inputs, [image, scale, bias], strict=True))
+    best = emulator.run(replace(train.kernel, others=()), arrays, train.outputs)
+    centred = exact - exact.mean(axis=(0, 2, 3), keepdims=True)
+    want = centred / np.sqrt(np.square(centred).mean(axis=(0, 2, 3), keepdims=True) + 1e-3)
+
+    def error(y: np.ndarray) -> float:
+        return float(np.linalg.norm(y.astype(np.float64) - want) / np.linalg.norm(want))
+
+    assert error(got[0]) < 1.01 * error(best[0])
 
 
 @pytest.mark.gpu
