@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,11 +57,13 @@ class Family:
         return self._kernels
 
     def oracle(self, target: Target) -> Oracle:
-        """Whom to ask. What is built to be handed over need not be known from graphs that are alike."""
+        """Whom to ask. What is built to be handed over need not be known from graphs that are alike. What is believed
+        of sizes is soon put to the test, but not where plans are timed: then cuDNN is asked about far ones."""
         here = device.is_present(target)
         hand_over = here and self.first_plans
         kin = self.share_kernels or not hand_over
-        self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=True)
+        sizes = 0.0 if not self.carries else math.inf if self.first_plans else NEAR
+        self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
         return self._oracle
 
     def builders(self) -> Builders | None:

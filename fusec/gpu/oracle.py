@@ -25,7 +25,7 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
 from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
 from fusec.gpu.process import Died, WorkerProcess
-from fusec.gpu.relatives import Relatives
+from fusec.gpu.relatives import Relatives, factor
 from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
 from fusec.ir import DType
@@ -55,8 +55,8 @@ class Oracle:
     kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
     instead of a compilation, and is remembered in memory alone. hand_over: `built` holds cuDNN's first plan of each
     graph that was asked about, where it was built, as it is and serialized. sizes: what is legal is legal, too, with
-    dims that are larger or smaller by one factor, as they are with another batch size; nothing is asked. It is
-    remembered in memory alone, and not believed of what is `doubted`.
+    dims that are larger or smaller by one factor, of at most this, as they are with another batch size; nothing is
+    asked. It is remembered in memory alone, and not believed of what is `doubted`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Oracle:
         device: bool = False,
         kin: bool = False,
         hand_over: bool = False,
-        sizes: bool = False,
+        sizes: float = 0.0,
     ):
         self.target = target
         self.device = device
@@ -84,6 +84,7 @@ class Oracle:
         self._lock = threading.Lock()
         self._proven = False
         self._relatives = Relatives() if sizes else None
+        self._farthest = sizes
         self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
         self._doubted: set[str] = set()
         self._all: list[WorkerProcess] = []
@@ -112,7 +113,7 @@ class Oracle:
             if self._believe(graph):
                 del new[key]
         if new:
-            self.start(len(new), wait=False)
+            self.start(len(new))
             self._prove_once()
             if self._kin:  # from what was remembered on disk
                 for graph in graphs:
@@ -129,8 +130,10 @@ class Oracle:
     def _believe(self, graph: CudnnGraph) -> bool:
         """Whether a graph is legal since it is in another size."""
         known = None if self._relatives is None or graph.key in self._doubted else self._relatives.of(graph)
-        verdict = None if known is None else self._memory[known.key]
-        if known is None or not isinstance(verdict, Legal):
+        if known is None or not 1 / self._farthest <= factor(known, graph) <= self._farthest:
+            return False
+        verdict = self._memory[known.key]
+        if not isinstance(verdict, Legal):
             return False
         self._memory[graph.key] = Legal(tuple(replace(plan, built=False) for plan in verdict.plans))
         self._believed[graph.key] = known
@@ -256,19 +259,16 @@ class Oracle:
         """How many there are at most."""
         return self._limit
 
-    def start(self, count: int | None = None, wait: bool = True) -> None:
-        """Start workers until there are so many, or all, side by side: each takes a second or more."""
+    def start(self, count: int | None = None) -> None:
+        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
         with self._turn:
             wanted = self._limit if count is None else min(self._limit, count)
             missing = max(0, wanted - len(self._all) - self._starting)
             self._starting += missing
             self._coming += missing
             ended = self._ended
-        threads = [threading.Thread(target=self._come_up, args=(ended,), daemon=True) for _ in range(missing)]
-        for thread in threads:
-            thread.start()
-        for thread in threads if wait else ():
-            thread.join()
+        for _ in range(missing):
+            threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
 
     def _come_up(self, ended: int) -> None:
         worker: WorkerProcess | None = None
@@ -301,10 +301,6 @@ class Oracle:
                 self._waiting += 1
                 self._turn.wait()
                 self._waiting -= 1
-        return self._begin()
-
-    def _begin(self) -> WorkerProcess:
-        """A new worker, which is counted as starting."""
         try:
             worker = WorkerProcess(self.target, self.device)
             with self._turn:

@@ -295,7 +295,7 @@ def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> N
         with oracle._turn:
             assert oracle._turn.wait_for(lambda: oracle._starting == 0, 60)
 
-    oracle.start(5, wait=False)
+    oracle.start(5)
     assert oracle._starting == 2, "the limit, and nobody waits"
     legal(oracle.judge([conv("bias", filters=16)])[0])
     up()
@@ -303,7 +303,7 @@ def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> N
     oracle.start()
     assert oracle._starting == 0
     oracle.close()
-    oracle.start(1, wait=False)
+    oracle.start(1)
     oracle.close()
     up()
     assert oracle._all == [] == oracle._idle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ READY, COMPILED = conv("bias", "relu"), conv("bias", "swish")
 
 @pytest.fixture
 def oracle(tmp_path: Path) -> Iterator[Oracle]:
-    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=True) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=math.inf) as oracle:
         yield oracle
 
 
@@ -77,6 +78,16 @@ def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: py
     assert oracle.asked == asked + 3
     assert isinstance(verdict, Legal) and any(p.built for p in verdict.plans)
     assert oracle.relative(batch(READY, 9)) is None
+
+
+def test_sizes_are_believed_as_far_as_they_are_near(tmp_path: Path) -> None:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=4) as oracle:
+        oracle.judge([READY])
+        oracle.judge([batch(READY, 32), batch(READY, 2)])
+        assert oracle.relative(batch(READY, 32)) == oracle.relative(batch(READY, 2)) == READY
+        asked = oracle.asked
+        oracle.judge([batch(READY, 33)])
+        assert oracle.asked == asked + 1
 
 
 def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
@@ -259,11 +270,13 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
 
 
 def test_only_missing_workers_are_started(tmp_path: Path) -> None:
-    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=True) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=math.inf) as oracle:
         busy = oracle._take()
         oracle.start()
-        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
         oracle.start()
-        assert len(oracle._all) == 2 and oracle._starting == 0
+        assert oracle._starting == 1, "one is there, and one asked for"
+        with oracle._turn:
+            assert oracle._turn.wait_for(lambda: not oracle._starting, 60)
+        assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
         oracle._give_back(busy)
         assert sorted(w.pid for w in oracle._idle) == sorted(w.pid for w in oracle._all)

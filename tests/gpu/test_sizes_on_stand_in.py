@@ -38,7 +38,7 @@ class Workers(Oracle):
     def _prove_once(self) -> None:
         pass
 
-    def start(self, count: int | None = None, wait: bool = True) -> None:
+    def start(self, count: int | None = None) -> None:
         self.started += count is None  # for sizes to come
 
     def _put(self, graph: CudnnGraph) -> Verdict:
