@@ -16,6 +16,7 @@ from fusec.gpu import device
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.ops import (
+    Attention,
     BatchNormBackward,
     BatchNormTrain,
     Cast,
@@ -133,6 +134,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "depthwise 3x3/2, 32x96x112x112": ([nhwc(32, 96, 112, 112)], depthwise(96, 3, 2)),
     "depthwise 5x5, 32x240x28x28": ([nhwc(32, 240, 28, 28)], depthwise(240, 5, 1)),
     "depthwise 7x7, 32x96x56x56": ([nhwc(32, 96, 56, 56)], depthwise(96, 7, 1)),
+    "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
     "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
     "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], stem(32, 7, 1)),
@@ -216,7 +218,9 @@ def main(wanted: Sequence[str]) -> None:
         kernel, nbytes = kernel_of(types, make)
         assert kernel is not None, name
         launcher.compile((kernel, *kernel.others))
-        us, *others = (time_us(launcher.with_random_data(each)) for each in (kernel, *kernel.others))
+        us, *others = (
+            time_us(launcher.with_random_data(each)) for each in (kernel, *kernel.others) if launcher.runs(each)
+        )
         limit = 1e6 * nbytes / target.memory_bandwidth
         print(f"{name:42} {us:8.1f} {limit:8.1f} {limit / us:6.1%}  {' '.join(f'{t:.1f}' for t in others)}", flush=True)
 

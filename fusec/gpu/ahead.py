@@ -135,7 +135,8 @@ class Builders:
 
     def _compile(self, launch: Launch) -> None:
         try:
-            self._crew.exchange({"kernel": launch.source, "entry": launch.entry, "meets": launch.meets})
+            own = {"meets": launch.meets, "architecture": launch.architecture}
+            self._crew.exchange({"kernel": launch.source, "entry": launch.entry, **own})
         except TargetError as error:
             self._give_up(str(error))
         except RuntimeError:  # whoever launches it compiles it, too, and is told

@@ -37,6 +37,7 @@ from fusec.gpu.forms import (
     prices_us,
     runs_as_kernel,
 )
+from fusec.gpu.heads import given_back
 from fusec.gpu.joins import Prices, copied, families, placed, worthwhile
 from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
@@ -294,6 +295,7 @@ class CudnnBackend:
                 return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
 
             forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
+            forms |= given_back(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
         program = arrange(partitioned, forms, kept)
         found = {k.key: k for k in self._found(program.steps) if k.others}
         if self.tune != "none":

@@ -39,10 +39,10 @@ def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, 
     before, after = arrange({**forms, **again}), arrange({**forms, **cut})
     works, pairs = list[str](), list[tuple[list[Partition], list[Partition]]]()
     for work, step in sample.items():
-        apart = _over(after, step.nodes)
+        apart = steps_over(after, step.nodes)
         last = after.step_of[step.nodes[-1]]
         nodes = [node for each in apart for node in each.nodes]
-        whole = _over(before, nodes)
+        whole = steps_over(before, nodes)
         if len(last.nodes) > 1 and {n for each in whole for n in each.nodes} == set(nodes):
             works.append(work)
             pairs.append((whole, apart))
@@ -64,6 +64,6 @@ def _sums(step: Partition) -> bool:
     return isinstance(step.nodes[-1].op, ChannelSums)
 
 
-def _over(program: Program, nodes: Sequence[Node]) -> list[Partition]:
+def steps_over(program: Program, nodes: Sequence[Node]) -> list[Partition]:
     """The steps that these nodes are in."""
     return list(dict.fromkeys(program.step_of[node] for node in nodes))

@@ -167,10 +167,12 @@ def _compiled(question: dict[str, Any]) -> dict[str, Any]:
     """Have CuPy compile a kernel and keep it on disk; whoever launches it is told if the compiler refuses it."""
     import cupy  # which only who asks for kernels needs
 
-    from fusec.gpu.kernels.launch import function_of  # needs cupy
+    from fusec.gpu.kernels.launch import function_of, is_here  # needs cupy
 
+    architecture = question["architecture"]
     try:
-        function_of(question["kernel"], question["entry"], question["meets"])
+        if not architecture or is_here(architecture):
+            function_of(question["kernel"], question["entry"], question["meets"], architecture)
     except cupy.cuda.compiler.CompileException as error:
         return {"failed": str(error)}
     return {"compiled": question["entry"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusec.gpu.kernels import (
+    attention,
     channels,
     depthwise,
     few_channels,
@@ -30,6 +31,7 @@ from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
+    attention.attention,
     lists.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
     instance.instance,  # before rows, whose kernel it has among its others

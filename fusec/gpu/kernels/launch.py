@@ -172,20 +172,29 @@ def ways(kernel: Kernel) -> tuple[Kernel, ...]:
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:
     """The function of a launch; the compiler's words if it refuses, None if this GPU has no room for all blocks that
-    must be there at once."""
+    must be there at once, or lacks the instructions."""
     _, launch = item
+    if launch.architecture and not is_here(launch.architecture):
+        return None
     try:
-        function = function_of(launch.source, launch.entry, launch.meets)
+        function = function_of(launch.source, launch.entry, launch.meets, launch.architecture)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
     return function if not (launch.resident_bytes or launch.meets) or _has_room(function, launch) else None
 
 
-def function_of(source: str, entry: str, meets: bool) -> Any:
-    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes."""
-    code = prelude() + source
-    module = cupy.RawModule(code=code, options=OPTIONS, backend="nvrtc", enable_cooperative_groups=meets)
+def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:
+    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes. architecture: the only one
+    that it is for, which goes before the one that CuPy asks for."""
+    own = (f"-arch={architecture}",) if architecture else ()
+    code, options = prelude() + source, (*OPTIONS, *own)
+    module = cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
     return module.get_function(entry)
+
+
+def is_here(architecture: str) -> bool:
+    """Whether this GPU has the instructions of an architecture that no other one has."""
+    return architecture.rstrip("a") == f"sm_{cupy.cuda.Device().compute_capability}"
 
 
 def _has_room(function: Any, launch: Launch) -> bool:

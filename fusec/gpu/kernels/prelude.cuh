@@ -382,3 +382,115 @@ template <class T> DEVICE void multiply_tile(float (&d)[4], u32 a0, u32 a1, u32 
 }
 #undef FROM
 #endif
+
+// Tiles of 8 x 8 numbers of 16 bits from shared memory, two or four: thread 8i + j says where row j of tile i begins (16
+// bytes). Thread 4g + t gets (g, 2t) and (g, 2t + 1) of each; TURNED: (2t, g) and (2t + 1, g).
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 750
+template <bool TURNED> DEVICE void load_tiles(u32 (&x)[4], const void* row) {
+  const u32 place = (u32)__cvta_generic_to_shared(row);
+  if constexpr (TURNED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(place) : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(place) : "memory");
+  }
+}
+template <bool TURNED> DEVICE void load_tiles(u32 (&x)[2], const void* row) {
+  const u32 place = (u32)__cvta_generic_to_shared(row);
+  if constexpr (TURNED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1]) : "r"(place) : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(x[0]), "=r"(x[1]) : "r"(place) : "memory");
+  }
+}
+#else
+template <bool TURNED, int N> DEVICE void load_tiles(u32 (&x)[N], const void* row) {
+  const int g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+  const u64 place = (u64)row;
+#ifdef FUSEC_EMULATED
+  const u32 mine[6] = {(u32)place, (u32)(place >> 32)};
+  const u32* all = words_of_warp(mine);
+#define FROM(lane) (all[(lane) * 6] | (u64)all[(lane) * 6 + 1] << 32)
+#else
+#define FROM(lane) __shfl_sync(0xffffffffu, place, lane)
+#endif
+  for (int i = 0; i < N; ++i) {
+    const u16* rows[2] = {(const u16*)FROM(8 * i + (TURNED ? 2 * t : g)), (const u16*)FROM(8 * i + 2 * t + 1)};
+    ALIGNED(rows[0], 16);
+    x[i] = TURNED ? rows[0][g] | (u32)rows[1][g] << 16 : rows[0][2 * t] | (u32)rows[0][2 * t + 1] << 16;
+  }
+}
+#undef FROM
+#endif
+// The product of half the depth: of a the pairs (g, 2t) and (g + 8, 2t), of b (2t, g).
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+#define FUSEC_PRODUCT(type)                                                                                           \
+  asm("mma.sync.aligned.m16n8k8.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                \
+      : "r"(a0), "r"(a1), "r"(b0))
+template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1, u32 b0) {
+  if constexpr (T::is_brain) FUSEC_PRODUCT("bf16");
+  else FUSEC_PRODUCT("f16");
+}
+#undef FUSEC_PRODUCT
+#else
+template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1, u32 b0) {
+  multiply_tile<T>(d, a0, a1, 0u, 0u, b0, 0u);
+}
+#endif
+
+// Products of four warps (Hopper): rows and sums are those of each warp's own products, columns come as tiles of 8 x 8
+// in shared memory. They begin when registers hold what they are to, and run on until they are waited for.
+#if defined(FUSEC_EMULATED)
+DEVICE void group_begins() {}
+DEVICE void group_ends() {}
+DEVICE void wait_for_group() {}
+DEVICE void seen_by_groups() {}
+// b in rows of its columns, TURNED: in its own rows; tiles are `lead` bytes apart along the depth, else `stride`.
+template <class T, int N, bool TURNED>
+DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u32 lead, u32 stride, int onto) {
+  const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+  for (int n = 0; n < N; ++n) {
+    u32 words[2];
+    for (u32 i = 0; i < 2u; ++i) {
+      const u16* tile = (const u16*)((const u8*)b + i * lead + n * stride);
+      ALIGNED(tile, 16);
+      words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
+    }
+    for (int e = 0; e < 4 && !onto; ++e) d[n][e] = 0.0f;
+    multiply_tile<T>(d[n], a[0], a[1], a[2], a[3], words[0], words[1]);
+  }
+}
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wait_for_group() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// What this thread has written to shared memory; before the barrier.
+DEVICE void seen_by_groups() { asm volatile("fence.proxy.async;" ::: "memory"); }
+DEVICE u64 group_tiles(const void* b, u32 lead, u32 stride) {
+  return (u64)((u32)__cvta_generic_to_shared(b) >> 4 & 0x3fffu) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32;
+}
+#endif
+
+// Powers of two, to about as many digits as 16 bits have, and two numbers as they are stored, in a word.
+#ifdef FUSEC_EMULATED
+DEVICE float quick_exp2(float x) { return exp2f(x); }
+#else
+DEVICE float quick_exp2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE bool any_of_warp(bool x) { return __any_sync(0xffffffffu, x); }
+#endif
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 800
+template <class T> DEVICE u32 word_of(float low, float high) {
+  u32 word;
+  if constexpr (T::is_brain) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+#else
+template <class T> DEVICE u32 word_of(float low, float high) {
+  return element_bits(narrow<T>(low)) | (u32)element_bits(narrow<T>(high)) << 16;
+}
+#endif

@@ -55,7 +55,8 @@ class Argument:
 class Launch:
     """One launch of `grid` blocks of `block` threads, with `resident_bytes` of shared memory beside what the source
     declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
-    on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types."""
+    on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types. `architecture`:
+    the only one that has its instructions, if not all of a generation and later do."""
 
     entry: str
     source: str
@@ -66,6 +67,7 @@ class Launch:
     resident_bytes: int = 0
     meets: bool = False
     numbers: tuple[tuple[str, int], ...] = ()
+    architecture: str = ""
 
     @property
     def key(self) -> str:

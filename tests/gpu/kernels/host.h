@@ -115,6 +115,15 @@ static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
   barrier(-4);
   return words[now][self / 32 * 32];
 }
+// Threads of other warps count, too, since all of a block take turns at the same barriers.
+static bool any_of_warp(bool x) {
+  slots[threadIdx.x] = x;
+  barrier(-5);
+  bool any = false;
+  for (unsigned t = 0; t < width; ++t) any |= slots[t];
+  barrier(-6);
+  return any;
+}
 static void enter() {
   body(closure);
   at[(blockIdx.x - first_block) * width + threadIdx.x] = -1;

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
+from gpu.kernels.test_attention_kernels import attention_cases
 from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
 from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_few_channels import random_cases as few_channels_cases
@@ -42,6 +43,7 @@ def cases() -> list[Case]:
         *reductions(),
         *normed(),
         *surrounded(),
+        *attention_cases(),
         *channel_cases(),
         *surrounded_channels(),
         *norm_backward_cases(),
@@ -83,11 +85,19 @@ def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
     found = [case.kernel for case in cases()]
     ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
-    sources = {launch.entry: launch.source for way in ways for launch in way.launches}
+    launches = [launch for way in ways for launch in way.launches]
+    own = {launch.entry: launch.source for launch in launches if launch.architecture == f"sm_{architecture}a"}
+    sources = {launch.entry: launch.source for launch in launches if not launch.architecture}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
+    _compile(compiler, some, f"sm_{architecture}")
+    if own:
+        _compile(compiler, list(own.values())[::3], f"sm_{architecture}a")
+
+
+def _compile(compiler: Any, some: list[str], architecture: str) -> None:
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:
-        compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture=sm_{architecture}"))
+        compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture={architecture}"))
     except compiler.NVRTCError:
         pytest.fail(compiler.getProgramLog(program)[:4000])
 
