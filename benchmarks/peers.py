@@ -72,6 +72,8 @@ def case(
         _, _, warm_s = first_result(data, feeds, tune, 0.0)  # what was chosen, as far as the budget went
     row: dict[str, Any] = {"model": name, "batch": batch, "launches": executable.compiled.program.launches}
     row |= {"cold_s": round(cold_s, 2), "warm_s": round(warm_s, 2)}
+    if executable.spent is not None:
+        row["cold_parts_s"] = {what: round(spent.seconds, 2) for what, spent in executable.spent.by_what.items()}
     row["errors"] = {"fusec": error(y, want)}
     contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
     model = model.to(memory_format=torch.channels_last)

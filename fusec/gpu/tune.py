@@ -106,9 +106,9 @@ def tune(
     known = known or {}
     tuned = {key: Tuned(graph) for key, graph in graphs.items()}
     offers: dict[str, list[Offer]] = {}
-    for key, result in tuned.items():
+    for count, (key, result) in enumerate(tuned.items(), 1):
         offers[key] = _offers(lab, result, known.get(key))
-        if any(not offer.precompiled for offer in offers[key]):  # others build it while this process asks on
+        if count & (count - 1) == 0 or count == len(tuned):  # others build while this process asks on
             lab.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # those whose first plan is still being compiled come last

@@ -288,6 +288,27 @@ def test_workers_end_with_the_oracle(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
+def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> None:
+    oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2)
+
+    def up() -> None:
+        with oracle._turn:
+            assert oracle._turn.wait_for(lambda: oracle._starting == 0, 60)
+
+    oracle.start(5)
+    assert oracle._starting == 2, "the limit, and nobody waits"
+    legal(oracle.judge([conv("bias", filters=16)])[0])
+    up()
+    assert len(oracle._all) == 2, "who asks takes what comes up"
+    oracle.start()
+    assert oracle._starting == 0
+    oracle.close()
+    oracle.start(1)
+    oracle.close()
+    up()
+    assert oracle._all == [] == oracle._idle
+
+
 def test_settings_that_change_the_offer_do_not_reach_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h200: Oracle
 ) -> None:
