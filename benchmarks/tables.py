@@ -116,6 +116,14 @@ def _mark(row: dict[str, Any], who: str) -> str:
     return " *" if who.startswith("compile") and row.get("products") == LIBRARIES else ""
 
 
+def _elsewhere(row: dict[str, Any], who: str) -> str:
+    """Of a peer that was not in the run: its time in another, or why there is none."""
+    found = row.get("elsewhere", {}).get(who)
+    if found is None:
+        return row.get("missing", {}).get(who, "not run")
+    return f"({found['median_ms']:.3f} beside {found['commit']})"
+
+
 def _marked(data: dict[str, Any]) -> str:
     if not any(_mark(row, who) for row in data["rows"] for who in row["times"]):
         return ""
@@ -139,7 +147,7 @@ def peers() -> list[str]:
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"],
-                *(ms.get(who) or row.get("missing", {}).get(who, "not run") for who in names),
+                *(ms.get(who) or _elsewhere(row, who) for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",

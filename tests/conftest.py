@@ -71,6 +71,16 @@ def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield shared
 
 
+@pytest.fixture(scope="session", autouse=True)
+def fusec_workers() -> Iterator[None]:
+    """Where many tests run at once, each asks cuDNN in few processes: on a GPU each has a context, and contexts wait
+    for each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 4:
+            patch.setenv("FUSEC_WORKERS", "2")
+        yield
+
+
 def seeded(test: str) -> tuple[list[int], np.random.Generator]:
     """The seed of a test, by its name, and a generator that starts from it."""
     seed = [SEED, zlib.crc32(test.encode())]

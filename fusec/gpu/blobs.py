@@ -7,7 +7,6 @@ devicelessly, so the best plan is the device's to choose: several are made for e
 from __future__ import annotations
 
 import base64
-import os
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,7 +17,7 @@ from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.oracle import MAX_WORKERS
+from fusec.gpu.oracle import most_workers
 from fusec.gpu.process import Died, WorkerProcess
 from fusec.gpu.reasons import reason_of
 from fusec.gpu.worker import PYTHON_ENGINES, Answer, knobs_of, serve
@@ -71,7 +70,7 @@ def serialize(
         return answer
 
     # as many workers as threads: a thread finds an idle one, or there are fewer than threads
-    pool = ThreadPoolExecutor(min(workers or os.cpu_count() or 1, MAX_WORKERS, max(len(by_key), 1)))
+    pool = ThreadPoolExecutor(min(workers or most_workers(), max(len(by_key), 1)))
     try:
         futures = {pool.submit(work, key): key for key in by_key}
         for done, future in enumerate(as_completed(futures), 1):

@@ -78,7 +78,7 @@ class Oracle:
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built: dict[Hashable, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
-        self._limit = workers or min(os.cpu_count() or 1, MAX_WORKERS)
+        self._limit = workers or most_workers()
         self._memory: dict[str, Verdict] = {}
         self._environment = _environment(target, device)
         self._lock = threading.Lock()
@@ -343,6 +343,17 @@ class Oracle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def most_workers() -> int:
+    """Processes that cuDNN is asked in, at most: `FUSEC_WORKERS`, else as many as this process has cores, up to 8.
+    TargetError if that is no number."""
+    given = os.environ.get("FUSEC_WORKERS", "")
+    if not given:
+        return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+    if not given.isdecimal() or int(given) < 1:
+        raise TargetError(f"FUSEC_WORKERS is a number of processes, 1 or more, not {given!r}")
+    return int(given)
 
 
 def _lasts(verdict: Verdict) -> bool:

@@ -330,3 +330,16 @@ def test_verdicts_survive_the_store() -> None:
     plan = Plan(48, ((1, 2), (3, 4)), precompiled=True, workspace_bytes=131, built=True)
     for verdict in (Legal((plan, Plan(0, (), False))), Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "why\nnot")):
         assert decode(json.loads(json.dumps(encode(verdict)))) == verdict
+
+
+def test_there_are_as_many_workers_as_cores_or_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSEC_WORKERS", raising=False)
+    for cores, workers in ((1, 1), (3, 3), (64, 8)):
+        monkeypatch.setattr("os.sched_getaffinity", lambda process, cores=cores: set(range(cores)))
+        assert Oracle(load("h200")).workers == workers
+    monkeypatch.setenv("FUSEC_WORKERS", "12")
+    assert Oracle(load("h200")).workers == 12
+    for wrong in ("0", "many", "-1"):
+        monkeypatch.setenv("FUSEC_WORKERS", wrong)
+        with pytest.raises(TargetError, match="FUSEC_WORKERS is a number of processes, 1 or more, not"):
+            Oracle(load("h200"))
