@@ -36,6 +36,11 @@ class Target:
         return str(json.loads(self.properties)["deviceName"])
 
     @property
+    def memory_bytes(self) -> int:
+        """Of the whole GPU."""
+        return int(json.loads(self.properties)["totalGlobalMem"])
+
+    @property
     def digest(self) -> str:
         """Identifies the properties; part of the key of every remembered answer."""
         return hashlib.sha256(f"{self.sm} {self.properties}".encode()).hexdigest()

@@ -34,6 +34,7 @@ from fusec.verdict import Legal, Plan, Refused, Verdict
 
 SCHEMA = 8  # of remembered answers: raise it when their meaning changes
 MAX_WORKERS = 8
+SHARE_BYTES = 4 << 30  # of a GPU's memory for each process that has a context there, which takes half of one
 WRITE_S = 0.2  # answers that come within are written together
 # These tell of the machine at that moment, not of the graph.
 PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
@@ -78,7 +79,7 @@ class Oracle:
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
         self._built: dict[Hashable, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
         self._store = store if store is not None else Store()
-        self._limit = workers or most_workers()
+        self._limit = workers or most_workers(target if device else None)
         self._memory: dict[str, Verdict] = {}
         self._environment = _environment(target, device)
         self._lock = threading.Lock()
@@ -345,12 +346,13 @@ class Oracle:
         self.close()
 
 
-def most_workers() -> int:
-    """Processes that cuDNN is asked in, at most: `FUSEC_WORKERS`, else as many as this process has cores, up to 8.
-    TargetError if that is no number."""
+def most_workers(here: Target | None = None) -> int:
+    """Processes that cuDNN is asked in, at most: `FUSEC_WORKERS`, else as many as this process has cores, up to 8, and
+    on a GPU as many as there is room for. TargetError if that is no number."""
     given = os.environ.get("FUSEC_WORKERS", "")
     if not given:
-        return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+        cores = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+        return cores if here is None else max(1, min(cores, here.memory_bytes // SHARE_BYTES))
     if not given.isdecimal() or int(given) < 1:
         raise TargetError(f"FUSEC_WORKERS is a number of processes, 1 or more, not {given!r}")
     return int(given)

@@ -337,8 +337,10 @@ def test_there_are_as_many_workers_as_cores_or_as_is_said(monkeypatch: pytest.Mo
     for cores, workers in ((1, 1), (3, 3), (64, 8)):
         monkeypatch.setattr("os.sched_getaffinity", lambda process, cores=cores: set(range(cores)))
         assert Oracle(load("h200")).workers == workers
+    on_a_gpu = {name: Oracle(load(name), device=True).workers for name in ("t4", "a100", "h200")}
+    assert on_a_gpu == {"t4": 4, "a100": 8, "h200": 8}, "contexts leave a small GPU its memory"
     monkeypatch.setenv("FUSEC_WORKERS", "12")
-    assert Oracle(load("h200")).workers == 12
+    assert Oracle(load("h200")).workers == Oracle(load("t4"), device=True).workers == 12
     for wrong in ("0", "many", "-1"):
         monkeypatch.setenv("FUSEC_WORKERS", wrong)
         with pytest.raises(TargetError, match="FUSEC_WORKERS is a number of processes, 1 or more, not"):
