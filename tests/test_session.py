@@ -170,6 +170,9 @@ def test_a_binding_reads_and_writes_the_memory_it_was_given() -> None:
     session.run_with_iobinding(binding)
     assert binding.get_outputs()[0].device_name() == "cpu"
     assert_close(binding.get_outputs()[0].numpy(), y, 0)
+    binding.clear_binding_inputs()
+    with pytest.raises(ExecutionError, match="input %x is missing"):
+        session.run_with_iobinding(binding)
 
 
 def test_ortvalues() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,23 +35,30 @@ def net() -> object:
     return model(nodes, [info("x", ["N", 64, 28, 28])], [info("y", ["N", 40])], held)
 
 
-@pytest.mark.parametrize("share_kernels", [False, True])
-def test_every_size_is_right(share_kernels: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def made_and_right(exe: Any, simulated: Any, batch: int) -> tuple[Any, float, float]:
+    """The program of a batch, which computes what the simulation does; seconds to make it, and us that it runs."""
     import cupy
 
+    x = np.random.default_rng(batch).standard_normal((batch, 64, 28, 28)).astype(np.float32)
+    start = time.perf_counter()
+    program = exe.at({"x": x.shape})
+    seconds = time.perf_counter() - start
+    for _ in range(3):
+        got = exe(cupy.asarray(x))
+    assert_close(got.get(), simulated(x), 5e-3)
+    return program, seconds, sorted(program.time_us(20)[0])[10]
+
+
+@pytest.mark.parametrize("share_kernels", [False, True])
+def test_every_size_is_right(share_kernels: bool, capsys: pytest.CaptureFixture[str]) -> None:
     exe = fusec.compile_dynamic(net(), precision="fp16", tune="none", share_kernels=share_kernels)
     simulated = fusec.compile_dynamic(net(), precision="fp16", simulate=True)
     lines: list[str] = []
     for batch in (8, 9, 16, 3):
-        x = np.random.default_rng(batch).standard_normal((batch, 64, 28, 28)).astype(np.float32)
-        start = time.perf_counter()
-        program = exe.at({"x": x.shape})
-        seconds = time.perf_counter() - start
-        for _ in range(3):
-            got = exe(cupy.asarray(x))
-        assert_close(got.get(), simulated(x), 5e-3)
-        whole = sorted(program.time_us(20)[0])[10]
-        lines.append(f"batch {batch}, share_kernels={share_kernels}: made in {seconds:.2f} s, runs in {whole:.1f} us")
+        _, seconds, whole_us = made_and_right(exe, simulated, batch)
+        lines.append(
+            f"batch {batch}, share_kernels={share_kernels}: made in {seconds:.2f} s, runs in {whole_us:.1f} us"
+        )
     with capsys.disabled():
         print("\n" + "\n".join(lines))
 
@@ -60,27 +68,18 @@ def test_sizes_take_over_what_is_there(
     tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is asked and nothing timed for them; what they compute is right, also from plans for all sizes."""
-    import cupy
-
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     exe = fusec.compile_dynamic(net(), precision="fp16", tune=tune)
     simulated = fusec.compile_dynamic(net(), precision="fp16", simulate=True)
     asked, lines = 0, list[str]()
     for batch in (8, 9, 16, 12, 24):
-        x = np.random.default_rng(batch).standard_normal((batch, 64, 28, 28)).astype(np.float32)
-        start = time.perf_counter()
-        program = exe.at({"x": x.shape})
-        seconds = time.perf_counter() - start
-        for _ in range(3):
-            got = exe(cupy.asarray(x))
-        assert_close(got.get(), simulated(x), 5e-3)
+        program, seconds, whole_us = made_and_right(exe, simulated, batch)
         oracle, tuned = program.compiled.judge.oracle, program.backend._tuned.values()
         if batch > 8:
             assert oracle.asked == asked
             assert all(result.revived for result in tuned if result.plans[0][0].library == "cudnn")
         asked = oracle.asked
-        whole = sorted(program.time_us(20)[0])[10]
-        lines.append(f"batch {batch}, tune={tune}: made in {seconds:.3f} s, runs in {whole:.1f} us")
+        lines.append(f"batch {batch}, tune={tune}: made in {seconds:.3f} s, runs in {whole_us:.1f} us")
     with capsys.disabled():
         print("\n" + "\n".join(lines))
 

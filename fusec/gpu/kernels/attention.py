@@ -1,4 +1,4 @@
-"""Attention of few features: cuDNN's kernels fill heads of 40 features up to 64, and wait for exponentials meanwhile.
+"""Attention of few features: heads of 40 are multiplied as 40, not as 64.
 
 A warp holds queries and their sums in registers, and goes through keys and values a few at a time. What exponents are
 counted from stays as it is until one grows above it: only then are sums scaled anew.
