@@ -22,6 +22,7 @@ from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
 from fusec.passes.base import UNORDERED
+from fusec.passes.edges import names, require_known
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.storage import turned
 
@@ -74,6 +75,8 @@ def compile_dynamic(
     if max_shapes < 1:
         raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    if not isinstance(channels_last, bool):
+        require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
     left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
     options["channels_last"] = channels_last

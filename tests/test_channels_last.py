@@ -290,7 +290,7 @@ def test_sizes_that_are_met_and_padded() -> None:
     session.run_with_iobinding(binding)
     np.testing.assert_array_equal(out, r)
     with pytest.raises(FusecError, match="%q is no input or output"):
-        fusec.compile_dynamic(graph, simulate=True, channels_last=["q"])(x)
+        fusec.compile_dynamic(graph, simulate=True, channels_last=["q"])
 
 
 def test_an_array_of_another_shape_is_no_matter_of_order() -> None:

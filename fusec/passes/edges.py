@@ -34,11 +34,9 @@ def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str
     if isinstance(wanted, bool):
         found = [n for n, ts in types.items() if wanted and n not in held and all(t.rank in IMAGES for t in ts)]
     else:
-        found = [wanted] if isinstance(wanted, str) else list(dict.fromkeys(wanted))
+        found = names(wanted)
+    require_known(types, found)
     for name in found:
-        if name not in types:
-            known = ", ".join(map(quote, types))
-            raise FusecError(f"channels_last: {quote(name)} is no input or output of the model; those are {known}")
         if name in held:
             raise FusecError(f"channels_last: {quote(name)} is state, which is kept in an order of fusec's own")
         for type in types[name]:
@@ -47,6 +45,19 @@ def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str
                     f"channels_last: {quote(name)} is {type}; channels are the second of {RANKS[0]} to {RANKS[-1]} dims"
                 )
     return tuple((name, channels_last(types[name][0].rank)) for name in types if name in set(found))
+
+
+def names(wanted: Collection[str]) -> list[str]:
+    """One name, or several."""
+    return [wanted] if isinstance(wanted, str) else list(dict.fromkeys(wanted))
+
+
+def require_known(known: Collection[str], wanted: Collection[str]) -> None:
+    """FusecError for a name that is none of the model's inputs and outputs."""
+    for name in wanted:
+        if name not in known:
+            named = ", ".join(map(quote, known))
+            raise FusecError(f"channels_last: {quote(name)} is no input or output of the model; those are {named}")
 
 
 def settled(type: TensorType, order: Order) -> Order:
