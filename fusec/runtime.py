@@ -256,7 +256,7 @@ class Executable:
             if self._replay is None:
                 self._replay = self._recorded()
             whole = self.backend.time_us(self._replay, count)
-            return whole, [self.backend.time_us(launch, count) for launch in self._launches]
+            return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
     def rehearse(self, director: Director) -> None:
         """Let somebody choose among plans and kernels by how long all steps take together, before the first call;

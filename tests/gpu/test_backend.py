@@ -532,7 +532,7 @@ def test_steps_side_by_side_are_taken_where_they_are_faster(
 ) -> None:
     net = build(tmp_path, text=FORKS)
 
-    def time_us(run: Any, count: int) -> list[float]:
+    def time_us(run: Any, count: int, alone: bool = False) -> list[float]:
         run()
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 
@@ -562,7 +562,7 @@ def test_a_lock_says_whether_steps_run_side_by_side(
     forks = FORKS.replace(", %z: f32[3,8,4,4]", "").replace("%z", "%x")  # no kernel runs ahead of the graph
     _at_hand(tmp_path, monkeypatch, forks)
 
-    def time_us(backend: Any, run: Any, count: int) -> list[float]:
+    def time_us(backend: Any, run: Any, count: int, alone: bool = False) -> list[float]:
         run()
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 
