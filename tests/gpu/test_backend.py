@@ -154,6 +154,12 @@ def test_the_first_kernel_reads_the_callers_own_array(machine: Machine, tmp_path
     assert [kind for kind, _ in machine.copied] == [3], "what is not aligned, too"
     rows = np.ascontiguousarray(fresh(7))
     check(fresh(7), rows.view(Array))
+    net.hold_inputs()
+    for seed in range(3):
+        x = fresh(seed)
+        check(x, x.view(Array))
+        net.replay()
+        np.testing.assert_array_equal(net.input_buffers["x"].get(), x)
 
 
 def test_inputs_written_into_the_models_memory_are_not_copied(machine: Machine, tmp_path: Path) -> None:
