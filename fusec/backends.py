@@ -93,8 +93,8 @@ class Backend(Protocol):
         is faster they are run. ahead: the first run, and the inputs by place that it alone reads, if there are any."""
         ...
 
-    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
-        """How long `run` takes, so many times."""
+    def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
+        """How long `run` takes, so many times. alone: it is one of many steps, which others come before."""
         ...
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
@@ -191,7 +191,7 @@ class SimulatorBackend:
     ) -> Recorded:
         return _Steps(runs)
 
-    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
+    def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
         times: list[float] = []
         for _ in range(count):
             start = time.perf_counter()

@@ -46,14 +46,19 @@ class MemoryPlan:
     lives: tuple[Life, ...]
 
 
-def plan_memory(program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False) -> MemoryPlan:
+def plan_memory(
+    program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False, held: Collection[Value] = ()
+) -> MemoryPlan:
     """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`.
-    side_by_side: so that steps which do not need each other's results could run at the same time."""
+    side_by_side: so that steps which do not need each other's results could run at the same time. held: values whose
+    memory is not used again."""
     inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
     if side_by_side:
         lives = _prolonged(program, lives, inside)
-    bound = _live_bytes(lives, len(program.steps))
+    end = len(program.steps)
+    lives = [replace(life, last=end) if life.value in held else life for life in lives]
+    bound = _live_bytes(lives, end)
     best, height = _arranged(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
     for value, (source, start) in inside.items():

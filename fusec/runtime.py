@@ -27,7 +27,7 @@ from fusec.interface import Interface, TensorSpec, by_name, on_host
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.locked import Lock
 from fusec.lower_cudnn import Lowered
-from fusec.memory import alias, plan_memory
+from fusec.memory import MemoryPlan, alias, plan_memory
 from fusec.must_fuse import assert_fused
 from fusec.ops import Concat
 from fusec.parallel import lanes, waits
@@ -86,12 +86,8 @@ class Executable:
         self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
         self._donated = in_place(compiled.program, self._updates)
         self._held: dict[str, Array] = {}  # flat buffers of the state that has a value
-        elsewhere = {*self._kept.values(), *self._donated}
-        self.memory = plan_memory(compiled.program, elsewhere)
-        if backend.side_by_side and not elsewhere:
-            wider = plan_memory(compiled.program, side_by_side=True)
-            if wider.nbytes <= self.memory.nbytes + SIDE_BY_SIDE_BYTES:
-                self.memory = wider
+        self._holds_inputs = False
+        self.memory = self._planned()
         self._lock = threading.Lock()
         self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
@@ -115,6 +111,16 @@ class Executable:
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
         backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
+
+    def _planned(self) -> MemoryPlan:
+        program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}
+        held = program.graph.inputs if self._holds_inputs else ()
+        memory = plan_memory(program, elsewhere, held=held)
+        if self.backend.side_by_side and not elsewhere:
+            wider = plan_memory(program, side_by_side=True, held=held)
+            if wider.nbytes <= memory.nbytes + SIDE_BY_SIDE_BYTES:
+                return wider
+        return memory
 
     @property
     def in_place(self) -> int:
@@ -231,7 +237,7 @@ class Executable:
     def input_buffers(self) -> dict[str, Array]:
         """The memory that calls read their inputs from, by name, on the device. What is written there, on the stream
         of the next call, need not be copied: give that call this very array. A call leaves anything in it, since its
-        memory is used again."""
+        memory is used again, unless inputs are held (`hold_inputs`)."""
         for name in self.state:
             if name not in self._held:
                 raise ExecutionError(f"state {quote(name)} has no value: bind it first")
@@ -239,9 +245,19 @@ class Executable:
             self._allocate()
             return {v.name: unpack(self._buffer(v), v.type) for v in self.compiled.graph.inputs}
 
+    def hold_inputs(self) -> None:
+        """From now on calls leave in `input_buffers` what they read, so that `replay` computes the same again. Their
+        memory is not used for anything else; buffers of before are let go."""
+        with self._lock:
+            if not self._holds_inputs:
+                self._holds_inputs = True
+                self.memory = self._planned()
+                self._ready, self._called, self._replay = False, False, None
+
     def replay(self) -> None:
-        """Run again over the inputs that the last call left on the device, on the caller's stream. Results stay where
-        they are, so this is for timing. ExecutionError before the first call."""
+        """Run again over what the last call left in `input_buffers`, on the caller's stream: the same as before if
+        inputs are held, else whatever lies there. Results stay where they are, so this is for timing. ExecutionError
+        before the first call."""
         if not self._called:
             raise ExecutionError("nothing to run again before the first call")
         with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
@@ -256,7 +272,7 @@ class Executable:
             if self._replay is None:
                 self._replay = self._recorded()
             whole = self.backend.time_us(self._replay, count)
-            return whole, [self.backend.time_us(launch, count) for launch in self._launches]
+            return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
     def rehearse(self, director: Director) -> None:
         """Let somebody choose among plans and kernels by how long all steps take together, before the first call;
@@ -399,9 +415,9 @@ class Executable:
         return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._ahead())
 
     def _ahead(self) -> tuple[int, dict[int, Array]] | None:
-        """The first step, and the inputs that it alone reads, by place; None if there are none."""
+        """The first step, and the inputs that it alone reads, by place; None if there are none, or they are held."""
         program = self.compiled.program
-        if not program.steps or program.steps[0].kind is Kind.VIEW:
+        if self._holds_inputs or not program.steps or program.steps[0].kind is Kind.VIEW:
             return None
         nodes, outputs = set(program.steps[0].nodes), set(program.graph.outputs)
         alone = {

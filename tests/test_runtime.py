@@ -221,6 +221,28 @@ def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) 
     assert peak < 6 * x.nbytes
 
 
+def test_inputs_that_are_held_are_there_after_calls_and_replays(rng: np.random.Generator) -> None:
+    text = 'graph "g" (%x: f16[64,64]) {\n' + "".join(
+        f"  %{b} = matmul(%{a}, %{a})\n" for a, b in zip("xabcd", "abcde", strict=True)
+    )
+    net = executable(text + "  return %e\n}")
+    x = (rng.standard_normal((64, 64)) / 8).astype(np.float16)
+    (want,) = net.run(None, {"x": x})
+    net.run(None, {"x": x})
+    assert not np.array_equal(net.input_buffers["x"], x), "its memory is used again"
+    before = net.memory.nbytes
+    net.hold_inputs()
+    assert before <= net.memory.nbytes <= before + x.nbytes
+    for _ in range(2):
+        np.testing.assert_array_equal(net.run(None, {"x": x})[0], want)
+        np.testing.assert_array_equal(net.input_buffers["x"], x)
+    net.replay()
+    net.replay()
+    np.testing.assert_array_equal(net.input_buffers["x"], x)
+    net.hold_inputs()
+    net.replay()  # nothing was let go
+
+
 def test_a_replay_computes_again_over_the_last_inputs(rng: np.random.Generator) -> None:
     net = executable('graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}')
     with pytest.raises(ExecutionError, match="before the first call"):

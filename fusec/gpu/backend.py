@@ -43,10 +43,11 @@ from fusec.gpu.kept import Carried, Kept, Place, Suggested
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.group import grouped
 from fusec.gpu.kernels.launch import Launcher, Memory, ways
-from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.lab import WARM_RUNS, GpuLaboratory
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
 from fusec.gpu.samples import random_array
+from fusec.gpu.stopwatch import Stopwatch
 from fusec.gpu.tails import taken_along
 from fusec.gpu.together import bound, graphs_of
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
@@ -110,6 +111,7 @@ class CudnnBackend:
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._streams = Streams(self._stream)
+        self._stopwatch = Stopwatch(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
         self._blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
@@ -233,7 +235,9 @@ class CudnnBackend:
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self._kept
         shared = (self._kernels, self._blas if self._competes else None, self.deterministic, self._builders)
-        return GpuLaboratory(self._handle, self._stream, footprint_bytes, kept.wrong, kept.note, *shared)
+        return GpuLaboratory(
+            self._handle, self._stream, self._stopwatch, footprint_bytes, kept.wrong, kept.note, *shared
+        )
 
     @spent_on("plans are kept")
     def _keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
@@ -347,7 +351,7 @@ class CudnnBackend:
             return times
         self._compile_kernels(asked.values())
         with out_of_memory("timing kernels"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            lab = GpuLaboratory(self._handle, self._stream, self._stopwatch, footprint_bytes)
 
             for key, kernel in asked.items():
                 times[key] = self._launcher.measure(kernel, partial(_median_us, lab))
@@ -380,7 +384,7 @@ class CudnnBackend:
         self._reserve_for(key for key in graphs if self._tuned[key].plans)
         times: list[float] = []
         with out_of_memory("timing forms"), self._stream:
-            lab = GpuLaboratory(self._handle, self._stream, footprint_bytes)
+            lab = GpuLaboratory(self._handle, self._stream, self._stopwatch, footprint_bytes)
             for form in asked:
                 run = bound(form, tensor_cores, self.bind, self._launcher)
                 try:
@@ -583,19 +587,11 @@ class CudnnBackend:
             self._lane_workspace = None
             cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
 
-    def time_us(self, run: Callable[[], None], count: int) -> list[float]:
-        """By events on the device. What is timed is queued behind some work, so that no launch is waited for."""
-        times: list[float] = []
-        ballast = cupy.empty(1 << 26, cupy.uint8)
-        for _ in range(count):
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            ballast.fill(0)
-            start.record(self._stream)
-            run()
-            stop.record(self._stream)
-            stop.synchronize()
-            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
-        return times
+    def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
+        """By events on the device; of what leaves in the cache what it reads, if that has room for it."""
+        cold = self._stopwatch.overflows(self._footprint_bytes)
+        runs = 1 if cold else WARM_RUNS
+        return [self._stopwatch.us(run, runs, swept=cold and alone) for _ in range(count)]
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
         return AtOnce(self._streams) if at_once else self._streams.own_call()

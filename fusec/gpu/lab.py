@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from fusec.gpu.cublaslt import Blas, BlasPlan, is_algorithm
 from fusec.gpu.emit import emit
 from fusec.gpu.plans import BuiltPlan
 from fusec.gpu.samples import distance, random_data
+from fusec.gpu.stopwatch import Stopwatch
 from fusec.gpu.tune import Offer
 from fusec.gpu.worker import PYTHON_ENGINES, knobs_of
 from fusec.hazards import wrong_plan
@@ -27,8 +27,7 @@ from fusec.plans import BLAS, Choice
 from fusec.simulate import extent, simulate
 
 SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
-# A run is queued in tens of microseconds, unless another thread (which compiles, say) holds Python's lock meanwhile.
-QUEUEING_US, TRIES = 250.0, 3
+WARM_RUNS = 4  # behind each other, each of which finds in the cache what it reads
 SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
 
 
@@ -38,18 +37,19 @@ AnyPlan = BuiltPlan | BlasPlan
 class GpuLaboratory:
     """Measures on the device and stream of a cuDNN handle.
 
-    footprint_bytes: what the whole model touches. Where that is more than the second-level cache holds, operands
-    come from memory when their turn comes, so the cache is emptied before each run. quarantined: reason by (graph
-    key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles at run time;
-    graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt, whose plans
-    follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do not build.
-    builders: other processes, which build plans that are compiled at run time.
+    stopwatch: of that stream. footprint_bytes: what the whole model touches. Where that is more than the second-level
+    cache holds, operands come from memory when their turn comes, so the cache is emptied before each run. quarantined:
+    reason by (graph key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles
+    at run time; graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt,
+    whose plans follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do
+    not build. builders: other processes, which build plans that are compiled at run time.
     """
 
     def __init__(
         self,
         handle: Any,
         stream: Any,
+        stopwatch: Stopwatch,
         footprint_bytes: int,
         quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
         note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
@@ -63,11 +63,8 @@ class GpuLaboratory:
         self._handle, self._stream, self._blas = handle, stream, blas
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
-        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-        cache_bytes = int(properties["l2CacheSize"])
-        self._cold = footprint_bytes > cache_bytes
-        # while it is written the launch behind it is queued: no gap is timed
-        self._sweep = cupy.empty(2 * cache_bytes if self._cold else 1 << 24, cupy.uint8)
+        self._stopwatch = stopwatch
+        self._cold = stopwatch.overflows(footprint_bytes)
         self._graph: CudnnGraph | None = None
         self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
         self._data: dict[int, Array] = {}
@@ -145,27 +142,8 @@ class GpuLaboratory:
         return self.run_us(lambda: self._run(plan, addresses, scratch))
 
     def run_us(self, run: Callable[[], None]) -> float:
-        """How long what `run` queues takes on the device, as it would within the model: the least of some times if this
-        process was kept from queueing it, which the device may have waited for."""
-        least_us = float("inf")
-        for _ in range(TRIES):
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            with self._stream:
-                self._sweep.fill(0)
-                since = time.perf_counter()
-                start.record(self._stream)
-                run()
-                stop.record(self._stream)
-                queueing_us = 1e6 * (time.perf_counter() - since)
-            try:
-                stop.synchronize()
-            except cupy.cuda.runtime.CUDARuntimeError as error:
-                raise ExecutionError(f"the GPU reported an error: {error}") from error
-            took_us = 1000.0 * float(cupy.cuda.get_elapsed_time(start, stop))
-            least_us = min(least_us, took_us)
-            if queueing_us < max(QUEUEING_US, took_us / 2):
-                break
-        return least_us
+        """How long what `run` queues takes on the device, as it would within the model."""
+        return self._stopwatch.us(run, swept=True) if self._cold else self._stopwatch.us(run, WARM_RUNS)
 
     @spent_on("plans are compared")
     def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:

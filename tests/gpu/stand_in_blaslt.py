@@ -202,7 +202,10 @@ class Bindings:
             left, right, added, result = (_stack(at, layout) for at, layout in zip((a, b, c, d), layouts, strict=True))
             x = left.astype(np.float32).transpose(0, 2, 1) if told[3] else left.astype(np.float32)
             y = right.astype(np.float32).transpose(0, 2, 1) if told[4] else right.astype(np.float32)
-            total = scales[0] * (x @ y)
+            with np.errstate(
+                over="ignore", invalid="ignore"
+            ):  # the device says nothing of what replays of replays grow to
+                total = scales[0] * (x @ y)
             if scales[1]:
                 total = total + scales[1] * added.astype(np.float32)
             epilogue = told[MatmulDescAttribute.EPILOGUE]

@@ -154,6 +154,12 @@ def test_the_first_kernel_reads_the_callers_own_array(machine: Machine, tmp_path
     assert [kind for kind, _ in machine.copied] == [3, 3, 3], "what is not aligned, too"
     rows = np.ascontiguousarray(fresh(7))
     check(fresh(7), rows.view(Array))
+    net.hold_inputs()
+    for seed in range(3):
+        x = fresh(seed)
+        check(x, x.view(Array))
+        net.replay()
+        np.testing.assert_array_equal(net.input_buffers["x"].get(), x)
 
 
 def test_inputs_written_into_the_models_memory_are_not_copied(machine: Machine, tmp_path: Path) -> None:
@@ -532,7 +538,7 @@ def test_steps_side_by_side_are_taken_where_they_are_faster(
 ) -> None:
     net = build(tmp_path, text=FORKS)
 
-    def time_us(run: Any, count: int) -> list[float]:
+    def time_us(run: Any, count: int, alone: bool = False) -> list[float]:
         run()
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 
@@ -562,7 +568,7 @@ def test_a_lock_says_whether_steps_run_side_by_side(
     forks = FORKS.replace(", %z: f32[3,8,4,4]", "").replace("%z", "%x")  # no kernel runs ahead of the graph
     _at_hand(tmp_path, monkeypatch, forks)
 
-    def time_us(backend: Any, run: Any, count: int) -> list[float]:
+    def time_us(backend: Any, run: Any, count: int, alone: bool = False) -> list[float]:
         run()
         return [5.0 if (run.lanes > 1) == faster else 7.0] * count
 

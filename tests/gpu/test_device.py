@@ -140,6 +140,21 @@ def test_arrays_on_the_device_stay_there(rng: np.random.Generator) -> None:
     assert_close(torch.from_dlpack(from_torch).cpu().numpy(), want, 0.0)
 
 
+def test_held_inputs_are_there_after_replays(rng: np.random.Generator) -> None:
+    import cupy
+
+    executable = fusec.compile(net(), tune="none")
+    executable.hold_inputs()
+    x = cupy.asarray(rng.standard_normal((2, 8, 16, 16)).astype(np.float32))
+    want = executable(x)
+    executable(x)
+    executable.replay()
+    executable.replay()
+    read = executable.input_buffers["x"]
+    assert_close(read.get(), x.get(), 0.0)
+    assert_close(executable(read).get(), want.get(), 0.0)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("tune", ["none", "quick"])
 def test_a_dense_block_without_copies(rng: np.random.Generator, precision: str, tune: str) -> None:
