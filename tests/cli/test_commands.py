@@ -61,6 +61,7 @@ def test_channels_last_is_the_same_for_all_commands(model: Path, tmp_path: Path)
     commands = (
         *(("compile",), ("compile", "-o", file), ("run",), ("bench", "--runs", 1), ("verify",), ("explain",)),
         *(("lock", "-o", lock), ("lock", "diff", lock), ("repro", "--partition", 0, "-o", tmp_path / "repro")),
+        ("convert", "-o", tmp_path / "net.onnx"),
     )
     for command in commands:
         asked: list[Any] = []
