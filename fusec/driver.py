@@ -224,13 +224,13 @@ def _of_another_size(
         else:
             backend = CudnnBackend(tune, progress, budget, **shared)
         if backend.tune == "none":
-            graphs = backend.unkept(_cudnn_graphs(compiled, own_kernels=followed is None))
+            graphs = backend.plans.unkept(_cudnn_graphs(compiled, own_kernels=followed is None))
             refused: list[CudnnGraph] = []
-            received = backend.receive(family.plans(graphs, refused))
+            received = backend.plans.receive(family.plans(graphs, refused))
             if refused:
                 compiled = built()
                 continue
-            backend.suggest(family.named(graph for key, graph in graphs.items() if key not in received))
+            backend.plans.suggest(family.named(graph for key, graph in graphs.items() if key not in received))
         try:
             if followed is not None:
                 executable = Executable(compiled, backend, family.weights)

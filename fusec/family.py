@@ -94,7 +94,7 @@ class Family:
         if any(v.name not in shapes or len(shapes[v.name]) != v.type.rank for v in source.inputs):
             return
         sizes = tuple(int(size) for v in source.inputs for size in shapes[v.name])
-        self._sizes.foresee(sizes, list if backend is None else backend.unkept)
+        self._sizes.foresee(sizes, list if backend is None else backend.plans.unkept)
 
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs take over from sizes near theirs, by key."""

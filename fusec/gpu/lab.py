@@ -27,7 +27,6 @@ from fusec.plans import BLAS, Choice
 from fusec.simulate import extent, simulate
 
 SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
-WARM_RUNS = 4  # behind each other, each of which finds in the cache what it reads
 SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
 
 
@@ -37,8 +36,8 @@ AnyPlan = BuiltPlan | BlasPlan
 class GpuLaboratory:
     """Measures on the device and stream of a cuDNN handle.
 
-    stopwatch: of that stream. footprint_bytes: what the whole model touches. Where that is more than the second-level
-    cache holds, operands come from memory when their turn comes, so the cache is emptied before each run. quarantined:
+    stopwatch: of that stream. footprint_bytes: what the whole model touches, which decides whether a plan finds in the
+    cache what it reads. quarantined:
     reason by (graph key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles
     at run time; graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt,
     whose plans follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do
@@ -64,7 +63,7 @@ class GpuLaboratory:
         self._quarantined, self._note = quarantined, note
         self._kernels = kernels
         self._stopwatch = stopwatch
-        self._cold = stopwatch.overflows(footprint_bytes)
+        self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
         self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
         self._data: dict[int, Array] = {}
@@ -139,11 +138,7 @@ class GpuLaboratory:
     def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
         self._turn_to(graph)
         addresses, scratch = self._bound(plan, self._data)
-        return self.run_us(lambda: self._run(plan, addresses, scratch))
-
-    def run_us(self, run: Callable[[], None]) -> float:
-        """How long what `run` queues takes on the device, as it would within the model."""
-        return self._stopwatch.us(run, swept=True) if self._cold else self._stopwatch.us(run, WARM_RUNS)
+        return self._stopwatch.within_us(lambda: self._run(plan, addresses, scratch), self._footprint_bytes)
 
     @spent_on("plans are compared")
     def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:

@@ -708,7 +708,7 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
     net = Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache"))
     assert [kernels for _, kernels in machine.emitted] == ([None, "cache"] if compiled_late else [None])
     check(net, 0)
-    (tuned,) = net.backend._tuned.values()
+    (tuned,) = net.backend.plans.tuned.values()
     assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)
     machine.built.clear()
     check(Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache")), 1)

@@ -201,17 +201,17 @@ def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
     backend = net.backend
-    backend._builders, backend._launcher = Builders(shop), Launcher()
+    backend.forms._builders, backend.forms._launcher = Builders(shop), Launcher()
     asked = {kernel.key: kernel}
-    missing = {launch.entry for _, launch in backend._launcher.missing(ways(kernel))}
+    missing = {launch.entry for _, launch in backend.forms._launcher.missing(ways(kernel))}
     assert len(missing) > 1
-    backend._kernels_soon(asked)
+    backend.forms._kernels_soon(asked)
     with shop.lock:
         assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
     before = len(machine.compiled)
-    times = backend._kernels_us(asked, 0)
+    times = backend.forms._kernels_us(asked, 0)
     assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
-    backend._kernels_soon(asked)
+    backend.forms._kernels_soon(asked)
     assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
@@ -226,7 +226,7 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
-    net.backend._kernels_us({kernel.key: kernel}, 0)
+    net.backend.forms._kernels_us({kernel.key: kernel}, 0)
     monkeypatch.setattr(Launcher, "times_us", lambda self, each: [10.0] * len(ways(each)) if each == kernel else [])
     slow, launched = net.backend._launcher.fastest(kernel), Launcher.bind
 
@@ -245,7 +245,7 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
     net.rehearse(net.backend.rehearse)
     assert list(net.backend.rehearsed.options) == [kernel.key]
     assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
-    assert net.backend._kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
+    assert net.backend.plans.kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     np.testing.assert_allclose(net(x), want, rtol=1e-4)

@@ -347,14 +347,15 @@ def test_which_concats_are_in_place_is_kept_and_locked(
     from gpu.test_joins import LINKED
     from partition.test_in_place import joins, place
 
-    from fusec.gpu import backend
+    from fusec.gpu import chosen_forms
+    from fusec.gpu.backend import CudnnBackend
 
     def fresh_one() -> Compiled:
         program = place(LINKED)
         return Compiled(program.graph, program, load("h200"), Options(), LowersJudge())
 
     def improved(store: Path) -> Compiled:
-        of, gpu = fresh_one(), backend.CudnnBackend("quick", store=PlanStore(store))
+        of, gpu = fresh_one(), CudnnBackend("quick", store=PlanStore(store))
         return dataclasses.replace(of, program=gpu.improve(of.program, True, 1.0), decided=gpu.decided)
 
     def prices(graph: Graph, steps: Sequence[Partition], *_: object) -> list[float]:
@@ -362,9 +363,9 @@ def test_which_concats_are_in_place_is_kept_and_locked(
         gaps = [any(v.type.within for v in s.outputs) and s.nodes[0].op.name in ("sin", "cos") for s in steps]
         return [10.0 * gap + (s.nodes[0].op.name == "concat") for s, gap in zip(steps, gaps, strict=True)]
 
-    monkeypatch.setattr(backend, "prices_us", prices)
+    monkeypatch.setattr(chosen_forms, "prices_us", prices)
     first = improved(tmp_path)
-    monkeypatch.setattr(backend, "prices_us", None)  # nobody asks again
+    monkeypatch.setattr(chosen_forms, "prices_us", None)  # nobody asks again
     again = improved(tmp_path)
     assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
     lock = lockfile.make([first])
@@ -391,17 +392,17 @@ def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_pat
     for given in (handed, {}):
         backend = CudnnBackend("none", store=here)
         graphs = {step.graph.key: step.graph for step in compiled().lowered if step is not None}
-        assert backend.unkept(graphs).keys() == given.keys()
-        backend.receive((graphs[key], entry) for key, entry in given.items())
-        assert backend.unkept(graphs) == {}
+        assert backend.plans.unkept(graphs).keys() == given.keys()
+        backend.plans.receive((graphs[key], entry) for key, entry in given.items())
+        assert backend.plans.unkept(graphs) == {}
         net = Executable(compiled(), backend)
         assert engines(net) == engines(first)
         assert (machine.built, machine.emitted) == ([], [])
         check(net, 0)
     for key, entry in handed.items():
-        place = net.backend._kept.place  # type: ignore[attr-defined]
+        place = net.backend.plans.kept.place  # type: ignore[attr-defined]
         here.quarantine(key, place.target, place.cudnn, *entry.choice.identity, "wrong numbers")
     backend = CudnnBackend("none", store=here)
-    backend.receive((graphs[key], entry) for key, entry in handed.items())
+    backend.plans.receive((graphs[key], entry) for key, entry in handed.items())
     with_another = Executable(compiled(), backend)
     assert engines(with_another).isdisjoint(engines(first))

@@ -73,7 +73,7 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
 
     import fusec
     from fusec import lockfile
-    from fusec.gpu.lab import GpuLaboratory
+    from fusec.gpu.stopwatch import Stopwatch
 
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
@@ -82,7 +82,7 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
     lockfile.write(tmp_path / "fusec.lock", tuned.lock())
     tuned.save(tmp_path / "model.fusec")
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "second"))
-    monkeypatch.setattr(GpuLaboratory, "run_us", None)  # nothing is timed
+    monkeypatch.setattr(Stopwatch, "us", None)  # nothing is timed
     locked = fusec.compile(net(), precision="fp16", lock=tmp_path / "fusec.lock")
     steps = [[(s.signature, s.kind, s.spelling) for s in e.compiled.program.steps] for e in (tuned, locked)]
     assert steps[0] == steps[1]
@@ -92,7 +92,7 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
     assert_close(locked(x), want, 1e-3)
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     loaded = fusec.load(tmp_path / "model.fusec")
-    assert all(result.revived for result in loaded.backend._tuned.values())
+    assert all(result.revived for result in loaded.backend.plans.tuned.values())
     assert_close(loaded(x), want, 1e-3)
 
 

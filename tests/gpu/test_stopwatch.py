@@ -80,7 +80,6 @@ def test_runs_are_queued_behind_each_other_between_a_gate_that_is_shut_and_open(
 def test_what_fits_into_the_cache_is_timed_there(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, footprint_bytes: int, runs: int
 ) -> None:
-    from fusec.gpu import lab
     from fusec.gpu import stopwatch as module
 
     swept: list[int] = []
@@ -92,8 +91,7 @@ def test_what_fits_into_the_cache_is_timed_there(
         nonlocal count
         count += 1
 
-    watch = stopwatch()
-    lab.GpuLaboratory("handle", watch._stream, watch, footprint_bytes).run_us(run)
+    stopwatch().within_us(run, footprint_bytes)
     assert count == runs
     assert swept == ([2 << 20] if runs == 1 else [])
 
