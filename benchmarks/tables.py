@@ -130,6 +130,12 @@ def _marked(data: dict[str, Any]) -> str:
     return "*: Triton's matrix products were left out, since autotuning them was not done in time. "
 
 
+def _turned(data: dict[str, Any]) -> str:
+    if not any(row.get("inputs") == "channels last" for row in data["rows"]):
+        return ""
+    return "†: fusec's images lie channels last, too, inputs and outputs; in the other rows its own lie row-major. "
+
+
 def peers() -> list[str]:
     data = read("peers.json")
     measured = {who for row in data["rows"] for who in row["times"]}
@@ -146,7 +152,7 @@ def peers() -> list[str]:
             [
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
-                ms["fusec"],
+                ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
                 *(ms.get(who) or _elsewhere(row, who) for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
@@ -172,7 +178,7 @@ def peers() -> list[str]:
         f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
         "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed; warm: with what "
         "was chosen. Errors are relative L2 against torch in fp32. A commit behind a model: the row was measured at "
-        f"that one. {_marked(data)}{data.get('note', '')}".rstrip(),
+        f"that one. {_marked(data)}{_turned(data)}{data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",

@@ -83,6 +83,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
         options = {"precision": first.options.precision, "disable": sorted(first.options.disable)}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
+        options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
         targets = {c.target.name: c.target.digest for c in compiled}
         file.finish({"format": FORMAT, "fusec": __version__, **versions(), "options": options, "targets": targets})
 
@@ -169,7 +170,8 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     goal = load_target(target)
     told = manifest["options"]
     state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
-    options = Options(told["precision"], frozenset(told["disable"]), state)
+    orders = tuple((str(name), tuple(map(int, order))) for name, order in told.get("orders", ()))
+    options = Options(told["precision"], frozenset(told["disable"]), state, orders)
     weights = _weights(file, WEIGHTS)
     file.check(WEIGHTS)
     graph = _graph(file, f"{target}/graph.txt", weights)
@@ -200,10 +202,23 @@ def _open(path: Path) -> Reader:
         and all(isinstance(name, str) for name in (*named, *named.values(), *options["disable"]))
         and isinstance(options.get("state", []), list)
         and all(isinstance(pair, list) and len(cast("list[Any]", pair)) == 2 for pair in options.get("state", []))
+        and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
     ):
         raise ModelError(f"{path}: {container.MANIFEST}: is not as fusec writes it")
     return file
+
+
+def _are_orders(told: Any) -> bool:
+    """Whether memory orders by name are as fusec writes them."""
+    pairs: list[Any] = cast("list[Any]", told) if isinstance(told, list) else [None]
+    for pair in pairs:
+        match pair:
+            case [str(), [*dims]] if sorted(map(repr, dims)) == sorted(map(repr, range(len(dims)))):
+                continue
+            case _:
+                return False
+    return True
 
 
 def _weights(file: Reader, member: str) -> dict[str, Literal]:

@@ -15,7 +15,7 @@ from fusec.parallel import Waits
 from fusec.plans import Entry
 from fusec.program import Partition
 from fusec.simulate import simulate
-from fusec.storage import unpack
+from fusec.storage import empty, unpack
 
 
 class Recorded(Protocol):
@@ -177,10 +177,9 @@ class SimulatorBackend:
         place = unpack(buffer, type)
 
         def fetch(into: Array | None, host: bool) -> Array:
-            if into is None:
-                return place.copy()
-            into[...] = place
-            return into
+            held = empty(np, type) if into is None else into
+            held[...] = place
+            return held
 
         return fetch
 

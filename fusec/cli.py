@@ -122,6 +122,7 @@ def compile(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     as_json: cli_io.AsJson = False,
     output: Annotated[
         Path | None,
@@ -131,7 +132,7 @@ def compile(
 ) -> None:
     """Compile a model and print what it became."""
     cli_io.check_writable(output)
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
     start = time.perf_counter()
     with cli_io.progress() as report:
         goals = list(dict.fromkeys(target or ["auto"]))
@@ -167,6 +168,7 @@ def run(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     input: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=FILE.npy", help="An input; those not given are random. May be repeated."),
@@ -191,9 +193,11 @@ def run(
     if compare is not None:
         running.need_onnxruntime(compare)
     arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
     with cli_io.progress() as report:
-        executable = running.ready(model, target, precision, shape, request.disable, tune, limit, locked, report)
+        executable = running.ready(
+            model, target, precision, shape, request.disable, tune, limit, locked, report, channels_last
+        )
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)
         start = time.perf_counter()
@@ -227,6 +231,7 @@ def explain(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     must_fuse: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
@@ -240,7 +245,7 @@ def explain(
     from fusec.must_fuse import assert_fused
 
     goals = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
     explained: list[tuple[str, explaining.Explanation]] = []
     checks: list[dict[str, Any]] = []
     with cli_io.progress() as report:
@@ -280,6 +285,7 @@ def verify(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     seed: Seed = 0,
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
@@ -292,12 +298,14 @@ def verify(
     from fusec import verify as verifying
     from fusec.gpu import device
 
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding))
+    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
     limit = cli_io.budget_of(budget)
     with cli_io.progress() as report:
         ready = None
         if device.is_present(driver.resolve_target(target)):
-            ready = running.ready(model, target, precision, shape, request.disable, tune, limit, None, report)
+            ready = running.ready(
+                model, target, precision, shape, request.disable, tune, limit, None, report, channels_last
+            )
         compiled = request.build(target, report) if ready is None else ready.compiled
 
         def done(steps: int, total: int) -> None:
@@ -328,6 +336,7 @@ class _Request:
     precision: str
     shape: Sequence[str] | None
     disable: Sequence[str] | None
+    channels_last: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -336,7 +345,7 @@ class _Request:
         return {"precision": self.precision, "shapes": shapes, "disable": tuple(self.disable or ())}
 
     def build(self, target: str, report: cli_io.Report) -> Compiled:
-        return cli_lock.build(self.model, target, self.precision, self.shape, self.disable, report)
+        return cli_lock.build(self.model, target, self.precision, self.shape, self.disable, report, self.channels_last)
 
 
 def _os_error(error: OSError) -> str:

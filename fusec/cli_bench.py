@@ -21,6 +21,7 @@ def bench(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
     locked: cli_io.Locked = None,
@@ -42,7 +43,9 @@ def bench(
     limit, left_out = cli_io.budget_of(budget), cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
         start = time.perf_counter()
-        executable = cli_run.ready(model, target, precision, shape, left_out, tune, limit, locked, report)
+        executable = cli_run.ready(
+            model, target, precision, shape, left_out, tune, limit, locked, report, channels_last
+        )
         compile_s = time.perf_counter() - start
         report("bench", 0, 0)
         measured = timing.measure(executable, cli_run.feeds(executable, {}, seed), runs)

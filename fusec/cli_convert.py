@@ -21,6 +21,7 @@ def convert(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     as_json: cli_io.AsJson = False,
 ) -> None:
     """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""
@@ -29,7 +30,7 @@ def convert(
     cli_io.check_writable(output)
     left_out = cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
-        compiled = cli_lock.build(model, target, precision, shape, left_out, report)
+        compiled = cli_lock.build(model, target, precision, shape, left_out, report, channels_last)
         data = converting.to_bytes(compiled)
     cli_io.write_whole(output, lambda file: file.write(data))
     program = compiled.program

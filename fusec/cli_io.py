@@ -41,6 +41,12 @@ Locked = Annotated[
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="The same bits from every call: no sums in an order that varies.")
 ]
+ChannelsLast = Annotated[
+    bool,
+    typer.Option(
+        "--channels-last", help="Inputs and outputs of rank 4 and 5 lie channels last in memory; shapes stay N, C, …."
+    ),
+]
 Tune = Annotated[
     str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
 ]

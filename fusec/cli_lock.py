@@ -35,7 +35,13 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="As for `fusec compi
 
 
 def build(
-    model: str, target: str, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None, report: Report
+    model: str,
+    target: str,
+    precision: str,
+    shape: Sequence[str] | None,
+    disable: Sequence[str] | None,
+    report: Report,
+    channels_last: bool = False,
 ) -> Compiled:
     """The model compiled; a `.fusec` file as it was compiled, so that other options are an error."""
     from fusec import driver
@@ -43,23 +49,29 @@ def build(
     if not model.endswith(".fusec"):
         shapes = cli_io.shapes_of(shape or ())
         options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": tuple(disable or ())}
-        return driver.build(model, target=target, progress=report, **options)
+        return driver.build(model, target=target, progress=report, channels_last=channels_last, **options)
     compiled = driver.load_artifact(model, target).compiled
-    check_options(model, compiled, precision, shape, disable)
+    check_options(model, compiled, precision, shape, disable, channels_last)
     return compiled
 
 
 def check_options(
-    model: str, compiled: Compiled, precision: str, shape: Sequence[str] | None, disable: Sequence[str] | None
+    model: str,
+    compiled: Compiled,
+    precision: str,
+    shape: Sequence[str] | None,
+    disable: Sequence[str] | None,
+    channels_last: bool = False,
 ) -> None:
     """FusecError for options that a model compiled already cannot follow; fp32 is what is meant by none."""
     if precision not in ("fp32", compiled.options.precision):
         raise FusecError(f"{model}: was compiled in {compiled.options.precision}: compile it again for {precision}")
     from fusec.passes.base import UNORDERED, UNROUNDED
 
-    if shape or disable:
+    if shape or disable or channels_last:
         of = {UNROUNDED: "--rounding", UNORDERED: "--deterministic"}
-        given = "--shape" if shape else of.get(next(iter(disable or ())), "--disable")
+        other = of.get(next(iter(disable)), "--disable") if disable else "--channels-last"
+        given = "--shape" if shape else other
         raise FusecError(f"{model}: is compiled already: {given} comes too late")
 
 
@@ -74,6 +86,7 @@ def write(
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
+    channels_last: cli_io.ChannelsLast = False,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")] = Path("fusec.lock"),
     tune: cli_io.Tune = "quick",
     budget: cli_io.Budget = None,
@@ -93,10 +106,11 @@ def write(
             if not model.endswith(".fusec") and device.is_present(driver.resolve_target(goal)):
                 shapes, left_out = cli_io.shapes_of(shape or ()), tuple(disable or ())
                 options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": left_out}
+                options["channels_last"] = channels_last
                 net = driver.compile(model, target=goal, tune=tune, budget=limit, progress=report, **options)
                 entries += net.lock().entries
             else:  # a .fusec file holds what was chosen
-                entries += lockfile.make([build(model, goal, precision, shape, disable, report)]).entries
+                entries += lockfile.make([build(model, goal, precision, shape, disable, report, channels_last)]).entries
     lock = lockfile.Lock(lockfile.versions(), lockfile.in_order(entries))
     lockfile.write(output, lock)
     count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
@@ -112,6 +126,7 @@ def diff(
     shape: cli_io.Shapes = None,
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
+    channels_last: cli_io.ChannelsLast = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between two locks, or what this cuDNN and GPU would change; no GPU is needed."""
@@ -122,7 +137,8 @@ def diff(
         lines = lock_changes.differences(before, lockfile.read(new))
     else:
         with cli_io.progress() as report:
-            lines = lock_changes.changes(before, build(new, target, precision, shape, disable, report))
+            compiled = build(new, target, precision, shape, disable, report, channels_last)
+            lines = lock_changes.changes(before, compiled)
     print(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
     if lines:
         raise CheckError(f"{old}: {len(lines)} differences")

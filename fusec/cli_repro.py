@@ -21,6 +21,7 @@ def repro(
     disable: cli_io.Disable = None,
     deterministic: cli_io.Deterministic = False,
     rounding: cli_io.Rounding = "fused",
+    channels_last: cli_io.ChannelsLast = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     output: Annotated[
         Path | None,
@@ -35,7 +36,7 @@ def repro(
     writing.check_folder(folder)
     left_out = cli_io.left_out(disable, deterministic, rounding)
     with cli_io.progress() as report:
-        compiled = cli_lock.build(model, target, precision, shape, left_out, report)
+        compiled = cli_lock.build(model, target, precision, shape, left_out, report, channels_last)
         report("simulate", 0, 0)
         writing.write(compiled, partition, folder, seed)
     signature = compiled.program.steps[partition].signature

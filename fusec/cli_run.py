@@ -12,6 +12,7 @@ import numpy as np
 from fusec import cli_io, cli_lock, driver
 from fusec.errors import FusecError
 from fusec.runtime import Executable
+from fusec.storage import in_order
 from fusec.verify import random_array, relative_l2
 
 
@@ -25,18 +26,20 @@ def ready(
     budget: float,
     locked: Path | None,
     report: cli_io.Report,
+    channels_last: bool = False,
 ) -> Executable:
     """The model compiled, or loaded as it was compiled; see `cli.run`."""
     if not model.endswith(".fusec"):
         shapes = cli_io.shapes_of(shape or ())
         chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
+        chosen["channels_last"] = channels_last
         return driver.compile(
             model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
         )
     if locked is not None:
         raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
     executable = driver.load(model, target=target, tune=tune)
-    cli_lock.check_options(model, executable.compiled, precision, shape, disable)
+    cli_lock.check_options(model, executable.compiled, precision, shape, disable, channels_last)
     return executable
 
 
@@ -50,7 +53,7 @@ def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: 
     feeds: dict[str, Any] = {}
     for name, type in known.items():
         if name not in arrays:
-            feeds[name] = random_array(rng, type)
+            feeds[name] = in_order(random_array(rng, type), type)
             continue
         path, mapped = arrays[name]
         want = type.dtype.numpy
@@ -60,7 +63,7 @@ def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: 
             raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
         if array.shape != type.shape:
             raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
-        feeds[name] = np.array(array)
+        feeds[name] = in_order(array, type)
     return feeds
 
 

@@ -28,6 +28,7 @@ from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, print_node, quote
 from fusec.ops import Scatter
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, run
+from fusec.passes.edges import chosen, keep
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
@@ -76,6 +77,7 @@ def compile(
     disable: Collection[str] = (),
     rounding: str = "fused",
     deterministic: bool = False,
+    channels_last: bool | Collection[str] = False,
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     family: Family | None = None,
@@ -98,6 +100,9 @@ def compile(
         storage type wherever the model does, and fusions and rewrites that would change that are left out.
     deterministic: every call gives the same bits for the same inputs: plans that add in no fixed order are left out,
         and FusecError is raised for what has no other on a GPU.
+    channels_last: names of inputs and outputs that lie channels last in the caller's memory (N, spatial dims, C), while
+        their shape is N, C, spatial dims as ever; True: all of rank 4 and 5, state left out. An input that lies so is
+        taken as it is, one that does not is copied into that order; outputs are given so.
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
@@ -118,6 +123,7 @@ def compile(
             disable=disable,
             rounding=rounding,
             deterministic=deterministic,
+            channels_last=channels_last,
             lock=lock,
             progress=progress,
         )
@@ -126,7 +132,9 @@ def compile(
     if deterministic:
         disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
-        return Executable(_for_cpu(model, precision, shapes, disable, state or {}), SimulatorBackend(CPU))
+        return Executable(
+            _for_cpu(model, precision, shapes, disable, state or {}, channels_last), SimulatorBackend(CPU)
+        )
     goal = resolve_target(target)
     here = device.is_present(goal)
     oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
@@ -138,6 +146,7 @@ def compile(
         shapes=shapes,
         disable=disable,
         rounding=rounding,
+        channels_last=channels_last,
         progress=progress,
         family=family,
         state=state,
@@ -245,6 +254,7 @@ def build(
     shapes: Mapping[str, Sequence[int]] | None = None,
     disable: Collection[str] = (),
     rounding: str = "fused",
+    channels_last: bool | Collection[str] = False,
     progress: Progress | None = None,
     family: Family | None = None,
     state: Mapping[str, str] | None = None,
@@ -259,7 +269,7 @@ def build(
     report("import", 0, 1)
     source = frontends.load(model, shapes)
     left_out = frozenset(disable) | ({UNROUNDED} if rounding == "source" else set[str]())
-    options = _options(source, precision, left_out, state or {})
+    options = _options(source, precision, left_out, state or {}, channels_last)
     if family is not None:
         family.weights.share(source)
     if options.as_source and (options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())):
@@ -277,6 +287,7 @@ def build(
     judge = AsSource(cudnn) if options.as_source else cudnn
 
     def cut(graph: Graph) -> Program:
+        keep(graph, options)
         if family is not None:
             family.weights.share(graph)
         return partition(graph, judge, goal, lambda count, total: report("partition", count, total), dict(state or {}))
@@ -304,7 +315,13 @@ def _check_options(precision: str, disable: Collection[str]) -> None:
         raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
 
 
-def _options(source: Graph, precision: str, disable: Collection[str], state: Mapping[str, str]) -> Options:
+def _options(
+    source: Graph,
+    precision: str,
+    disable: Collection[str],
+    state: Mapping[str, str],
+    channels_last: bool | Collection[str],
+) -> Options:
     inputs = {v.name: v.type for v in source.inputs}
     outputs = {name: v.type for name, v in zip(source.output_names, source.outputs, strict=True)}
     for name, output in state.items():
@@ -314,7 +331,7 @@ def _options(source: Graph, precision: str, disable: Collection[str], state: Map
             raise FusecError(f"{quote(output)}, which shall replace {quote(name)}, is no output of the model")
         if output and not outputs[output].same_value_type(inputs[name]):
             raise FusecError(f"{quote(output)} is {outputs[output]}, and cannot replace {quote(name)}: {inputs[name]}")
-    return Options(precision, frozenset(disable), tuple(state.items()))
+    return Options(precision, frozenset(disable), tuple(state.items()), chosen(source, channels_last, state))
 
 
 class _NoJudge:
@@ -330,12 +347,14 @@ def _for_cpu(
     shapes: Mapping[str, Sequence[int]] | None,
     disable: Collection[str],
     state: Mapping[str, str],
+    channels_last: bool | Collection[str],
 ) -> Compiled:
     """A program of kernels, in the caller's memory orders: NumPy gains nothing from others."""
     _check_options(precision, disable)
     source = frontends.load(model, shapes)
-    options = _options(source, precision, {*disable, "layout"}, state)
+    options = _options(source, precision, {*disable, "layout"}, state, channels_last)
     graph = run(passes.PIPELINE, source.clone(), options)
+    keep(graph, options)
     return Compiled(source, kernels_only(graph), load_target(DEFAULT_TARGET), options, _NoJudge())
 
 

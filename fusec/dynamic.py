@@ -22,7 +22,9 @@ from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
 from fusec.passes.base import UNORDERED
+from fusec.passes.edges import names, require_known
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
+from fusec.storage import turned
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -50,6 +52,7 @@ def compile_dynamic(
     budget: float = float("inf"),
     disable: Collection[str] = (),
     deterministic: bool = False,
+    channels_last: bool | Collection[str] = False,
     progress: driver.Progress | None = None,
     max_shapes: int = MAX_SHAPES,
     buckets: Mapping[str, Sequence[int]] | None = None,
@@ -72,8 +75,11 @@ def compile_dynamic(
     if max_shapes < 1:
         raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    if not isinstance(channels_last, bool):
+        require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
     left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
+    options["channels_last"] = channels_last
 
     symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
     first_plans = tune == "none" and not simulate
@@ -167,7 +173,7 @@ class DynamicExecutable:
         large = {spec.name: self._grown(spec, shapes[spec.name], grown) for spec in self.inputs}
         found = self._proved(shapes, large, dims, grown)
         program = self.at(large)
-        padded = {name: _pad(array, shapes[name], large[name], program) for name, array in feeds.items()}
+        padded = {name: _pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
         known = [spec.name for spec in program.outputs]
         results = program.run(output_names, padded)
         wanted = known if output_names is None else list(output_names)
@@ -281,11 +287,13 @@ def _spec(declared: frontends.Declared) -> SymbolicSpec:
     return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
 
 
-def _pad(array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
-    """The array with its last rows repeated up to the larger shape: what a model takes, it takes twice."""
+def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
+    """The array of an input with its last rows repeated up to the larger shape: what a model takes, it takes twice."""
     if shape == large:
         return array
     host = on_host(array)
     held = np.asarray(array) if host else program.backend.from_any(array)
     xp = np if host else program.backend.xp
-    return xp.pad(held, [(0, after - size) for size, after in zip(shape, large, strict=True)], mode="edge")
+    order = next(spec.order for spec in program.inputs if spec.name == name) or tuple(range(len(shape)))
+    widths = [(0, large[d] - shape[d]) for d in order]
+    return turned(xp.pad(held.transpose(order), widths, mode="edge"), order)

@@ -15,20 +15,22 @@ from fusec.ir import Array, Graph, quote
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of an executable."""
+    """An input or output of an executable. `order`: its dims from outermost to innermost as it lies in memory, an input
+    that is taken without being turned and any output; () is row-major."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    order: tuple[int, ...] = ()
 
 
 class Interface:
     """The inputs and outputs of a graph. xp: the array module of its backend; from_any: makes an array of it."""
 
     def __init__(self, graph: Graph, state: Container[str], xp: Any, from_any: Callable[[Any], Array]):
-        self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy) for v in graph.inputs)
+        self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy, v.type.order) for v in graph.inputs)
         self.outputs = tuple(
-            TensorSpec(name, v.type.shape, v.type.dtype.numpy)
+            TensorSpec(name, v.type.shape, v.type.dtype.numpy, v.type.order)
             for name, v in zip(graph.output_names, graph.outputs, strict=True)
         )
         self._state, self._device, self._from_any = state, xp is not np, from_any

@@ -31,6 +31,9 @@ class Cut:
         for axis, outer, size, kept in self.steps:
             before, after = array.shape[:axis], array.shape[axis + 1 :]
             inner = array.shape[axis] // (outer * size)
+            if outer == 1:  # a view, in whatever memory order
+                array = array[(slice(None),) * axis + (slice(kept * inner),)]
+                continue
             rows = array.reshape((*before, outer, size, inner, *after))
             rows = rows[(slice(None),) * (axis + 1) + (slice(kept),)]
             array = rows.reshape((*before, outer * kept * inner, *after))

@@ -231,8 +231,9 @@ class InferenceSession:
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
-    target, precision, tune, budget, disable, deterministic, max_shapes, buckets, tune_each: see `fusec.compile` and
-        `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune alone.
+    target, precision, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
+        `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune
+        alone.
     Raises ModelError for what cannot be read, or not be compiled.
     """
 
@@ -249,6 +250,7 @@ class InferenceSession:
         budget: float = float("inf"),
         disable: Collection[str] = (),
         deterministic: bool = False,
+        channels_last: bool | Collection[str] = False,
         max_shapes: int = MAX_SHAPES,
         buckets: Mapping[str, Sequence[int]] | None = None,
         tune_each: bool = False,
@@ -265,6 +267,7 @@ class InferenceSession:
                 budget=budget,
                 disable=disable,
                 deterministic=deterministic,
+                channels_last=channels_last,
                 max_shapes=max_shapes,
                 buckets=buckets,
                 tune_each=tune_each,

@@ -26,7 +26,30 @@ def unpack(buffer: Array, type: TensorType) -> Array:
         return _strided(buffer[: type.span], type)
     order = type.order or tuple(range(type.rank))
     stored = buffer[: type.size].reshape([type.shape[i] for i in order])
-    return stored.transpose(np.argsort(order).tolist()) if order else stored
+    return turned(stored, order)
+
+
+def lies(array: Array, type: TensorType) -> bool:
+    """Whether an array of that shape lies packed in the type's memory order; the strides of dims of 1 do not count."""
+    return not type.within and (array.transpose(type.order) if type.order else array).flags.c_contiguous
+
+
+def turned(array: Array, order: tuple[int, ...]) -> Array:
+    """An array whose dims are those of a memory order, as the logical one."""
+    return array.transpose(np.argsort(order).tolist()) if order else array
+
+
+def empty(xp: Any, type: TensorType) -> Array:
+    """An array of the type, packed in its memory order; what it holds is arbitrary."""
+    shape = tuple(type.shape[d] for d in type.order) if type.order else type.shape
+    return turned(xp.empty(shape, type.dtype.numpy), type.order)
+
+
+def in_order(array: np.ndarray[Any, Any], type: TensorType) -> np.ndarray[Any, Any]:
+    """A copy that is packed in the type's memory order."""
+    copy = empty(np, type)
+    copy[...] = array
+    return copy
 
 
 def _strided(buffer: Array, type: TensorType) -> Array:

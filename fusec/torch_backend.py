@@ -18,7 +18,9 @@ import torch.utils._pytree as pytree  # pyright: ignore[reportMissingImports] - 
 
 from fusec.dynamic import DynamicExecutable, compile_dynamic
 from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.frontends import Source
 from fusec.frontends.torch_export import CARRIERS, DTYPES, EXPORT_ERRORS, from_numpy, reason, source, to_numpy
+from fusec.ir import channels_last
 
 MAX_PROGRAMS = 64  # exports of one graph: for sizes torch made fixed, or other modules' parameters
 
@@ -26,10 +28,14 @@ MAX_PROGRAMS = 64  # exports of one graph: for sizes torch made fixed, or other 
 def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
     """An exported program, compiled: called as the model was, with tensors, it gives tensors.
 
-    options: those of `fusec.compile_dynamic`. Programs are compiled for the shapes they are called with; a later change
-    of the model's parameters is not seen. Raises ModelError for what is no inference, or cannot be imported.
+    options: those of `fusec.compile_dynamic`; without `channels_last`, tensors lie as they did in the export. Programs
+    are compiled for the shapes they are called with; a later change of the model's parameters is not seen. Raises
+    ModelError for what is no inference, or cannot be imported.
     """
-    return TorchExecutable(exported_program, compile_dynamic(source(exported_program), **options))
+    model = source(exported_program)
+    if "channels_last" not in options:
+        options["channels_last"] = _as_exported(exported_program, model)
+    return TorchExecutable(exported_program, compile_dynamic(model, **options))
 
 
 class TorchExecutable:
@@ -79,6 +85,47 @@ def _value(arg: Any, kind: str) -> Any:
     if type(arg).__name__ != "ConstantArgument":
         raise ModelError(f"{kind} {arg.name!r} is a number that is not always the same ({type(arg).__name__})")
     return arg.value
+
+
+def _as_exported(program: Any, model: Source) -> list[str]:
+    """The inputs and outputs that lay channels last when a program was exported."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature = program.graph_signature
+    given = [values.get(s.arg.name) for s in signature.input_specs if s.kind.name == "USER_INPUT" and _is_lent(s.arg)]
+    made = [values.get(spec.arg.name) for spec in signature.output_specs if _is_lent(spec.arg)]
+    return _named(model, given, made)
+
+
+def _is_lent(arg: Any) -> bool:
+    return type(arg).__name__ == "TensorArgument"
+
+
+def _named(model: Source, given: Sequence[Any], made: Sequence[Any]) -> list[str]:
+    """The names of the inputs and outputs, among these in their order, that lie channels last."""
+    inputs, outputs = model.interface
+    pairs = (*zip(inputs, given, strict=False), *zip(outputs, made, strict=False))
+    return [declared.name for declared, tensor in pairs if _is_channels_last(tensor)]
+
+
+def _is_channels_last(tensor: Any) -> bool:
+    """Whether a tensor, or the example of one, lies packed in that order, and not in rows as well."""
+    if not _is_tensor(tensor) or tensor.ndim not in (4, 5) or tensor.layout is not torch.strided:
+        return False
+    shape, strides = ([_hint(size) for size in sizes] for sizes in (tensor.shape, tensor.stride()))
+    wide = [dim for dim in channels_last(tensor.ndim) if shape[dim] != 1]
+    step = 1
+    for dim in reversed(wide):
+        if strides[dim] != step:
+            return False
+        step *= shape[dim]
+    return wide != sorted(wide)
+
+
+def _hint(size: Any) -> int:
+    """A size, or what a symbolic one was when it was seen; asking for more would make it fixed."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else -1
 
 
 def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
@@ -136,8 +183,9 @@ def backend(
 ) -> Callable[..., Any]:
     """The backend `fusec` of torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
 
-    A graph is exported and compiled when it is first called, once for the sizes dynamo keeps symbolic. It runs in torch
-    where gradients are wanted or fusec cannot take it, with a warning.
+    A graph is exported and compiled when it is first called, once for the sizes dynamo keeps symbolic. Unless the
+    options say `channels_last`, inputs are taken in the memory format they have, and outputs have that of eager torch.
+    It runs in torch where gradients are wanted or fusec cannot take it, with a warning.
     """
     if mode is not None and mode not in MODES:
         raise FusecError(f"the backend has no mode {mode!r}; modes are {', '.join(MODES)}")
@@ -186,9 +234,9 @@ class _Graph:
         known = {*self._parameters, *self._tensors, *self._sizes}
         self._numbers = [i for i in range(len(places)) if i not in known]
         self._results: list[tuple[str, Any]] = []
-        self._devices: list[Any] = []
+        self._wanted: list[Any] = []  # what is made, as dynamo saw it: where it is, and how it lies
         try:
-            self._results, self._inner, self._devices = _computed(gm, places)
+            self._results, self._inner, self._wanted = _computed(gm, places)
         except ModelError as error:
             self.refused = str(error)
 
@@ -214,7 +262,8 @@ class _Graph:
         parameters = [args[i] for i in self._parameters]
         # a parameter that was changed in place, or is another module's, makes another program
         versions = tuple((id(p), 0 if p.is_inference() else p._version) for p in parameters)
-        key = (versions, tuple(float(args[i]) if i in self._floats else args[i] for i in self._numbers))
+        numbers = tuple(float(args[i]) if i in self._floats else args[i] for i in self._numbers)
+        key = (versions, numbers, tuple(map(_is_channels_last, tensors)))
         found = next((each for each in self._compiled if each.fits(key, tensors)), None)
         if found is not None or self.refused:
             return found
@@ -232,14 +281,16 @@ class _Graph:
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Any]) -> DynamicExecutable:
         """Exported for these tensors, their dims symbolic where dynamo's are."""
-        _require_one_device([t.device for t in tensors], self._devices)
+        _require_one_device([t.device for t in tensors], [t.device for t in self._wanted])
         module = _Bound(self._inner, args, self._parameters, self._tensors, self._sizes)
         dims = tuple(_dynamic(self._examples[i], t) for i, t in zip(self._tensors, tensors, strict=True))
         program = None
         if any(dims):
             with contextlib.suppress(ModelError):  # a dim that cannot be symbolic: export for its size
                 program = _exported(module, tensors, dims)
-        executable = compile_dynamic(source(program or _exported(module, tensors, None)), **self.options)
+        model = source(program or _exported(module, tensors, None))
+        options: dict[str, Any] = {"channels_last": _named(model, tensors, self._wanted), **self.options}
+        executable = compile_dynamic(model, **options)
         if len(executable.inputs) != len(tensors):
             raise ModelError(f"it takes {len(tensors)} tensors, as ONNX {len(executable.inputs)}")
         if any(t.is_cuda for t in tensors) and executable.device == "simulated":
@@ -348,8 +399,8 @@ def _require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
 
 
 def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Where each result comes from (`input`, `made`, or a `fixed` value), the graph of what is made, each once, and the
-    devices of that."""
+    """Where each result comes from (`input`, `made`, or a `fixed` value), the graph of what is made, each once, and
+    examples of that."""
     copy = torch.fx.Graph()
     twins: dict[Any, Any] = {}
     copy.graph_copy(gm.graph, twins)
@@ -368,4 +419,4 @@ def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], An
     if not made:
         raise ModelError("it computes no tensor")
     copy.output(tuple(twins[node] for node in made))
-    return results, torch.fx.GraphModule(gm, copy), [node.meta["example_value"].device for node in made]
+    return results, torch.fx.GraphModule(gm, copy), [node.meta["example_value"] for node in made]

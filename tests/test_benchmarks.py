@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from test_runtime import executable
 
-from benchmarks import calls, choices, penalties
+from benchmarks import calls, choices, penalties, tables
 from benchmarks.machine import bring, keep
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
@@ -118,3 +118,16 @@ def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
         (1, "here", "c-here"),
         (2, "there", "c-there"),
     ]
+
+
+def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
+    row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
+    row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
+    data = {"gpu": "A", "driver": 1, "cudnn": 1, "torch": "2", "commit": "c", "date": "d", "rows": [row]}
+    monkeypatch.setattr(tables, "read", lambda name: data)
+    assert "†" not in "\n".join(tables.peers())
+    data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
+    text = "\n".join(tables.peers())
+    assert "†: fusec's images lie channels last" in text
+    assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]

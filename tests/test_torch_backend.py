@@ -325,3 +325,60 @@ def test_on_a_gpu_tensors_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
         close(torch.compile(half, backend=torch_backend.backend)(x).cpu(), half(x).cpu(), 1e-2)
         program = torch.export.export(net.bfloat16(), (x.bfloat16(),))
         close(fusec.from_torch(program)(x.bfloat16()).cpu(), net(x.bfloat16()).cpu(), 5e-2)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.b(torch.relu(self.a(x)) + x), x.mean((2, 3))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_memory_formats_are_those_of_eager_torch(dynamic: bool | None) -> None:
+    net, watched = Residual().eval(), Watched()
+    fast = watched.compile(net, dynamic=dynamic)
+    formats = (torch.contiguous_format, torch.channels_last, torch.channels_last, torch.contiguous_format)
+    with torch.inference_mode():
+        for batch, memory_format in zip((2, 2, 3, 3), formats, strict=True):
+            x = torch.randn(batch, 8, 6, 5).to(memory_format=memory_format)
+            got, want = fast(x), net(x)
+            for a, b in zip(got, want, strict=True):
+                close(a, b)
+                assert a.stride() == b.stride()
+    programs = [c.executable.at(s) for graph in watched.graphs for c in graph._compiled for s in c.executable.shapes]
+    copies = [sum(n.op.name == "relayout" for n in p.compiled.graph.nodes) for p in programs]
+    orders = [p.inputs[0].order for p in programs]
+    assert sorted(orders) == [(), (), (0, 2, 3, 1), (0, 2, 3, 1)]
+    assert all(count == 0 for count, order in zip(copies, orders, strict=True) if order)
+    assert any(copies)
+    chosen = watched.graphs[0].options
+    assert "channels_last" not in chosen
+
+
+def test_an_option_decides_over_the_format_of_a_tensor() -> None:
+    net, watched = Residual().eval(), Watched(channels_last=False)
+    x = torch.randn(2, 8, 6, 5).to(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        y, _ = watched.compile(net)(x)
+        assert y.is_contiguous()
+        close(y, net(x)[0])
+
+
+def test_exported_programs_keep_the_memory_format_of_the_export() -> None:
+    net, x = Residual().eval(), torch.randn(2, 8, 6, 5)
+    for memory_format, order in ((torch.contiguous_format, ()), (torch.channels_last, (0, 2, 3, 1))):
+        exported = torch.export.export(net, (x.to(memory_format=memory_format),))
+        exe = fusec.from_torch(exported)
+        with torch.inference_mode():
+            want = net(x)[0]
+            for given in (x, x.to(memory_format=torch.channels_last)):
+                y, _ = exe(given)
+                assert y.is_contiguous(memory_format=memory_format)
+                close(y, want)
+        (program,) = [exe.executable.at(s) for s in exe.executable.shapes]
+        assert program.inputs[0].order == program.outputs[0].order == order
+    turned = fusec.from_torch(torch.export.export(net, (x,)), channels_last=True)
+    assert turned(x)[0].is_contiguous(memory_format=torch.channels_last)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.ir import Array, TensorType
-from fusec.storage import unpack
+from fusec.storage import empty, lies, turned, unpack
 
 ALIGNMENT_BYTES = 16  # of what kernels read in vectors
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
@@ -154,11 +154,10 @@ def feeder(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Array
     """What copies an array on the device or the host into the flat memory of a value."""
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
-    plain = not type.order
     target = int(buffer.data.ptr) if nbytes else 0
 
     def feed(array: Array) -> None:
-        direct = array.strides == strides or (plain and array.flags.c_contiguous)
+        direct = array.strides == strides or lies(array, type)
         if isinstance(array, cupy.ndarray):
             if not direct:
                 place[...] = array
@@ -176,18 +175,17 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
     """What copies the flat memory of a value into an array on the device or the host, or a new one."""
     place, nbytes = unpack(buffer, type), type.nbytes
     strides = tuple(stride * type.dtype.itemsize for stride in type.strides)
-    plain = not type.order
     source = int(buffer.data.ptr) if nbytes else 0
-    shape, dtype = type.shape, type.dtype.numpy
+    shape, dtype = tuple(type.shape[d] for d in type.order) or type.shape, type.dtype.numpy
 
     def new() -> Array:
         if dtype.kind == "V":  # bfloat16, which CuPy views but does not make
-            return cupy.empty(nbytes, cupy.uint8).view(dtype).reshape(shape)
-        return cupy.empty(shape, dtype)
+            return turned(cupy.empty(nbytes, cupy.uint8).view(dtype).reshape(shape), type.order)
+        return turned(cupy.empty(shape, dtype), type.order)
 
     def fetch(into: Array | None, host: bool) -> Array:
-        held: Array = into if into is not None else np.empty(shape, dtype) if host else new()
-        direct = held.strides == strides or (plain and held.flags.c_contiguous)
+        held: Array = into if into is not None else empty(np, type) if host else new()
+        direct = held.strides == strides or lies(held, type)
         if isinstance(held, cupy.ndarray):
             if not direct:
                 held[...] = place

@@ -17,6 +17,8 @@ CONCAT_IN_PLACE = "concat_in_place"  # what `disable` calls it that concats are 
 UNORDERED = "unordered_sums"  # what `disable` calls plans that give other bits from one run to the next
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
+Orders = tuple[tuple[str, tuple[int, ...]], ...]  # memory orders by name
+
 
 @dataclass(frozen=True)
 class Options:
@@ -24,11 +26,13 @@ class Options:
     whether fp32 operands may be rounded to tf32; `disable` names passes and rules to leave out.
 
     `state` lists the inputs that stay on the device between calls, each with the output that replaces it after
-    a call, or an empty name."""
+    a call, or an empty name. `orders` are the memory orders that the caller chose for inputs and outputs; those that
+    are not in it lie row-major."""
 
     precision: str = "fp32"
     disable: frozenset[str] = field(default_factory=frozenset[str])
     state: tuple[tuple[str, str], ...] = ()
+    orders: Orders = ()
 
     @property
     def storage(self) -> DType:

@@ -3,7 +3,7 @@
 Values tied by ops that keep positions (pointwise, pooling, concat, norms over channels…) form a region
 that has one order: channels last if a convolution writes into it, row-major if a matrix product or row
 norm does, else the order that copies the fewest bytes: reshapes and transposes that read memory as it
-lies are free. Inputs and outputs of the graph keep row-major, the caller's order, but for filters that stay
+lies are free. Inputs and outputs of the graph lie as the caller chose (`edges`), but for filters that stay
 on the device between calls; a copy (`relayout`) stands only where tensors of different orders meet in one
 cuDNN graph. A convolution reads any order: cuDNN's engines take images in NCHW beside results in NHWC.
 """
@@ -11,7 +11,7 @@ cuDNN graph. A convolution reads any order: cuDNN's engines take images in NCHW 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,9 +52,8 @@ from fusec.ops import (
     Transpose,
 )
 from fusec.passes.base import Options
+from fusec.passes.edges import Order, enter, returned, settled
 from fusec.views import operand_order, result_order, same_storage, would_view
-
-Order = tuple[int, ...]
 
 _FIRST_OPERAND = (
     AvgPool,
@@ -99,10 +98,12 @@ class Layout:
         kept = {v.name: v for v in graph.inputs if v.name in dict(options.state) and v.type.shape in shapes}
         for value in kept.values():  # filters, and what an optimiser keeps beside them
             graph.set_type(value, value.type.with_order(settled(value.type, channels_last(value.type.rank))))
-        regions = _Regions(graph)
+        enter(graph, options)
+        wanted_of = returned(graph, options)
+        regions = _Regions(graph, wanted_of)
         regions.decide()
         if _copy_inputs_first(graph, regions):
-            regions = _Regions(graph)
+            regions = _Regions(graph, wanted_of)
             regions.decide()
         for value in _movable(graph):
             graph.set_type(value, regions.type_of(value) or value.type)
@@ -120,9 +121,7 @@ class Layout:
                 if not same_storage(operand.type.shape, operand.type.order, wanted):
                     graph.set_input(node, index, _copy(graph, operand, wanted, node, copies))
         last = graph.return_node
-        replaced = {output: kept[name].type.order for name, output in options.state if name in kept}
-        for index, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
-            wanted = replaced.get(name, ())
+        for index, (value, wanted) in enumerate(zip(graph.outputs, wanted_of, strict=True)):
             if settled(value.type, value.type.order) != wanted:
                 graph.set_input(last, index, _copy(graph, value, wanted, last, copies))
 
@@ -142,6 +141,8 @@ def _copy_inputs_first(graph: Graph, regions: _Regions) -> bool:
         if len(orders) != 1 or not kernels:
             continue
         (order,) = orders
+        if same_storage(value.type.shape, value.type.order, order):
+            continue
         users = set(value.users)
         first = next(node for node in graph.nodes if node in users)
         copy = _copy(graph, value, order, first, {})
@@ -165,11 +166,6 @@ def _filter_shapes(graph: Graph) -> set[tuple[int, ...]]:
                 value = value.node.operands[0]
                 shapes.add(value.type.shape)
     return shapes
-
-
-def settled(type: TensorType, order: Order) -> Order:
-    """The order to write down: row-major wherever the dims that are not 1 lie so."""
-    return () if same_storage(type.shape, order, ()) else order
 
 
 def _broadcast(order: Order, type: TensorType) -> Order:
@@ -216,7 +212,8 @@ def _lets_go(node: Node) -> bool:
 class _Regions:
     """Union-find over the movable values, and the order each region takes."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, returned: Sequence[Order]):
+        self.returned = returned
         self.parent: dict[Value, Value] = {v: v for v in _movable(graph)}
         self.orders: dict[Value, Order] = {}
         for node in graph.nodes:
@@ -267,7 +264,14 @@ class _Regions:
                 self._want(wanted, value, result_order(node, source))
             elif isinstance(node.op, _KERNELS) and source is not None:
                 self._want(wanted, value, source.order)
-            for user, _ in value.uses:
+            elif isinstance(node.op, _LOWERED_AS_ONE):
+                for given in _tied(node):
+                    if given not in self.parent:
+                        self._want(wanted, value, given.type.order)
+            for user, index in value.uses:
+                if isinstance(user.op, Return):
+                    self._want(wanted, value, self.returned[index])
+                    continue
                 result = self.type_of(user.result) if isinstance(user.op, _FREE) else None
                 if result is not None:
                     self._want(wanted, value, operand_order(user, result))
@@ -298,7 +302,7 @@ class _Regions:
             scattered += type.nbytes * self._turns(node, type)
             for user, index in value.uses:
                 if isinstance(user.op, Return):
-                    copied += type.nbytes * bool(type.order)
+                    copied += type.nbytes * (not same_storage(type.shape, type.order, self.returned[index]))
                 elif isinstance(user.op, _ATTENTIONS) and index < (5 if isinstance(user.op, AttentionBackward) else 3):
                     copied += type.nbytes * (type.order[-1:] not in ((), (type.rank - 1,)))
                 elif isinstance(user.op, _READS_ROWS):

@@ -12,9 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fusec.ir import Array, Graph, Node, TensorType, Value
-from fusec.ops import Conv, MatMul, Reshape, Transpose, pw
+from fusec.ir import Array, Graph, Node, TensorType, Value, channels_last
+from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
 from fusec.passes.base import Options
+from fusec.passes.edges import enter
 from fusec.passes.linear import single_use
 from fusec.passes.rewrite import NoMatch, Rewriter, local, rewrite
 from fusec.passes.weights import derive
@@ -27,6 +28,18 @@ _ENOUGH_ELEMENTS = 1 << 16  # of the image; one more launch has to be paid
 def _turned(weight: Array) -> Array:
     """Filters as the columns of a matrix."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
+
+
+def _turned_last(weight: Array) -> Array:
+    """The same for patches whose channels are last."""
+    return _turned(weight.transpose(0, 2, 3, 1))
+
+
+def _lies_last(value: Value) -> bool:
+    """Whether an image is given channels last: what a patch is read from is then whole pixels, side by side."""
+    while value.node is not None and isinstance(value.node.op, Cast):
+        value = value.node.operands[0]
+    return value.node is None and value.type.order == channels_last(4)
 
 
 @local("conv", "add", equation="conv(x, w) + b = patches(x) @ w + b, windows side by side without overlap")
@@ -49,10 +62,12 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("what follows wants no rows", node.result)
     rows, columns = high // window[0], wide // window[1]
     cut = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result
-    gathered = graph.insert(Transpose((0, 2, 4, 1, 3, 5)), [cut], before=node).result
+    last = _lies_last(x)
+    gathered = graph.insert(Transpose((0, 2, 4, 3, 5, 1) if last else (0, 2, 4, 1, 3, 5)), [cut], before=node).result
     patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
 
-    matrix = derive(graph, conv, TensorType((taps, filters), w.type.dtype), (literal,), _turned, literal)
+    matrix_type = TensorType((taps, filters), w.type.dtype)
+    matrix = derive(graph, conv, matrix_type, (literal,), _turned_last if last else _turned, literal)
     product = graph.insert(MatMul(), [patches, matrix], before=node).result
     if bias is not None:
         row = graph.insert(Reshape((filters,)), [bias], before=node).result
@@ -93,4 +108,5 @@ class Patches:
     rules: ClassVar[tuple[Rewriter, ...]] = RULES
 
     def run(self, graph: Graph, options: Options) -> None:
+        enter(graph, options)
         rewrite(graph, RULES, options.disable)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fusec.ir import Graph
 from fusec.passes.base import Options
+from fusec.passes.edges import chosen
 from fusec.testing.arrays import draw_feeds
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +39,7 @@ class Case:
     """All that a property depends on but the graph.
 
     seed, style: how the graph's inputs are drawn (see `fusec.testing.arrays`), unless `feeds` holds them.
-    precision, disable, target: as in `fusec.compile`.
+    precision, disable, target, channels_last: as in `fusec.compile`.
     judge: who decides what is legal, a name of `fusec.testing.judges.JUDGES`.
     """
 
@@ -48,11 +49,16 @@ class Case:
     disable: frozenset[str] = frozenset()
     judge: str = "lowers"
     target: str = "h200"
+    channels_last: bool = False
     feeds: Mapping[str, Array] | None = field(default=None, repr=False)
 
     @property
     def options(self) -> Options:
         return Options(self.precision, self.disable)
+
+    def options_of(self, graph: Graph) -> Options:
+        """Those, and the memory orders of this graph's inputs and outputs."""
+        return replace(self.options, orders=chosen(graph, self.channels_last, {}))
 
     def inputs(self, graph: Graph) -> dict[str, Array]:
         """An array for each input of the graph, by name: the given ones, else drawn from seed and style."""
@@ -69,6 +75,7 @@ class Case:
             "disable": sorted(self.disable),
             "judge": self.judge,
             "target": self.target,
+            "channels_last": self.channels_last,
         }
 
     @classmethod
@@ -81,6 +88,7 @@ class Case:
             frozenset(data["disable"]),
             data["judge"],
             data["target"],
+            data.get("channels_last", False),  # findings may be older
             feeds,
         )
 

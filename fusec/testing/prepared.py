@@ -18,7 +18,8 @@ import numpy as np
 from fusec.compiled import Compiled
 from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
 from fusec.passes import PIPELINE, UNLAID
-from fusec.passes.base import Pass, run
+from fusec.passes.base import Options, Pass, run
+from fusec.passes.edges import keep
 from fusec.passes.partition import partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
@@ -70,6 +71,11 @@ class Prepared:
         return self.meaning if storage is DType.F32 else allowed(self.graph, self.feeds, meaning(storage))
 
     @cached_property
+    def options(self) -> Options:
+        """As the driver has them."""
+        return self.case.options_of(self.graph)
+
+    @cached_property
     def stages(self) -> list[Stage]:
         """The pipeline, pass by pass, as `passes.base.run` runs it; those that changed nothing are left out."""
         stages: list[Stage] = []
@@ -79,7 +85,7 @@ class Prepared:
                 continue
             following = current.clone()
             with quiet():
-                run((step,), following, self.case.options)
+                run((step,), following, self.options)
             narrowed = narrowed or step.name == "precision"
             found = fingerprint(following)
             if found != known:
@@ -91,7 +97,7 @@ class Prepared:
     def optimised(self) -> Graph:
         """The graph after the pipeline."""
         with quiet():
-            return run(PIPELINE, self.graph.clone(), self.case.options)
+            return run(PIPELINE, self.graph.clone(), self.options)
 
     @cached_property
     def compiled(self) -> Compiled:
@@ -122,22 +128,24 @@ class Prepared:
 
 def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Compiled:
     """Passes and partition with the case's judge, nothing remembered."""
+    options = case.options_of(graph)
     if optimised is None:
         with quiet():
-            optimised = run(PIPELINE, graph.clone(), case.options)
+            optimised = run(PIPELINE, graph.clone(), options)
     target, asked = load(case.target), JUDGES[case.judge](case)
-    judge = AsSource(asked) if case.options.as_source else asked
+    judge = AsSource(asked) if options.as_source else asked
 
     def unlaid() -> Graph:
         with quiet():
-            return run(UNLAID, graph.clone(), case.options)
+            return run(UNLAID, graph.clone(), options)
 
     def cut(graph: Graph) -> Program:
+        keep(graph, options)
         return partition(graph, judge, target)
 
-    program = settle(cut(optimised), unlaid, cut, judge, case.options)
-    program = concat_in_place(program, judge, case.options, min_row_bytes=1)  # graphs are small
-    return Compiled(graph, program, target, case.options, judge)
+    program = settle(cut(optimised), unlaid, cut, judge, options)
+    program = concat_in_place(program, judge, options, min_row_bytes=1)  # graphs are small
+    return Compiled(graph, program, target, options, judge)
 
 
 _recent: deque[Prepared] = deque(maxlen=2)

@@ -69,6 +69,7 @@ def reduce_case(case: Case, fails: Callable[[Case], bool]) -> Case:
         "precision": "fp32",
         "judge": "lowers",
         "disable": frozenset[str](),
+        "channels_last": False,
         "style": "integers",
         "seed": 0,
     }

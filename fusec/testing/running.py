@@ -10,33 +10,38 @@ import numpy as np
 
 from fusec.ir import Graph, Value, quote
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.storage import unpack
+from fusec.storage import lies, unpack
 from fusec.testing.bounds import compare
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.prepared import CASE, prepared
+from fusec.views import same_storage
 
 Array = np.ndarray[Any, Any]
 
 
 def executable_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Run end to end in simulation, a compiled graph gives the outputs of the model, the same bits each time."""
+    """Run end to end in simulation, a compiled graph gives the outputs of the model, the same bits each time, in memory
+    orders as promised."""
     shared = prepared(graph, case)
     executable = Executable(shared.compiled, SimulatorBackend())
     feeds = {name: np.array(array) for name, array in shared.feeds.items()}
     with np.errstate(all="ignore"):
         first = executable.run(None, feeds)
-        got = [array.copy() for array in first]
+        got = [array.copy(order="K") for array in first]
         for array in first:  # what is handed out is the caller's to overwrite
             array[...] = 1
         again = executable.run(None, feeds)
         turned = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
-    names = [spec.name for spec in executable.outputs]
+    names, chosen = [spec.name for spec in executable.outputs], dict(shared.options.orders)
     for name, array in feeds.items():
         if array.tobytes() != shared.feeds[name].tobytes():
             raise MismatchError(f"running wrote to the input {quote(name)}", {name: array}, {name: shared.feeds[name]})
     for spec, value, array in zip(executable.outputs, graph.outputs, got, strict=True):
         if array.dtype != value.type.dtype.numpy or array.shape != value.type.shape:
             raise MismatchError(f"output {quote(spec.name)} is {array.dtype}{list(array.shape)}, not {value.type}")
+        wanted = chosen.get(spec.name, ())
+        if not (lies(array, value.type.with_order(wanted)) and same_storage(spec.shape, spec.order, wanted)):
+            raise MismatchError(f"output {quote(spec.name)} does not lie in the order {wanted}")
     same_bits(names, again, got, "run a second time")
     same_bits(names, turned, got, "run on inputs that are strided views")
     results = dict(zip(names, got, strict=True))

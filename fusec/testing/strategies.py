@@ -99,7 +99,7 @@ def graphs(draw: st.DrawFn, max_steps: int = 5, dtypes: Sequence[DType] = FLOATS
 
 @st.composite
 def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[str] = PRECISIONS) -> Case:
-    """What a property depends on beside the graph: data, precision, disabled rules, and who judges."""
+    """What a property depends on beside the graph: data, precision, disabled rules, who judges, how images lie."""
     choices = Choices(draw)
     disable = frozenset[str]()
     if choices.chance(20):
@@ -110,6 +110,7 @@ def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[
         precision=choices.pick(list(precisions)),
         disable=disable,
         judge=choices.pick(list(judges)),
+        channels_last=choices.chance(20),
     )
 
 

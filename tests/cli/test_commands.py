@@ -56,6 +56,32 @@ def test_deterministic_is_the_same_for_all_commands(model: Path, tmp_path: Path)
         assert asked == [True], command
 
 
+def test_channels_last_is_the_same_for_all_commands(model: Path, tmp_path: Path) -> None:
+    lock, file = tmp_path / "fusec.lock", tmp_path / "tiny.fusec"
+    commands = (
+        *(("compile",), ("compile", "-o", file), ("run",), ("bench", "--runs", 1), ("verify",), ("explain",)),
+        *(("lock", "-o", lock), ("lock", "diff", lock), ("repro", "--partition", 0, "-o", tmp_path / "repro")),
+        ("convert", "-o", tmp_path / "net.onnx"),
+    )
+    for command in commands:
+        asked: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            build = driver.build
+
+            def seen(*args: Any, _build: Any = build, _asked: list[Any] = asked, **options: Any) -> Any:
+                made = _build(*args, **options)
+                _asked.append([v.type.order for v in (*made.graph.inputs, *made.graph.outputs)])
+                return made
+
+            patch.setattr(driver, "build", seen)
+            result = fusec(*command, model, *SHAPE, "--channels-last")
+            assert result.exit_code == 0, result.stderr
+        assert asked == [[(0, 2, 3, 1)] * 2], command
+    assert fusec("run", file).exit_code == 0
+    late = fusec("run", file, "--channels-last")
+    assert (late.exit_code, "is compiled already: --channels-last comes too late" in late.stderr) == (2, True)
+
+
 def test_rounding_as_in_the_model_keeps_nothing_wide(model: Path) -> None:
     edges: dict[str, list[str]] = {}
     for rounding in ("fused", "source"):
