@@ -104,13 +104,14 @@ def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[
     disable = frozenset[str]()
     if choices.chance(20):
         disable = frozenset(choices.pick(_DISABLED) for _ in range(1 + choices.below(3)))
+    seed = choices.below(1 << 16)
     return Case(
-        seed=choices.below(1 << 16),
+        seed=seed,
         style=choices.pick(_STYLES),
         precision=choices.pick(list(precisions)),
         disable=disable,
         judge=choices.pick(list(judges)),
-        channels_last=choices.chance(20),
+        channels_last=seed % 5 == 4,
     )
 
 

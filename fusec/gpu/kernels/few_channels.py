@@ -99,6 +99,15 @@ class _Stem:
         return min(range(across, across + BANKS), key=turns)
 
     @property
+    def _in_words(self) -> bool:
+        """Whether the three numbers of a pixel lie side by side, as do the pixels: two words hold it, and end where the
+        image does."""
+        type, kind = self.source.type, self.conv.operands[0].type.dtype
+        if not isinstance(self.before[0].op, Pad) or type.dtype is not kind or type.within or type.size % 2:
+            return False
+        return type.shape[1] == 3 and type.order == channels_last(4)
+
+    @property
     def _window(self) -> tuple[int, ...]:
         return self.conv.operands[1].type.shape[2:]
 
@@ -199,6 +208,14 @@ class _Stem:
             pointer = arguments.read(x)
             at = Space(x.type.shape, names).offset(x.type)
             return [*lines, f"pixel = load_pack<{kind}, {CHANNELS}>({pointer} + ({at}));", "}"]
+        if self._in_words:
+            at = Space(source.type.shape, names).offset(source.type)
+            lines += [f"const u32 first = {at};", "Pack<u32, 2> both;"]
+            lines.append(f"const u32* words = reinterpret_cast<const u32*>({arguments.read(source)}) + first / 2u;")
+            lines.append("const u32 low = words[0], high = words[1];")
+            lines.append("both.v[0] = first % 2u ? low >> 16 | high << 16 : low;")
+            lines.append("both.v[1] = first % 2u ? high >> 16 : high & 0xffffu;")
+            return [*lines, f"pixel = *reinterpret_cast<const Pack<{kind}, {CHANNELS}>*>(&both);", "}"]
         chain = Chain(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
         for node in self.before:
             if isinstance(node.op, Pad):

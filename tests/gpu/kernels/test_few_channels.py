@@ -66,6 +66,8 @@ def random_case(rng: np.random.Generator, number: int) -> Case:
         except VerifyError:
             continue
         x = last(dtype, *shape) if channels == 4 else rows(F32 if rng.integers(2) else dtype, *shape)
+        if channels == 3 and number % 2:
+            x = x.with_order(channels_last(4))
         behind, name = str(rng.choice(["", "relu"])), f"{number} {op} {window} {filters} {dtype.value} {shape}"
         return convolved(name, x, op, window, filters, dtype, constant, behind)
 
@@ -123,3 +125,14 @@ def test_the_image_is_made_ready_on_the_way() -> None:
 )
 def test_others_are_left_alone(case: Case) -> None:
     assert case.kernel is None
+
+
+@needs_compiler
+@pytest.mark.parametrize(("across", "words"), [(36, True), (35, False)])
+def test_pixels_of_three_are_read_by_words(rng: np.random.Generator, across: int, words: bool) -> None:
+    """Where they lie side by side; an odd number of them would end inside a word."""
+    x = last(F16, 1, 3, 13, across)
+    case = convolved("1 words", x, Conv((2, 1), (3, 2, 1, 3), (1, 1)), (7, 5), 32)
+    assert case.kernel is not None
+    assert ("const u32* words" in case.kernel.launches[0].source) == words
+    check([case], rng)
