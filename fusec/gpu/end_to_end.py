@@ -14,8 +14,7 @@ from typing import Protocol
 NEAR = (
     1.25  # of the best, how long a plan may take by itself: there operands come from memory, here often from the cache
 )
-MOST = 6  # ways to run one graph or kernel
-SWEEPS = 2  # over all: what one is best beside may have changed
+MOST = 4  # ways to run one graph or kernel
 TURNS = 9  # of the whole with one plan and with another
 FIRST = 3  # turns after which one that is clearly slower is let go
 SLOWER = 1.01
@@ -81,33 +80,23 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
     if first is None:
         return None
     best: Run = first
-    options = dict.fromkeys((contest.key for contest in contests), 0)
+    options: dict[str, int] = {}
     tried = 0
-    for _ in range(SWEEPS):
-        found = dict(options)
-        for contest in contests:
-            for option in range(contest.options):
-                if option == options[contest.key] or not goes_on():
-                    continue
-                other = whole.recorded({**_others(options), contest.key: option})
-                if other is None:
-                    continue
-                tried += 1
-                if _is_faster(other, best, whole):
-                    options[contest.key], best = option, other
-        if options == found:
-            break
-    options = _others(options)
+    for contest in contests:
+        for option in range(1, contest.options):
+            if not goes_on():
+                break
+            other = whole.recorded({**options, contest.key: option})
+            if other is None:
+                continue
+            tried += 1
+            if _is_faster(other, best, whole):
+                options[contest.key], best = option, other
     rounds = _rounds((first, best), whole, TURNS)
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
     if not options or after_us >= before_us:  # what seemed faster was noise
         return Found({}, before_us, before_us, tried)
     return Found(options, before_us, after_us, tried)
-
-
-def _others(options: Mapping[str, int]) -> dict[str, int]:
-    """Those that are not the first."""
-    return {key: option for key, option in options.items() if option}
 
 
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:

@@ -21,7 +21,7 @@ LEVELS = ("none", "quick", "full")
 # time takes long (benchmarks/builds.py).
 QUICK_PRECOMPILED, QUICK_COMPILED = 16, 2
 ROUNDS = 7
-KEPT = 6  # built plans of a graph: the best, and who may take its place: should it fail, or within the whole
+KEPT = 4  # built plans of a graph: the best, and who may take its place: should it fail, or within the whole
 HOPELESS = 3.0  # how many times the best a first run may take
 CLOSE = 1.15  # who is timed to the end
 TIE = 1.03  # cuDNN keeps a graph that another library, which takes most of a second to load, is not so much faster at
