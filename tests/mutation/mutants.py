@@ -782,8 +782,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "runtime_output_alias",
         "runtime",
         "backends.py",
-        "return place.copy()",
-        "return place",
+        "held = empty(np, type) if into is None else into",
+        "held = place if into is None else into",
         "an output shares memory with the arena or a constant",
     ),
     _m(
@@ -822,8 +822,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "storage_unpack",
         "runtime",
         "storage.py",
-        "return stored.transpose(np.argsort(order).tolist()) if order else stored",
-        "return stored.transpose(order) if order else stored",
+        "return array.transpose(np.argsort(order).tolist()) if order else array",
+        "return array.transpose(order) if order else array",
         "channels last is read back the wrong way round",
     ),
     _m(
