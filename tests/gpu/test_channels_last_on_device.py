@@ -61,10 +61,12 @@ def test_arrays_of_any_order(name: str, precision: str) -> None:
 def test_torch_tensors_keep_their_memory_format() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("onnxscript")
+    from fusec import torch_backend
+
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 1))
     net = net.cuda().half().eval().to(memory_format=torch.channels_last)
-    fast = torch.compile(net, backend="fusec", options={"tune": "none", "precision": "fp16"})
+    fast = torch.compile(net, backend=torch_backend.backend, options={"tune": "none", "precision": "fp16"})
     x = torch.randn(2, 16, 8, 8, device="cuda").half().to(memory_format=torch.channels_last)
     with torch.inference_mode():
         for _ in range(3):
