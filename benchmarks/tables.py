@@ -9,7 +9,18 @@ import sys
 from typing import Any
 
 from benchmarks.machine import RESULTS
-from benchmarks.tables_of_costs import builds, calls, choices, first_result, genstats, penalties, read, shapes, table
+from benchmarks.tables_of_costs import (
+    builds,
+    calls,
+    choices,
+    digits,
+    first_result,
+    genstats,
+    penalties,
+    read,
+    shapes,
+    table,
+)
 
 LIBRARIES = "ATEN"  # whose products torch.compile chose among, where not also among Triton's
 
@@ -282,7 +293,7 @@ def main() -> str:
     costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
-    on_gpu = [*peers(), *training(), *measured, *gpu_models()]
+    on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
     return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *builds()]).rstrip() + "\n"
 
 
