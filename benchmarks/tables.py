@@ -127,12 +127,11 @@ def _mark(row: dict[str, Any], who: str) -> str:
     return " *" if who.startswith("compile") and row.get("products") == LIBRARIES else ""
 
 
-def _elsewhere(row: dict[str, Any], who: str) -> str:
-    """Of a peer that was not in the run: its time in another, or why there is none."""
+def _beside(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
+    """A peer's time in the run, or why there is none, and that in another run."""
     found = row.get("elsewhere", {}).get(who)
-    if found is None:
-        return row.get("missing", {}).get(who, "not run")
-    return f"({found['median_ms']:.3f} beside {found['commit']})"
+    other = "" if found is None else f"({found['median_ms']:.3f} beside {found['commit']})"
+    return " ".join(said for said in (ms.get(who), other) if said) or row.get("missing", {}).get(who, "not run")
 
 
 def _marked(data: dict[str, Any]) -> str:
@@ -164,7 +163,7 @@ def peers() -> list[str]:
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
-                *(ms.get(who) or _elsewhere(row, who) for who in names),
+                *(_beside(row, who, ms) for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",
