@@ -40,6 +40,7 @@ class Precision:
                 _narrow_input(graph, value, storage, nodes[0] if nodes else graph.return_node)
         narrowed: dict[Literal, Literal] = {}
         for node in nodes:
+            _widen_sums(graph, node)
             if isinstance(node.op, Constant) and all(user is graph.return_node for user in node.result.users):
                 continue
             if isinstance(node.op, Cast) and node.op.to in _WIDE:
@@ -74,6 +75,14 @@ def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
             graph.set_input(node, index, narrow)
 
 
+def _widen_sums(graph: Graph, node: Node) -> None:
+    """Sums that an op reads are of the type of what they were taken from, or f32."""
+    for place in READS_SUMS.get(type(node.op), ()):
+        sums = node.operands[place]
+        if sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
+            graph.set_input(node, place, graph.add(Cast(DType.F32), sums, before=node))
+
+
 def _behind(graph: Graph, node: Node) -> Node:
     """The node after one in the graph's order."""
     nodes = list(graph.nodes)
@@ -82,8 +91,15 @@ def _behind(graph: Graph, node: Node) -> Node:
 
 
 def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:
-    """One cast for all users, but the return and casts: those read the input itself and lose nothing."""
-    users = [(n, i) for n, i in value.uses if n is not graph.return_node and not isinstance(n.op, Cast)]
+    """One cast for all users, but the return, casts, and what reads sums of f32: those read the input itself and lose
+    nothing."""
+    users = [
+        (n, i)
+        for n, i in value.uses
+        if n is not graph.return_node
+        and not isinstance(n.op, Cast)
+        and not (value.type.dtype is DType.F32 and i in READS_SUMS.get(type(n.op), ()))
+    ]
     if not users:
         return
     narrow = graph.add(Cast(storage), value, name=value.name, before=before)

@@ -22,8 +22,8 @@ from fusec.testing.edges import (
     is_exact,
     is_move,
     is_single,
-    near_ones,
     never_zero,
+    on_the_way,
     sum_length,
 )
 from fusec.testing.jumps import flips
@@ -244,9 +244,9 @@ class _Sampler:
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        ones = near_ones(node.op, not self.rounding.meaning)
-        if ones is not None:
-            absolute = self._unit(node) * ones(made.plain)
+        size = on_the_way(node.op, not self.rounding.meaning, operands, made.plain)
+        if size is not None:
+            absolute = self._unit(node) * size
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
         self._overflow(node, made.plain, samples, None if wide else stored, exact, operands)
         unstored = made.disturbed if not wide and stored in _HALVES else None
