@@ -40,6 +40,7 @@ def gpu() -> dict[str, Any]:
 KEYS = {
     "calls.json": ("model", "batch"),
     "choices.json": ("choice", "model", "batch", "precision"),
+    "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
     "penalties.json": ("penalty",),
 }

@@ -114,7 +114,7 @@ def case(
         executable.run(None, feeds)  # the first call may have left the library with another stream
         bench = measure(executable, feeds, 10)
     memory = executable.memory
-    row["peak_bytes"]["fusec"] = memory.nbytes + sum(a.nbytes for a in executable._constants.values())
+    row["peak_bytes"]["fusec"] = memory.nbytes + executable._constants.nbytes
     row |= {"limit_ms": bench.limit_us / 1000, "sum_ms": bench.sum_us / 1000, "call_us": bench.call.median_us}
     row["call_more_us"] = bench.more.median_us
     row["lanes"], row["recorded_otherwise_us"], _, _ = executable.recorded

@@ -9,7 +9,18 @@ import sys
 from typing import Any
 
 from benchmarks.machine import RESULTS
-from benchmarks.tables_of_costs import builds, calls, choices, first_result, genstats, penalties, read, shapes, table
+from benchmarks.tables_of_costs import (
+    builds,
+    calls,
+    choices,
+    digits,
+    first_result,
+    genstats,
+    penalties,
+    read,
+    shapes,
+    table,
+)
 
 LIBRARIES = "ATEN"  # whose products torch.compile chose among, where not also among Triton's
 
@@ -116,12 +127,11 @@ def _mark(row: dict[str, Any], who: str) -> str:
     return " *" if who.startswith("compile") and row.get("products") == LIBRARIES else ""
 
 
-def _elsewhere(row: dict[str, Any], who: str) -> str:
-    """Of a peer that was not in the run: its time in another, or why there is none."""
+def _beside(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
+    """A peer's time in the run, or why there is none, and that in another run."""
     found = row.get("elsewhere", {}).get(who)
-    if found is None:
-        return row.get("missing", {}).get(who, "not run")
-    return f"({found['median_ms']:.3f} beside {found['commit']})"
+    other = "" if found is None else f"({found['median_ms']:.3f} beside {found['commit']})"
+    return " ".join(said for said in (ms.get(who), other) if said) or row.get("missing", {}).get(who, "not run")
 
 
 def _marked(data: dict[str, Any]) -> str:
@@ -153,7 +163,7 @@ def peers() -> list[str]:
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
-                *(ms.get(who) or _elsewhere(row, who) for who in names),
+                *(_beside(row, who, ms) for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",
@@ -282,7 +292,7 @@ def main() -> str:
     costs = {"calls": calls, "choices": choices, "first_result": first_result, "penalties": penalties}
     costs |= {"genstats": genstats, "shapes": shapes}
     measured = [line for name, section in costs.items() if (RESULTS / f"{name}.json").exists() for line in section()]
-    on_gpu = [*peers(), *training(), *measured, *gpu_models()]
+    on_gpu = [*peers(), *training(), *digits(), *measured, *gpu_models()]
     return "\n".join([*head, *on_gpu, *light_models(), *scaling(), *builds()]).rstrip() + "\n"
 
 

@@ -320,3 +320,29 @@ def _in_a_step() -> list[str]:
         *table(["convolution", "result MB", "sums by the convolution us", "sums by the norm us", "faster"], rows),
         "",
     ]
+
+
+def digits() -> list[str]:
+    header = ["model", "where", "epochs", "right of the test images", "as ONNX, reloaded", "goal", "seconds", "commit"]
+    rows = [
+        [
+            row["model"],
+            row["where"],
+            row["epochs"],
+            f"{row['accuracy']:.2%}",
+            f"{row['reloaded']:.2%}",
+            f"{row['goal']:.1%}",
+            f"{row['seconds']:.1f}",
+            row["commit"][:7],
+        ]
+        for row in read("digits.json")["rows"]
+    ]
+    return [
+        "## Handwritten digits by the toy framework",
+        "",
+        "`benchmarks/digits.py`: whole runs of `examples/toy_framework/train_digits.py`, each in a process of its own, "
+        "from its start to the accuracy of the model that was exported and reloaded.",
+        "",
+        *table(header, rows),
+        "",
+    ]

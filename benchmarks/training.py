@@ -165,7 +165,7 @@ def case(
     row["ok"] = all(e <= TOLERANCE for e in row["loss_errors"].values())
     if executable is not None:
         memory, backend = executable.memory, executable.backend
-        parts = [memory.nbytes, *(a.nbytes for a in executable._constants.values())]
+        parts = [memory.nbytes, executable._constants.nbytes]
         parts += [a.nbytes for a in executable._held.values()]
         parts += [0 if backend._workspace is None else backend._workspace.nbytes]  # type: ignore[attr-defined]  # a GPU's
         parts += [backend._pool.total_bytes()]  # type: ignore[attr-defined]  # a GPU's

@@ -26,17 +26,14 @@ from fusec.gpu.forms import Decided
 from fusec.interface import Interface, TensorSpec, by_name, on_host
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.locked import Lock
-from fusec.lower_cudnn import Lowered
-from fusec.memory import MemoryPlan, alias, plan_memory
+from fusec.memory import MemoryPlan, plan_memory
 from fusec.must_fuse import assert_fused
-from fusec.ops import Concat
 from fusec.parallel import lanes, waits
 from fusec.program import Kind, Partition, inputs_of
-from fusec.reference import evaluate_node
 from fusec.shared import SharedWeights
-from fusec.storage import pack, unpack
+from fusec.steps import Constants, Steps
+from fusec.storage import unpack
 from fusec.verify import Report, verify
-from fusec.views import view_offset
 
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
 # small to fill the GPU.
@@ -75,7 +72,6 @@ class Executable:
         self.compiled = compiled
         self.backend = backend
         self.spent: Account | None = None
-        self._weights = weights
         graph = compiled.graph
         self.state = dict(compiled.options.state)
         self._interface = Interface(graph, self.state, backend.xp, backend.from_any)
@@ -89,11 +85,11 @@ class Executable:
         self._holds_inputs = False
         self.memory = self._planned()
         self._lock = threading.Lock()
-        self._constants: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self._constants = Constants(backend.xp, weights)
         self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
         self._places: dict[Value, Array] = {}
+        self._steps = Steps(backend, self._constants, self._places)
         self._saved: dict[Value, Array] = {}  # outputs that are old state
-        self.kernels: set[Partition] = set()
         self._launches: list[Callable[[], None]] = []
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
@@ -107,10 +103,10 @@ class Executable:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
         load_all(literal for literal, t in constants if weights is None or not weights.is_prepared(literal, t.order))
         for literal, type in constants:
-            self._constant(literal, type)
+            self._constants(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
-        backend.prepare(graphs, self.memory.nbytes + sum(array.nbytes for array in self._constants.values()), others)
+        backend.prepare(graphs, self.memory.nbytes + self._constants.nbytes, others)
 
     def _planned(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}
@@ -121,6 +117,11 @@ class Executable:
             if wider.nbytes <= memory.nbytes + SIDE_BY_SIDE_BYTES:
                 return wider
         return memory
+
+    @property
+    def kernels(self) -> set[Partition]:
+        """The steps that a kernel of fusec's runs; none before the first call."""
+        return self._steps.kernels
 
     @property
     def in_place(self) -> int:
@@ -243,7 +244,7 @@ class Executable:
                 raise ExecutionError(f"state {quote(name)} has no value: bind it first")
         with self._lock, self.backend.calling():
             self._allocate()
-            return {v.name: unpack(self._buffer(v), v.type) for v in self.compiled.graph.inputs}
+            return {v.name: unpack(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs}
 
     def hold_inputs(self) -> None:
         """From now on calls leave in `input_buffers` what they read, so that `replay` computes the same again. Their
@@ -282,10 +283,10 @@ class Executable:
         steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
         with self._lock, self.backend.calling():
             self._allocate()
-            inputs = [(self._buffer(v), v.type) for v in self.compiled.graph.inputs]
+            inputs = [(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs]
             works = [step if lowered is None else lowered.graph for step, lowered in steps]
-            for number in director(inputs, works, self._launches, lambda number: self._bound(*steps[number])):
-                self._launches[number] = self._bound(*steps[number])
+            for number in director(inputs, works, self._launches, lambda number: self._steps.bound(*steps[number])):
+                self._launches[number] = self._steps.bound(*steps[number])
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
         """Check the passes and each step, as it runs here, on random inputs against float64 references (`verify`).
@@ -310,12 +311,12 @@ class Executable:
         step = self.compiled.program.steps[index]
         if step.kind is not Kind.VIEW:  # whose results may be what it reads
             for value in step.outputs:
-                unpack(self._buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
+                unpack(self._steps.buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
         for value, array in operands.items():
             stored = array.astype(value.type.dtype.numpy)
-            self.backend.feeder(self._buffer(value), value.type)(stored)
+            self.backend.feeder(self._steps.buffer(value), value.type)(stored)
         self._launch(index)
-        results = {v: self.backend.fetcher(self._buffer(v), v.type)(None, True) for v in step.outputs}
+        results = {v: self.backend.fetcher(self._steps.buffer(v), v.type)(None, True) for v in step.outputs}
         self.backend.finish()
         return results
 
@@ -369,19 +370,6 @@ class Executable:
         partition, and there is at least one."""
         assert_fused(self.compiled.program, pattern)
 
-    def _constant(self, literal: Any, type: TensorType) -> Array:
-        """The device's copy of a literal in one memory order; shared by all steps that read it so."""
-        key = (id(literal), type.order)
-        if key not in self._constants:
-            xp = self.backend.xp
-
-            def packed() -> Array:
-                return pack(xp, xp.asarray(literal.array), type)
-
-            shared = self._weights
-            self._constants[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
-        return self._constants[key]
-
     def _execute(self, arrays: Sequence[Array | None]) -> None:
         """Read the inputs and run; results are then in memory."""
         if not self._ready:
@@ -421,7 +409,7 @@ class Executable:
             return None
         nodes, outputs = set(program.steps[0].nodes), set(program.graph.outputs)
         alone = {
-            place: unpack(self._buffer(v), v.type)
+            place: unpack(self._steps.buffer(v), v.type)
             for place, v in enumerate(program.graph.inputs)
             if v.uses and v not in outputs and nodes.issuperset(v.users)
         }
@@ -432,7 +420,8 @@ class Executable:
         if self._ready:
             return
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
-        self._places = {value: self._held[name] for name, value in self._kept.items()}
+        self._places.clear()
+        self._places |= {value: self._held[name] for name, value in self._kept.items()}
         self._places |= {new: self._places[old] for new, old in self._donated.items()}
         for value, start in self.memory.offsets.items():
             nbytes = value.type.span * value.type.dtype.itemsize
@@ -443,23 +432,23 @@ class Executable:
             if reads(self.compiled.program, value) in self._updates
         }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
-        self._launches = [self._bound(step, lowered) for step, lowered in steps]
+        self._launches = [self._steps.bound(step, lowered) for step, lowered in steps]
         graph = self.compiled.graph
-        self._feeders = [self.backend.feeder(self._buffer(v), v.type) for v in graph.inputs]
+        self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
         self._fetchers = [self.backend.fetcher(self._result(v), v.type) for v in graph.outputs]
         self._ready = True
 
     def _replace_state(self) -> None:
         """Copy the updates that could not be written in place; first, what outputs still want of the old state."""
         for value, saved in self._saved.items():
-            saved[...] = self._buffer(value)[: saved.size]
+            saved[...] = self._steps.buffer(value)[: saved.size]
         for old, new in self._updates.items():
             if new not in self._donated:
                 unpack(self._places[old], old.type)[...] = unpack(self._result(new), new.type)
 
     def _result(self, value: Value) -> Array:
         """The flat memory an output is read from after the last step."""
-        return self._saved[value] if value in self._saved else self._buffer(value)
+        return self._saved[value] if value in self._saved else self._steps.buffer(value)
 
     def _launch(self, index: int) -> None:
         """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
@@ -471,65 +460,5 @@ class Executable:
         except ExecutionError as error:
             if lowered is None or not self.backend.give_up(lowered.graph, str(error)):
                 raise ExecutionError(f"step {index} {step.signature}: {error}") from error
-            self._launches[index] = self._bound(step, lowered)
+            self._launches[index] = self._steps.bound(step, lowered)
             self._launch(index)
-
-    def _bound(self, step: Partition, lowered: Lowered | None) -> Callable[[], None]:
-        """What runs a step."""
-        if lowered is not None:
-            by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
-            buffers = {b.uid: self._constant(b.literal, b.type) for b in lowered.constants}
-            named = (*lowered.inputs, *lowered.outputs)
-            buffers |= {uid: lowered.part(uid, self._buffer(by_name[name])) for uid, name in named}
-            return self.backend.bind(lowered.graph, buffers)
-        if step.kind is Kind.VIEW:
-            return self._bound_view(step)
-        kernel = self.backend.kernel(step, self._memory)
-        if kernel is not None:
-            self.kernels.add(step)
-            return kernel
-        return lambda: self._run_reference(step)
-
-    def _bound_view(self, step: Partition) -> Callable[[], None]:
-        """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
-        (node,) = step.nodes
-        if isinstance(node.op, Concat):
-            return lambda: None
-        copies: list[tuple[Array, Array]] = []
-        for place, value in enumerate(node.results):
-            if not value.uses:
-                continue
-            source, start = self._buffer(node.operands[0]), view_offset(node, place)
-            part = source[start : start + value.type.span]
-            if alias(value, place) is None:
-                copies.append((self._places[value], part))
-            elif value not in self._places:  # a view of a constant
-                self._places[value] = part
-
-        def copy() -> None:
-            for target, part in copies:
-                target[...] = part
-
-        return copy
-
-    def _buffer(self, value: Value) -> Array:
-        """The flat memory of a value."""
-        literal = value.literal
-        return self._constant(literal, value.type) if literal is not None else self._places[value]
-
-    def _memory(self, value: Value, type: TensorType) -> Array:
-        """The flat memory of a value; a constant in the memory order of the type."""
-        literal = value.literal
-        return self._constant(literal, type) if literal is not None else self._places[value]
-
-    def _run_reference(self, step: Partition) -> None:
-        """The step's nodes one by one, each result rounded to its own type."""
-        held: dict[Value, Array] = {}
-        for node in step.nodes:
-            operands = [held[v] if v in held else unpack(self._buffer(v), v.type) for v in node.operands]
-            for value, array in zip(node.results, evaluate_node(node, operands, self.backend.xp), strict=True):
-                if array.dtype != value.type.dtype.numpy:
-                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-                held[value] = array
-        for value in step.outputs:
-            unpack(self._places[value], value.type)[...] = held[value]

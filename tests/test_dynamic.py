@@ -105,7 +105,7 @@ def test_each_shape_is_compiled_when_it_comes_and_kept() -> None:
 
 
 def prepared(exe: fusec.Executable) -> list[Array]:
-    return [array for array in exe._constants.values() if array.size > 16]
+    return [array for array in exe._constants.arrays.values() if array.size > 16]
 
 
 def test_weights_are_held_once_and_let_go_of() -> None:

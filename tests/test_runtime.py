@@ -273,7 +273,7 @@ def test_a_call_that_failed_half_way_is_made_again_step_by_step(
         raise ExecutionError("not now")
 
     with monkeypatch.context() as patched:
-        patched.setattr(net, "_bound", lambda step, lowered: fails)
+        patched.setattr(net._steps, "bound", lambda step, lowered: fails)
         with pytest.raises(ExecutionError, match="step 0 exp: not now"):
             net(x)
         with pytest.raises(ExecutionError, match="step 0 exp: not now"):

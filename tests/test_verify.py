@@ -170,7 +170,7 @@ def test_a_step_that_does_not_compute_what_it_should_is_seen(fault: str) -> None
     def wrong() -> None:
         if fault == "something else":
             launch()
-            net._buffer(result)[3] += 1
+            net._steps.buffer(result)[3] += 1
 
     net._launches[index] = wrong
     bad = [check.what for check in net.verify().checks if not check.ok]

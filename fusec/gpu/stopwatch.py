@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import cupy
@@ -52,7 +53,12 @@ class Stopwatch:
     def __init__(self, stream: Any):
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         self._cache_bytes = int(properties["l2CacheSize"])
-        self._stream, self._gate = stream, Gate()
+        self._stream = stream
+
+    @cached_property
+    def _gate(self) -> Gate:
+        """Made when something is timed: a program that is only loaded does without."""
+        return Gate()
 
     def overflows(self, footprint_bytes: int) -> bool:
         """Whether so much is more than the device's second-level cache holds."""

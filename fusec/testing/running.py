@@ -77,10 +77,10 @@ class _Watched(Executable):
     """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
-        constants = {key: array.tobytes() for key, array in self._constants.items()}
+        constants = {key: array.tobytes() for key, array in self._constants.arrays.items()}
         super()._execute(arrays)
         for key, bits in constants.items():
-            if self._constants[key].tobytes() != bits:
+            if self._constants.arrays[key].tobytes() != bits:
                 raise MismatchError("a constant was written while the program ran")
 
     def _launch(self, index: int) -> None:
@@ -96,7 +96,7 @@ class _Watched(Executable):
         self._overwrite(self._needed[index + 1])
 
     def _bits(self, value: Value) -> bytes:
-        return unpack(self._buffer(value), value.type).tobytes()
+        return unpack(self._steps.buffer(value), value.type).tobytes()
 
     @cached_property
     def _needed(self) -> list[list[Value]]:

@@ -70,8 +70,8 @@ def test_sizes_have_weights_and_kernels_in_common(machine: Machine, monkeypatch:
         assert all(isinstance(array, Array) for array in results)
         check(results, x)
     one, two = (exe.at({"x": (batch, 32)}) for batch in (1, 2))
-    assert one._constants
-    assert {id(a) for a in one._constants.values()} == {id(a) for a in two._constants.values()}
+    assert one._constants.arrays
+    assert {id(a) for a in one._constants.arrays.values()} == {id(a) for a in two._constants.arrays.values()}
     assert one.compiled.judge is two.compiled.judge
     assert made == ["cache"]
     assert {kernels for _, kernels in machine.emitted} == {None, "cache"}

@@ -765,7 +765,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_kernel_order",
         "runtime",
-        "runtime.py",
+        "steps.py",
         "unpack(self._places[value], value.type)[...] = held[value]",
         "unpack(self._places[value], TensorType(value.type.shape, value.type.dtype))[...] = held[value]",
         "kernels write rows whatever the order",
@@ -773,9 +773,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_view_offset",
         "runtime",
-        "runtime.py",
-        "source, start = self._buffer(node.operands[0]), view_offset(node, place)",
-        "source, start = self._buffer(node.operands[0]), view_offset(node, 0)",
+        "steps.py",
+        "source, start = self.buffer(node.operands[0]), view_offset(node, place)",
+        "source, start = self.buffer(node.operands[0]), view_offset(node, 0)",
         "a part that is copied out of a split is always the first",
     ),
     _m(

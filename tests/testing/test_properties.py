@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fusec import backends, ir, lower_cudnn, memory, printing, runtime
+from fusec import backends, ir, lower_cudnn, memory, printing, steps
 from fusec.errors import TargetError
 from fusec.ir import Constant, DType, Graph, Node, Value
 from fusec.lower_pointwise import Steps
@@ -444,7 +444,7 @@ def test_a_wrong_view_shows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_that_writes_its_input_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = runtime.evaluate_node
+    plain = steps.evaluate_node
 
     def in_place(node: Node, operands: list[Array], xp: Any) -> tuple[Array, ...]:
         results = plain(node, operands, xp)
@@ -453,7 +453,7 @@ def test_a_kernel_that_writes_its_input_shows(monkeypatch: pytest.MonkeyPatch) -
 
     lines = "%y = softmax(%x) {axis=1, log=false} : f32[4,6]\n%z = cosh(%x)"
     graph = parse(f'graph "g" (%x: f32[4,6]) {{\n{lines}\nreturn %y, %z\n}}')
-    monkeypatch.setattr(runtime, "evaluate_node", in_place)
+    monkeypatch.setattr(steps, "evaluate_node", in_place)
     fails(executable_agrees, graph, match="the executable: z differs")
     fails(buffers_never_alias, graph, match="wrote to %x, which is still needed")
 
@@ -488,18 +488,18 @@ def test_memory_used_again_too_early_shows(monkeypatch: pytest.MonkeyPatch) -> N
 def test_reading_memory_that_was_let_go_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A runtime that reads an operand of an earlier step gets what was written over it."""
     operands: list[Value] = []
-    plain = runtime.Executable._run_reference
+    plain = steps.Steps._run_reference
 
     def hoarding(self: Any, step: Any) -> None:
         plain(self, step)
         (node,) = step.nodes
         operands.append(node.operands[0])
         if node.op.name == "sign":
-            self._buffer(node.result)[...] = np.sign(self._buffer(operands[0])[-1:])
+            self.buffer(node.result)[...] = np.sign(self.buffer(operands[0])[-1:])
 
     lines = '%a = cosh(%x)\n%b = reduce(%a) {kind="mean", axes=[0], keepdims=true}\n%y = sign(%b)'
     graph = parse(f'graph "g" (%x: f32[4096]) {{\n{lines}\nreturn %y\n}}')
-    monkeypatch.setattr(runtime.Executable, "_run_reference", hoarding)
+    monkeypatch.setattr(steps.Steps, "_run_reference", hoarding)
     fails(buffers_never_alias, graph, match="with memory that nothing needs overwritten, output %y has other bits")
 
 

@@ -90,6 +90,9 @@ def test_sources_compile(architecture: int) -> None:
     sources = {launch.entry: launch.source for launch in launches if not launch.architecture}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     _compile(compiler, some, f"sm_{architecture}")
+    from fusec.gpu.stopwatch import SOURCE
+
+    _compile(compiler, [SOURCE], f"sm_{architecture}")
     if own:
         _compile(compiler, list(own.values())[::3], f"sm_{architecture}a")
 
