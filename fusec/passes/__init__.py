@@ -27,6 +27,7 @@ from fusec.passes.rewrite import Rewriter
 from fusec.passes.simplify import Simplify
 from fusec.passes.sums_in_front import SumsInFront
 from fusec.passes.upsampled import Upsampled
+from fusec.passes.views_behind import ViewsBehind
 from fusec.passes.widen_channels import WidenChannels
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
@@ -79,9 +80,10 @@ FINISH: tuple[Pass, ...] = (
     OwnViews(),
     # Only where it was asked for, and of the ops that are left.
     OrderGradients(),
-    # Last but one: a node made after it would have no considered memory order.
+    # Late: a node made after it would have no considered memory order.
     Layout(),
-    # Which it goes by, and keeps; behind whatever looks for a batch norm.
+    # Which these go by, and keep; the latter behind whatever looks for a batch norm.
+    ViewsBehind(),
     SumsInFront(),
 )
 
