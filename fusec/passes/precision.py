@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value
@@ -18,6 +19,7 @@ from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, 
 from fusec.passes.base import Options
 
 _WIDE = (DType.F64, DType.F32)
+ENDLESS = 1e30  # from here on a finite constant stands for an infinity, in masks
 # which results are sums, and which operands are made for them
 SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (0, 1)}
 READS_SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionBackward: (5,), BatchNormBySums: (3, 4)}
@@ -108,18 +110,23 @@ def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> N
 
 
 def _narrow(literal: Literal, storage: DType, name: str) -> Literal:
-    """The literal in the storage type, converted when it is first read; a warning if it overflows."""
+    """The literal in the storage type, converted when it is first read. What is finite stays so: a mask's least number
+    becomes that of the storage type, and hides as much, where an infinity would make rows of NaN. A warning where
+    numbers are lost that may have been meant."""
 
     def load() -> np.ndarray[Any, Any]:
+        wide, most = literal.array, ml_dtypes.finfo(storage.numpy).max
         with np.errstate(over="ignore"):
-            array = literal.array.astype(storage.numpy)
-        lost = int((np.isfinite(literal.array) & ~np.isfinite(array.astype(np.float32))).sum())
+            narrow = wide.astype(storage.numpy)
+        beyond = np.isfinite(wide) & np.isinf(narrow)
+        lost = int((beyond & (np.abs(wide) < ENDLESS)).sum())
         if lost:
             warnings.warn(
-                f"constant {name!r}: {lost} of {array.size} elements are out of {storage.value}'s range and became "
-                f"infinite; use precision {'fp32' if storage is DType.BF16 else 'bf16 or fp32'}",
+                f"constant {name!r}: {lost} of {wide.size} elements are out of {storage.value}'s range and became its "
+                "largest numbers; use precision bf16 or fp32",
                 stacklevel=2,
             )
-        return array
+        narrow[beyond] = np.copysign(most, narrow[beyond])
+        return narrow
 
     return Literal(literal.type.with_dtype(storage), load, literal.label, ("narrow", storage, name, literal.key))

@@ -102,7 +102,10 @@ class _Sampler:
         narrow = min(dtype, self.narrowest, key=_digits)
         if not self.rounding.meaning and narrow is dtype:
             return self._undisturbed(plain)  # stored as it is
-        return Samples(plain, self._stored(plain, [plain] * self.count, narrow, 0.0, None))
+        samples = self._stored(plain, [plain] * self.count, narrow, 0.0, None)
+        beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])  # which becomes the largest number, or infinite
+        samples[::2] = [np.where(beyond, np.copysign(np.inf, s), s) for s in samples[::2]]
+        return Samples(plain, samples)
 
     # nodes -----------------------------------------------------------------------------------------------
 

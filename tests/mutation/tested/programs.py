@@ -394,4 +394,22 @@ PROGRAMS: tuple[Mutant, ...] = (
         "views of a sum stand the wrong way round",
         "passes/test_cases.py",
     ),
+    _m(
+        "precision_endless",
+        "precision",
+        "passes/precision.py",
+        "        narrow[beyond] = np.copysign(most, narrow[beyond])\n",
+        "",
+        "the least number of f32 in a mask becomes an infinity",
+        "passes/test_precision.py",
+    ),
+    _m(
+        "precision_sums",
+        "precision",
+        "passes/precision.py",
+        "            _widen_sums(graph, node)\n",
+        "",
+        "sums of channels are narrowed to another type of 16 bits",
+        "regressions",
+    ),
 )
