@@ -44,8 +44,8 @@ class Constants:
 
 
 class Steps:
-    """places: the flat memory of values that are no constants. `kernels`: the steps that were found to run as one of
-    fusec's."""
+    """Binds steps to their memory. places: the flat memory of values that are no constants. `kernels`: the steps that
+    were found to run as a kernel of fusec's."""
 
     def __init__(self, backend: Backend, constants: Constants, places: dict[Value, Array]):
         self.kernels: set[Partition] = set()

@@ -23,22 +23,18 @@ from fusec.gpu.chosen_forms import Forms
 from fusec.gpu.chosen_plans import Plans
 from fusec.gpu.cublaslt import Blas, competitor
 from fusec.gpu.end_to_end import SECONDS, Found, descend
-from fusec.gpu.forms import (
-    Decided,
-)
+from fusec.gpu.forms import Decided
 from fusec.gpu.kept import Kept, Place, Suggested
 from fusec.gpu.kernels.launch import Launcher, Memory
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
 from fusec.gpu.samples import random_array
-from fusec.gpu.stopwatch import WARM_RUNS, Stopwatch
+from fusec.gpu.stopwatch import Stopwatch
 from fusec.ir import Array, TensorType
 from fusec.parallel import Waits
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry
 from fusec.program import Partition, Program
-
-KERNEL_RUNS = 7
 
 
 class CudnnBackend:
@@ -295,10 +291,7 @@ class CudnnBackend:
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
         """By events on the device; of what leaves in the cache what it reads, if that has room for it."""
         footprint_bytes = self.plans.footprint_bytes
-        if alone:
-            return [self._stopwatch.within_us(run, footprint_bytes) for _ in range(count)]
-        runs = 1 if self._stopwatch.overflows(footprint_bytes) else WARM_RUNS
-        return [self._stopwatch.us(run, runs) for _ in range(count)]
+        return [self._stopwatch.within_us(run, footprint_bytes, whole=not alone) for _ in range(count)]
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
         return AtOnce(self._streams) if at_once else self._streams.own_call()

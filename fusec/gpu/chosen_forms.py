@@ -45,9 +45,12 @@ KERNEL_RUNS = 7
 
 
 class Forms:
-    """plans: of cuDNN graphs. launcher: of kernels. stream: what is measured runs there. level: see `gpu.tune`. ways:
-    for the key of a kernel, that of the one to take of those that do the same. builders: compile kernels beforehand.
-    `decided`: what `improve` found."""
+    """The forms of a program's steps.
+
+    plans: of cuDNN graphs. launcher: of kernels. stream: what is measured runs there. level: see `gpu.tune`. ways: for
+    the key of a kernel, that of the one to take of those that do the same. builders: compile kernels beforehand.
+    `decided`: what `improve` found.
+    """
 
     def __init__(
         self,

@@ -60,14 +60,13 @@ class Stopwatch:
         """Made when something is timed: a program that is only loaded does without."""
         return Gate()
 
-    def overflows(self, footprint_bytes: int) -> bool:
-        """Whether so much is more than the device's second-level cache holds."""
-        return footprint_bytes > self._cache_bytes
-
-    def within_us(self, run: Callable[[], None], footprint_bytes: int) -> float:
-        """Microseconds of one run as it would go within a model that touches so much: where that is more than the cache
-        holds, operands come from memory when their turn comes."""
-        return self.us(run, swept=True) if self.overflows(footprint_bytes) else self.us(run, WARM_RUNS)
+    def within_us(self, run: Callable[[], None], footprint_bytes: int, whole: bool = False) -> float:
+        """Microseconds of one run as it would go within a model that touches so much: where that is more than the
+        second-level cache holds, operands come from memory when their turn comes. whole: the run is all of the model,
+        and leaves in the cache what it leaves."""
+        if footprint_bytes > self._cache_bytes:
+            return self.us(run, swept=not whole)
+        return self.us(run, WARM_RUNS)
 
     def us(self, run: Callable[[], None], runs: int = 1, swept: bool = False) -> float:
         """Microseconds of one run, of so many queued at once. swept: nothing of what they read is in the cache before

@@ -46,13 +46,12 @@ def _moved(graph: Graph, node: Node, value: Value) -> bool:
     others = {v: _unviewed(v, views) for v in node.operands if v is not value and not _is_number(v, source)}
     if not others or any(types is None or (single_use(v) and _is_product(v)) for v, types in others.items()):
         return False
-    inner = dict.fromkeys(node.operands, source)
-    for other in node.operands:
-        if other is not value:
-            inner[other] = other
-            for view, type in zip(views, others.get(other) or (), strict=False):
-                inner[other] = graph.insert(_inverse(view), [inner[other]], before=node, types=[type]).result
-    operands = [inner[v] for v in node.operands]
+    before = {value: source}
+    for other, types in others.items():
+        before[other] = other
+        for view, type in zip(views, types or (), strict=True):
+            before[other] = graph.insert(_inverse(view), [before[other]], before=node, types=[type]).result
+    operands = [before.get(v, v) for v in node.operands]
     found = graph.insert(node.op, operands, before=node, types=[source.type], origin=node.origin).result
     for view in reversed(views):
         found = graph.insert(view.op, [found], before=node, types=[view.result.type]).result

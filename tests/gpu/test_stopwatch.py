@@ -94,6 +94,9 @@ def test_what_fits_into_the_cache_is_timed_there(
     stopwatch().within_us(run, footprint_bytes)
     assert count == runs
     assert swept == ([2 << 20] if runs == 1 else [])
+    stopwatch().within_us(run, footprint_bytes, whole=True)
+    assert count == 2 * runs
+    assert len(swept) <= 1, "a whole model sweeps the cache itself"
 
 
 @pytest.mark.gpu
