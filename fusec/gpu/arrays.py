@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import cupy as _cupy
@@ -19,6 +20,16 @@ def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
     return held if held.dtype == dtype else held.view(dtype)
 
 
+@dataclass(frozen=True)
+class _Foreign:
+    """A stream of another library, as CUDA's stream protocol has it."""
+
+    pointer: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.pointer
+
+
 def on_stream(pointer: int) -> AbstractContextManager[Any]:
     """Another library's stream as the current one."""
-    return cupy.cuda.ExternalStream(pointer)
+    return cupy.cuda.Stream.from_external(_Foreign(pointer))
