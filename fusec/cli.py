@@ -155,7 +155,8 @@ def compile(
     print(f"{model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s")
     for kind in ("inputs", "outputs"):
         for spec in summary[kind]:
-            print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}")
+            lies = ", channels last" if "order" in spec else ""
+            print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}{lies}")
     print(f"  {words}")
 
 
@@ -371,6 +372,7 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
     def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
         return [
             {"name": name, "dtype": v.type.dtype.numpy.name, "shape": list(v.type.shape)}
+            | ({"order": list(v.type.order)} if v.type.order else {})
             for name, v in zip(names, values, strict=True)
         ]
 

@@ -82,6 +82,13 @@ def test_channels_last_is_the_same_for_all_commands(model: Path, tmp_path: Path)
     assert (late.exit_code, "is compiled already: --channels-last comes too late" in late.stderr) == (2, True)
 
 
+def test_compile_says_what_lies_channels_last(model: Path) -> None:
+    command = ("compile", model, *SHAPE, "--channels-last")
+    assert "input  x: float32 [1, 8, 8, 8], channels last\n" in fusec(*command).stdout
+    summary = json.loads(fusec(*command, "--json").stdout)
+    assert [spec["order"] for spec in (*summary["inputs"], *summary["outputs"])] == [[0, 2, 3, 1]] * 2
+
+
 def test_rounding_as_in_the_model_keeps_nothing_wide(model: Path) -> None:
     edges: dict[str, list[str]] = {}
     for rounding in ("fused", "source"):
