@@ -1,0 +1,323 @@
+"""Sources of group norms in one launch: blocks keep their part of an image in registers, tell each other what it comes
+to, and go on with what they kept.
+
+Blocks that share an image's groups are a cluster, whose blocks write into each other's shared memory; on GPUs without
+clusters they meet at a door, and all of them must be there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from fusec.gpu.kernels.chain import Chain, Space
+from fusec.gpu.kernels.expressions import literal
+from fusec.gpu.kernels.products import nested
+from fusec.gpu.kernels.spec import C_TYPES, Arguments, Kernel, ceil_div
+from fusec.ir import DType, Node, Value
+from fusec.ops import GroupNorm
+
+ARCHITECTURE = "sm_90"  # the first that has clusters
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Share:
+    """`blocks` share some groups of an image, of `own` channels: each goes through `rows` pixels at once."""
+
+    own: int
+    vector: int
+    rows: int
+    blocks: int
+    pixels: int
+    clustered: bool
+
+    @property
+    def lanes(self) -> int:
+        """Vectors of a pixel."""
+        return self.own // self.vector
+
+    @property
+    def block(self) -> int:
+        return self.rows * self.lanes
+
+    @property
+    def each(self) -> int:
+        """Pixels of a block; the last one may have fewer."""
+        return ceil_div(self.pixels, self.blocks)
+
+    @property
+    def rest(self) -> int:
+        """Those of the last one, if there is any for it."""
+        return self.pixels - (self.blocks - 1) * self.each
+
+    @property
+    def turns(self) -> int:
+        return ceil_div(self.each, self.rows)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all threads have as much to do."""
+        return self.each == self.turns * self.rows and self.rest == self.each
+
+
+@dataclass(frozen=True)
+class GroupSource:
+    """The source for a norm, nodes before and behind it, and what is stored of these (early, late)."""
+
+    anchor: Node
+    op: GroupNorm
+    before: Sequence[Node]
+    behind: Sequence[Node]
+    early: Sequence[Value]
+    late: Sequence[Value]
+    share: Share
+
+    @property
+    def _x(self) -> Value:
+        return self.anchor.operands[0]
+
+    @property
+    def _members(self) -> int:
+        """Channels of a group."""
+        return self._x.type.shape[1] // self.op.groups
+
+    @property
+    def _groups(self) -> int:
+        """Of a block."""
+        return self.share.own // self._members
+
+    @property
+    def _columns(self) -> int:
+        """Into which the channels of an image fall, each for other blocks."""
+        return self._x.type.shape[1] // self.share.own
+
+    @property
+    def _parts(self) -> int:
+        """Groups that a vector may have channels of."""
+        v, m = self.share.vector, self._members
+        return max((lane * v + v - 1) // m - lane * v // m + 1 for lane in range(self.share.lanes))
+
+    @property
+    def _vectors(self) -> int:
+        """That a group may have channels in."""
+        v, m = self.share.vector, self._members
+        return max((g * m + m - 1) // v - g * m // v + 1 for g in range(self._groups))
+
+    @property
+    def shared_bytes(self) -> int:
+        """That the source declares."""
+        return 4 * (2 * self._parts * self.share.block + 2 * self._groups)
+
+    def kernel(self) -> Kernel:
+        share, arguments = self.share, Arguments()
+        teams = self._x.type.shape[0] * self._columns
+        lines = [*self._begun(), *self._taken(arguments), *self._summed(), *self._together(arguments, teams)]
+        lines += self._written(arguments)
+        cluster = share.blocks if share.clustered else 1
+        launch = arguments.launch("group_norm_kept", lines, teams * share.blocks, share.block, cluster=cluster)
+        if share.clustered:
+            met = 8 * share.blocks * self._groups
+            launch = replace(launch, resident_bytes=met, architecture=ARCHITECTURE)
+        else:
+            launch = replace(launch, meets=share.blocks > 1)
+        scratch_bytes = 8 * launch.grid * self._groups if launch.meets else 0
+        name = "+".join(node.op.name for node in (*self.before, self.anchor, *self.behind))
+        return Kernel(name, (launch,), scratch_bytes)
+
+    def _begun(self) -> list[str]:
+        """Which image, channels and pixels a thread is about."""
+        share = self.share
+        lines = ["__shared__ u64 box;", "RESIDENT(told);"] if share.clustered else []
+        lines += ["float* met = reinterpret_cast<float*>(told);"] if share.clustered else []
+        lines += [
+            f"__shared__ float parts[2][{self._parts}][{share.block}], means[{self._groups}], factors[{self._groups}];",
+            f"const u32 lane = threadIdx.x % {share.lanes}u, row = threadIdx.x / {share.lanes}u;",
+            f"const u32 team = blockIdx.x / {share.blocks}u, chunk = blockIdx.x % {share.blocks}u;",
+            f"const u32 image = team / {self._columns}u, own = lane * {share.vector}u;",
+            f"const u32 channel = team % {self._columns}u * {share.own}u + own;",
+            f"const u32 begin = chunk * {share.each}u;",
+        ]
+        if not share.is_even:
+            last = f"chunk == {share.blocks - 1}u ? {share.pixels}u : begin + {share.each}u"
+            lines.append(f"const u32 end = {last};")
+        if share.clustered:
+            lines.append(f"expect(&box, {8 * share.blocks * self._groups}u);")
+        return lines
+
+    def _space(self) -> Space:
+        x = self._x.type
+        return Space(x.shape, ("image", "channel", *(None,) * (x.rank - 3), "p"), 1, self.share.vector)
+
+    def _pixel(self) -> str:
+        """Of turn `i`."""
+        return f"begin + row + i * {self.share.rows}u"
+
+    def _taken(self, arguments: Arguments) -> list[str]:
+        """What a thread keeps, in `taken`: what lies beyond the end is the first pixel again."""
+        share, chain, c_type = self.share, Chain(self._space(), arguments), C_TYPES[self._x.type.dtype]
+        pack = f"{c_type}, {share.vector}"
+        lines = [f"Pack<{pack}> taken[{share.turns}];", "#pragma unroll"]
+        lines.append(f"for (u32 i = 0; i < {share.turns}u; ++i) {{")
+        if share.is_even:
+            lines.append(f"const u32 p = {self._pixel()};")
+        else:
+            lines.append(f"const u32 wanted = {self._pixel()}, p = wanted < end ? wanted : begin;")
+        if not self.before:
+            place = f"{arguments.read(self._x)} + ({chain.space.offset(self._x.type)})"
+            return [*lines, f"taken[i] = load_pack<{pack}>({place});", "}"]
+        for node in self.before:
+            chain.apply(node)
+        for value in self.early:
+            chain.store(value)
+        chain.inside.append(f"taken[i].v[j] = {chain.as_stored(self._x)};")
+        return [*lines, *chain.lines(), "}"]
+
+    def _each_element(self, *body: str) -> list[str]:
+        """The body for each element `e` that a thread kept; it is `live` if it is there."""
+        share = self.share
+        live = "true" if share.is_even else f"{self._pixel()} < end"
+        loops = nested([("j", share.vector)], "const float e = wide(taken[i].v[j]);", *body)
+        head = ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
+        return [*head, f"const bool live = {live};", *loops, "}"]
+
+    def _turns(self, row: str) -> str:
+        """Pixels that the threads of a row have."""
+        share = self.share
+        if share.is_even:
+            return f"{share.turns}u"
+        left = f"end - begin + {share.rows - 1}u - {row}"
+        return f"({left}) / {share.rows}u"
+
+    def _summed(self) -> list[str]:
+        """Of each thread, for each group that it has channels of: the mean of its elements, and squares around that."""
+        v, parts, m = self.share.vector, self._parts, self._members
+        lines = [f"float sums[{v}], squares[{v}], around[{v}], mean_of[{parts}], squares_of[{parts}];"]
+        lines += nested([("j", v)], "sums[j] = squares[j] = around[j] = 0.0f;")
+        lines += self._each_element("sums[j] += live ? e : 0.0f;")
+        lines += [f"const u32 first = own / {m}u;", f"const float turns = float({self._turns('row')});"]
+        lines += [] if parts == 1 else [f"const int split = (first + 1u) * {m}u - own;"]
+        mine = self._mine
+        added = nested([("j", v)], f"if ({mine}) {{ sum += sums[j]; count += turns; }}")
+        spread = nested([("j", v)], f"if ({mine}) around[j] = mean_of[k];")
+        mean = "mean_of[k] = count > 0.0f ? quick_div(sum, count) : 0.0f;"
+        lines += nested([("k", parts)], "float sum = 0.0f, count = 0.0f;", *added, mean, *spread)
+        lines += self._each_element("const float d = live ? e - around[j] : 0.0f;", "squares[j] += d * d;")
+        added = nested([("j", v)], f"if ({mine}) squares_of[k] += squares[j];")
+        return [*lines, *nested([("k", parts)], "squares_of[k] = 0.0f;", *added)]
+
+    @property
+    def _mine(self) -> str:
+        """Whether channel `j` of a thread belongs to the group that is number `k` of the thread's."""
+        m, last = self._members, self._parts - 1
+        return f"(k == 0 || j >= split + (k - 1) * {m}) && (k == {last} || j < split + k * {m})" if last else "true"
+
+    def _together(self, arguments: Arguments, teams: int) -> list[str]:
+        """Mean and factor of each group of a block, in `means` and `factors`."""
+        share, groups = self.share, self._groups
+        lines = ["wait_for_cluster();"] if share.clustered else []  # all its blocks are there
+        stored = "parts[0][k][threadIdx.x] = mean_of[k];", "parts[1][k][threadIdx.x] = squares_of[k];"
+        lines += [*nested([("k", self._parts)], *stored), "__syncthreads();"]
+        scratch = arguments.scratch() if share.blocks > 1 and not share.clustered else ""
+        if share.clustered:
+            place = f"met + 2u * (chunk * {groups}u + g)"
+            lines += self._of_block(f"if (at < {share.blocks}u) tell({place}, &box, at, mean, sum);")
+            lines += [*self._parameters(arguments), "wait_for_all_told(&box);"]
+            return lines + self._of_all(lambda c, n: f"met[2u * ({c} * {groups}u + g) + {n}u]")
+        if share.blocks > 1:
+            place = f"{scratch} + 2u * (blockIdx.x * {groups}u + g)"
+            lines += self._of_block(f"if (at == 0u) {{ ({place})[0] = mean; ({place})[1] = sum; }}")
+            door = f"{arguments.doors(teams)} + team * DOOR"
+            lines += [*self._parameters(arguments), f"meet({door}, {share.blocks}u);"]
+            first = f"{scratch} + 2u * (team * {share.blocks * groups}u + g)"
+            return lines + self._of_all(lambda c, n: f"across({first} + {c} * {2 * groups} + {n})")
+        ended = f"if (at == 0u) {{ means[g] = mean; factors[g] = {self._factor('sum')}; }}"
+        return [*lines, *self._parameters(arguments), *self._of_block(ended), "__syncthreads();"]
+
+    def _of_block(self, then: str) -> list[str]:
+        """A warp for each group, which goes on with its mean and the squares around that, in `sum`."""
+        share, m, v = self.share, self._members, self.share.vector
+        inside = "" if self._is_uniform else "if (low + s <= high)"
+        entry = f"r * {share.lanes}u + low + s"
+        weight = f"float({self._turns('r')}) * channels"
+
+        def added(term: str) -> list[str]:
+            return [
+                *("#pragma unroll", f"for (u32 s = 0; s < {self._vectors}u; ++s) {inside} {{"),
+                f"const u32 l = (low + s) * {v}u, k = g - l / {m}u, h = l + {v}u, o = g * {m}u;",
+                f"const float channels = float((h < o + {m}u ? h : o + {m}u) - (l > o ? l : o));",
+                *("#pragma unroll", f"for (u32 r = at; r < {share.rows}u; r += {WARP}u) {term}"),
+                *("}", "#pragma unroll"),
+                "for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);",
+            ]
+
+        pixels = f"{share.each * m}.0f" if share.is_even else f"float((end - begin) * {m}u)"
+        far = f"const float d = parts[0][k][{entry}] - mean; sum += parts[1][k][{entry}] + {weight} * d * d;"
+        return [
+            f"for (u32 g = threadIdx.x / {WARP}u; g < {self._groups}u; g += {share.block // WARP}u) {{",
+            f"const u32 at = threadIdx.x % {WARP}u, low = g * {m}u / {v}u, high = (g * {m}u + {m - 1}u) / {v}u;",
+            "float sum = 0.0f;",
+            *added(f"sum += {weight} * parts[0][k][{entry}];"),
+            f"const float mean = sum / {pixels};",
+            "sum = 0.0f;",
+            *added(f"{{ {far} }}"),
+            then,
+            "}",
+        ]
+
+    @property
+    def _is_uniform(self) -> bool:
+        """Whether all groups have channels in as many vectors."""
+        v, m = self.share.vector, self._members
+        return len({(g * m + m - 1) // v - g * m // v for g in range(self._groups)}) == 1
+
+    def _of_all(self, part: Callable[[str, int], str]) -> list[str]:
+        """What blocks came to together, a thread for each group. part: mean or squares of block `c`."""
+        share, m = self.share, self._members
+        count = f"{share.each * m}.0f"
+        if share.rest != share.each:
+            count = f"(c == {share.blocks - 1}u ? {share.rest * m}.0f : {count})"
+        total, loops = f"{share.pixels * m}.0f", [("c", share.blocks)]
+        return [
+            f"for (u32 g = threadIdx.x; g < {self._groups}u; g += {share.block}u) {{",
+            f"float mean_of_block[{share.blocks}], squares_of_block[{share.blocks}], sum = 0.0f, spread = 0.0f;",
+            *nested(loops, f"mean_of_block[c] = {part('c', 0)};", f"squares_of_block[c] = {part('c', 1)};"),
+            *nested(loops, f"sum += {count} * mean_of_block[c];"),
+            f"const float mean = sum / {total};",
+            *nested(
+                loops,
+                "const float d = mean_of_block[c] - mean;",
+                f"spread += squares_of_block[c] + {count} * d * d;",
+            ),
+            "means[g] = mean;",
+            f"factors[g] = {self._factor('spread')};",
+            "}",
+            "__syncthreads();",
+        ]
+
+    def _factor(self, squares: str) -> str:
+        count = self.share.pixels * self._members
+        return f"1.0f / sqrt({squares} / {count}.0f + {literal(self.op.epsilon, DType.F32)})"
+
+    def _parameters(self, arguments: Arguments) -> list[str]:
+        """Scale and bias of a thread's channels, asked for while blocks wait."""
+        pack = f"{C_TYPES[self._x.type.dtype]}, {self.share.vector}"
+        pointers = zip(("scale", "bias"), (arguments.read(v) for v in self.anchor.operands[1:]), strict=True)
+        return [f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + channel);" for name, pointer in pointers]
+
+    def _written(self, arguments: Arguments) -> list[str]:
+        share, chain = self.share, Chain(self._space(), arguments, "w")
+        lines = [f"float mean[{share.vector}], factor[{share.vector}], shift[{share.vector}];"]
+        at = "first" if self._parts == 1 else f"first + k < {self._groups}u ? first + k : first"
+        of_group = f"const u32 g = {at};", "const float mean_of_group = means[g], factor_of_group = factors[g];"
+        own = "mean[j] = mean_of_group; factor[j] = factor_of_group * wide(scale.v[j]); shift[j] = wide(bias.v[j]);"
+        each = nested([("j", share.vector)], f"if ({self._mine}) {{ {own} }}")
+        lines += nested([("k", self._parts)], *of_group, *each)
+        chain.known[self._x] = "wide(taken[i].v[j])"
+        chain.define(self.anchor.result, "(wide(taken[i].v[j]) - mean[j]) * factor[j] + shift[j]")
+        for node in self.behind:
+            chain.apply(node)
+        for value in self.late:
+            chain.store(value)
+        lines += ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{", f"const u32 p = {self._pixel()};"]
+        return [*lines, *([] if share.is_even else ["if (p < end)"]), *chain.lines(), "}"]
