@@ -235,7 +235,8 @@ class GroupSource:
         return [*lines, *self._parameters(arguments), *self._of_block(ended), "__syncthreads();"]
 
     def _of_block(self, then: str) -> list[str]:
-        """A warp for each group, which goes on with its mean and the squares around that, in `sum`."""
+        """A warp for each group, which goes on with its mean and the squares around that, in `sum`. Means are put
+        together around one of them."""
         share, m, v = self.share, self._members, self.share.vector
         inside = "" if self._is_uniform else "if (low + s <= high)"
         entry = f"r * {share.lanes}u + low + s"
@@ -251,14 +252,15 @@ class GroupSource:
                 "for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);",
             ]
 
-        pixels = f"{share.each * m}.0f" if share.is_even else f"float((end - begin) * {m}u)"
+        each = f"1.0f / {share.each * m}.0f" if share.is_even else f"1.0f / float((end - begin) * {m}u)"
         far = f"const float d = parts[0][k][{entry}] - mean; sum += parts[1][k][{entry}] + {weight} * d * d;"
         return [
             f"for (u32 g = threadIdx.x / {WARP}u; g < {self._groups}u; g += {share.block // WARP}u) {{",
             f"const u32 at = threadIdx.x % {WARP}u, low = g * {m}u / {v}u, high = (g * {m}u + {m - 1}u) / {v}u;",
+            f"const float near = parts[0][g - low * {v}u / {m}u][low];",
             "float sum = 0.0f;",
-            *added(f"sum += {weight} * parts[0][k][{entry}];"),
-            f"const float mean = sum / {pixels};",
+            *added(f"sum += {weight} * (parts[0][k][{entry}] - near);"),
+            f"const float mean = near + sum * ({each});",
             "sum = 0.0f;",
             *added(f"{{ {far} }}"),
             then,
@@ -274,16 +276,15 @@ class GroupSource:
     def _of_all(self, part: Callable[[str, int], str]) -> list[str]:
         """What blocks came to together, a thread for each group. part: mean or squares of block `c`."""
         share, m = self.share, self._members
-        count = f"{share.each * m}.0f"
+        count, loops = f"{share.each * m}.0f", [("c", share.blocks)]
         if share.rest != share.each:
             count = f"(c == {share.blocks - 1}u ? {share.rest * m}.0f : {count})"
-        total, loops = f"{share.pixels * m}.0f", [("c", share.blocks)]
         return [
             f"for (u32 g = threadIdx.x; g < {self._groups}u; g += {share.block}u) {{",
             f"float mean_of_block[{share.blocks}], squares_of_block[{share.blocks}], sum = 0.0f, spread = 0.0f;",
             *nested(loops, f"mean_of_block[c] = {part('c', 0)};", f"squares_of_block[c] = {part('c', 1)};"),
-            *nested(loops, f"sum += {count} * mean_of_block[c];"),
-            f"const float mean = sum / {total};",
+            *nested(loops, f"sum += {count} * (mean_of_block[c] - mean_of_block[0]);"),
+            f"const float mean = mean_of_block[0] + sum * (1.0f / {share.pixels * m}.0f);",
             *nested(
                 loops,
                 "const float d = mean_of_block[c] - mean;",
@@ -297,7 +298,7 @@ class GroupSource:
 
     def _factor(self, squares: str) -> str:
         count = self.share.pixels * self._members
-        return f"1.0f / sqrt({squares} / {count}.0f + {literal(self.op.epsilon, DType.F32)})"
+        return f"1.0f / sqrt({squares} * (1.0f / {count}.0f) + {literal(self.op.epsilon, DType.F32)})"
 
     def _parameters(self, arguments: Arguments) -> list[str]:
         """Scale and bias of a thread's channels, asked for while blocks wait."""
