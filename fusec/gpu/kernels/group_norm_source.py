@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.products import nested
-from fusec.gpu.kernels.spec import C_TYPES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.spec import C_TYPES, VECTOR_BYTES, Arguments, Kernel, ceil_div
 from fusec.ir import DType, Node, Value
 from fusec.ops import GroupNorm
 
@@ -31,6 +31,7 @@ class Share:
     blocks: int
     pixels: int
     clustered: bool
+    shared: bool = False  # kept in shared memory, not in registers
 
     @property
     def lanes(self) -> int:
@@ -117,10 +118,10 @@ class GroupSource:
         cluster = share.blocks if share.clustered else 1
         launch = arguments.launch("group_norm_kept", lines, teams * share.blocks, share.block, cluster=cluster)
         if share.clustered:
-            met = 8 * share.blocks * self._groups
-            launch = replace(launch, resident_bytes=met, architecture=ARCHITECTURE)
+            launch = replace(launch, architecture=ARCHITECTURE)
         else:
             launch = replace(launch, meets=share.blocks > 1)
+        launch = replace(launch, resident_bytes=self._met_bytes + self._kept_bytes)
         scratch_bytes = 8 * launch.grid * self._groups if launch.meets else 0
         name = "+".join(node.op.name for node in (*self.before, self.anchor, *self.behind))
         return Kernel(name, (launch,), scratch_bytes)
@@ -128,8 +129,12 @@ class GroupSource:
     def _begun(self) -> list[str]:
         """Which image, channels and pixels a thread is about."""
         share = self.share
-        lines = ["__shared__ u64 box;", "RESIDENT(told);"] if share.clustered else []
+        lines = ["__shared__ u64 box;"] if share.clustered else []
+        lines += ["RESIDENT(told);"] if share.clustered or share.shared else []
         lines += ["float* met = reinterpret_cast<float*>(told);"] if share.clustered else []
+        if share.shared:
+            pack = f"Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}>"
+            lines.append(f"{pack}* taken = reinterpret_cast<{pack}*>(told + {self._met_bytes}u) + threadIdx.x;")
         lines += [
             f"__shared__ float parts[2][{self._parts}][{share.block}], means[{self._groups}], factors[{self._groups}];",
             f"const u32 lane = threadIdx.x % {share.lanes}u, row = threadIdx.x / {share.lanes}u;",
@@ -145,6 +150,22 @@ class GroupSource:
             lines.append(f"expect(&box, {8 * share.blocks * self._groups}u);")
         return lines
 
+    @property
+    def _unrolled(self) -> str:
+        return "#pragma unroll 1" if self.share.shared else "#pragma unroll"
+
+    @property
+    def _met_bytes(self) -> int:
+        return ceil_div(8 * self.share.blocks * self._groups, 16) * 16 if self.share.clustered else 0
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self.share.turns * self.share.block * VECTOR_BYTES if self.share.shared else 0
+
+    @property
+    def _mine_of_turn(self) -> str:
+        return f"taken[i * {self.share.block}u]" if self.share.shared else "taken[i]"
+
     def _space(self) -> Space:
         x = self._x.type
         return Space(x.shape, ("image", "channel", *(None,) * (x.rank - 3), "p"), 1, self.share.vector)
@@ -157,7 +178,7 @@ class GroupSource:
         """What a thread keeps, in `taken`: what lies beyond the end is the first pixel again."""
         share, chain, c_type = self.share, Chain(self._space(), arguments), C_TYPES[self._x.type.dtype]
         pack = f"{c_type}, {share.vector}"
-        lines = [f"Pack<{pack}> taken[{share.turns}];", "#pragma unroll"]
+        lines = ["#pragma unroll"] if share.shared else [f"Pack<{pack}> taken[{share.turns}];", "#pragma unroll"]
         lines.append(f"for (u32 i = 0; i < {share.turns}u; ++i) {{")
         if share.is_even:
             lines.append(f"const u32 p = {self._pixel()};")
@@ -165,20 +186,29 @@ class GroupSource:
             lines.append(f"const u32 wanted = {self._pixel()}, p = wanted < end ? wanted : begin;")
         if not self.before:
             place = f"{arguments.read(self._x)} + ({chain.space.offset(self._x.type)})"
+            if share.shared:
+                return [
+                    *lines,
+                    f"copy_ahead<16>(&{self._mine_of_turn}, {place});",
+                    "}",
+                    "copied();",
+                    "wait_for_copies<0>();",
+                ]
             return [*lines, f"taken[i] = load_pack<{pack}>({place});", "}"]
         for node in self.before:
             chain.apply(node)
         for value in self.early:
             chain.store(value)
-        chain.inside.append(f"taken[i].v[j] = {chain.as_stored(self._x)};")
+        chain.inside.append(f"{self._mine_of_turn}.v[j] = {chain.as_stored(self._x)};")
         return [*lines, *chain.lines(), "}"]
 
     def _each_element(self, *body: str) -> list[str]:
         """The body for each element `e` that a thread kept; it is `live` if it is there."""
         share = self.share
         live = "true" if share.is_even else f"{self._pixel()} < end"
-        loops = nested([("j", share.vector)], "const float e = wide(taken[i].v[j]);", *body)
-        head = ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
+        loops = nested([("j", share.vector)], "const float e = wide(pack.v[j]);", *body)
+        loops = [f"const Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}> pack = {self._mine_of_turn};", *loops]
+        head = [self._unrolled, f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
         return [*head, f"const bool live = {live};", *loops, "}"]
 
     def _turns(self, row: str) -> str:
@@ -314,11 +344,12 @@ class GroupSource:
         own = "mean[j] = mean_of_group; factor[j] = factor_of_group * wide(scale.v[j]); shift[j] = wide(bias.v[j]);"
         each = nested([("j", share.vector)], f"if ({self._mine}) {{ {own} }}")
         lines += nested([("k", self._parts)], *of_group, *each)
-        chain.known[self._x] = "wide(taken[i].v[j])"
-        chain.define(self.anchor.result, "(wide(taken[i].v[j]) - mean[j]) * factor[j] + shift[j]")
+        chain.before.append(f"const Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}> pack = {self._mine_of_turn};")
+        chain.known[self._x] = "wide(pack.v[j])"
+        chain.define(self.anchor.result, "(wide(pack.v[j]) - mean[j]) * factor[j] + shift[j]")
         for node in self.behind:
             chain.apply(node)
         for value in self.late:
             chain.store(value)
-        lines += ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{", f"const u32 p = {self._pixel()};"]
+        lines += [self._unrolled, f"for (u32 i = 0; i < {share.turns}u; ++i) {{", f"const u32 p = {self._pixel()};"]
         return [*lines, *([] if share.is_even else ["if (p < end)"]), *chain.lines(), "}"]
