@@ -73,7 +73,7 @@ def _fullest(share: Share, teams: int, most: int) -> Share | None:
     """With as few blocks as fill the GPU and can keep what they read."""
     best = None
     while share.blocks <= most and share.rest > 0 and (share.each >= share.rows or share.blocks == 1):
-        if share.turns <= MOST_KEPT and share.block <= 1024 and teams * share.blocks >= FEW:
+        if share.turns <= MOST_KEPT and share.own <= share.block <= 1024 and teams * share.blocks >= FEW:
             best = share
             if share.turns <= KEPT and teams * share.blocks >= ENOUGH:
                 break

@@ -108,7 +108,8 @@ class GroupSource:
     @property
     def shared_bytes(self) -> int:
         """That the source declares."""
-        return 4 * (2 * self._parts * self.share.block + 2 * self._groups)
+        alone = 2 * self._groups if self.share.blocks == 1 else 0
+        return 4 * (2 * self._parts * self.share.block + 3 * self.share.own + alone)
 
     def kernel(self) -> Kernel:
         share, arguments = self.share, Arguments()
@@ -132,11 +133,14 @@ class GroupSource:
         lines = ["__shared__ u64 box;"] if share.clustered else []
         lines += ["RESIDENT(told);"] if share.clustered or share.shared else []
         lines += ["float* met = reinterpret_cast<float*>(told);"] if share.clustered else []
+        lines += [f"__shared__ float met[{2 * self._groups}];"] if share.blocks == 1 else []
         if share.shared:
             pack = f"Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}>"
             lines.append(f"{pack}* taken = reinterpret_cast<{pack}*>(told + {self._met_bytes}u) + threadIdx.x;")
+        tables = ", ".join(f"{name}[{share.lanes}]" for name in ("means", "factors", "shifts"))
         lines += [
-            f"__shared__ float parts[2][{self._parts}][{share.block}], means[{self._groups}], factors[{self._groups}];",
+            f"__shared__ float parts[2][{self._parts}][{share.block}];",
+            f"__shared__ Pack<float, {share.vector}> {tables};",
             f"const u32 lane = threadIdx.x % {share.lanes}u, row = threadIdx.x / {share.lanes}u;",
             f"const u32 team = blockIdx.x / {share.blocks}u, chunk = blockIdx.x % {share.blocks}u;",
             f"const u32 image = team / {self._columns}u, own = lane * {share.vector}u;",
@@ -228,10 +232,15 @@ class GroupSource:
         lines += [f"const u32 first = own / {m}u;", f"const float turns = float({self._turns('row')});"]
         lines += [] if parts == 1 else [f"const int split = (first + 1u) * {m}u - own;"]
         mine = self._mine
-        added = nested([("j", v)], f"if ({mine}) {{ sum += sums[j]; count += turns; }}")
+        added = nested([("j", v)], f"if ({mine}) sum += sums[j];")
+        count = f"const float count = turns * {v}.0f;"
+        if parts > 1:
+            low, high = f"k == 0 ? 0 : split + (k - 1) * {m}", f"k == {parts - 1} ? {v} : split + k * {m}"
+            count = f"const int low = {low}, high = {high}; "
+            count += f"const float count = turns * float((high < {v} ? high : {v}) - (low < {v} ? low : {v}));"
         spread = nested([("j", v)], f"if ({mine}) around[j] = mean_of[k];")
         mean = "mean_of[k] = count > 0.0f ? quick_div(sum, count) : 0.0f;"
-        lines += nested([("k", parts)], "float sum = 0.0f, count = 0.0f;", *added, mean, *spread)
+        lines += nested([("k", parts)], count, "float sum = 0.0f;", *added, mean, *spread)
         lines += self._each_element("const float d = live ? e - around[j] : 0.0f;", "squares[j] += d * d;")
         added = nested([("j", v)], f"if ({mine}) squares_of[k] += squares[j];")
         return [*lines, *nested([("k", parts)], "squares_of[k] = 0.0f;", *added)]
@@ -261,8 +270,13 @@ class GroupSource:
             lines += [*self._parameters(arguments), f"meet({door}, {share.blocks}u);"]
             first = f"{scratch} + 2u * (team * {share.blocks * groups}u + g)"
             return lines + self._of_all(lambda c, n: f"across({first} + {c} * {2 * groups} + {n})")
-        ended = f"if (at == 0u) {{ means[g] = mean; factors[g] = {self._factor('sum')}; }}"
-        return [*lines, *self._parameters(arguments), *self._of_block(ended), "__syncthreads();"]
+        lines += self._of_block("if (at == 0u) { met[2u * g] = mean; met[2u * g + 1u] = sum; }")
+        return [
+            *lines,
+            *self._parameters(arguments),
+            "__syncthreads();",
+            *self._of_all(lambda _, n: f"met[2u * g + {n}u]"),
+        ]
 
     def _of_block(self, then: str) -> list[str]:
         """A warp for each group, which goes on with its mean and the squares around that, in `sum`. Means are put
@@ -304,13 +318,15 @@ class GroupSource:
         return len({(g * m + m - 1) // v - g * m // v for g in range(self._groups)}) == 1
 
     def _of_all(self, part: Callable[[str, int], str]) -> list[str]:
-        """What blocks came to together, a thread for each group. part: mean or squares of block `c`."""
+        """What blocks came to together, for each channel by a thread of its own. part: mean or squares of block `c` for
+        group `g`."""
         share, m = self.share, self._members
         count, loops = f"{share.each * m}.0f", [("c", share.blocks)]
         if share.rest != share.each:
             count = f"(c == {share.blocks - 1}u ? {share.rest * m}.0f : {count})"
         return [
-            f"for (u32 g = threadIdx.x; g < {self._groups}u; g += {share.block}u) {{",
+            f"if (threadIdx.x < {share.own}u) {{",
+            f"const u32 g = threadIdx.x / {m}u;",
             f"float mean_of_block[{share.blocks}], squares_of_block[{share.blocks}], sum = 0.0f, spread = 0.0f;",
             *nested(loops, f"mean_of_block[c] = {part('c', 0)};", f"squares_of_block[c] = {part('c', 1)};"),
             *nested(loops, f"sum += {count} * (mean_of_block[c] - mean_of_block[0]);"),
@@ -320,33 +336,30 @@ class GroupSource:
                 "const float d = mean_of_block[c] - mean;",
                 f"spread += squares_of_block[c] + {count} * d * d;",
             ),
-            "means[g] = mean;",
-            f"factors[g] = {self._factor('spread')};",
+            f"const float variance = spread * (1.0f / {share.pixels * m}.0f);",
+            f"const u32 of = threadIdx.x / {share.vector}u, j = threadIdx.x % {share.vector}u;",
+            "means[of].v[j] = mean;",
+            f"factors[of].v[j] = scale / sqrt(variance + {literal(self.op.epsilon, DType.F32)});",
+            "shifts[of].v[j] = shift;",
             "}",
             "__syncthreads();",
         ]
 
-    def _factor(self, squares: str) -> str:
-        count = self.share.pixels * self._members
-        return f"1.0f / sqrt({squares} * (1.0f / {count}.0f) + {literal(self.op.epsilon, DType.F32)})"
-
     def _parameters(self, arguments: Arguments) -> list[str]:
-        """Scale and bias of a thread's channels, asked for while blocks wait."""
-        pack = f"{C_TYPES[self._x.type.dtype]}, {self.share.vector}"
-        pointers = zip(("scale", "bias"), (arguments.read(v) for v in self.anchor.operands[1:]), strict=True)
-        return [f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + channel);" for name, pointer in pointers]
+        """Scale and bias of a channel, asked for while blocks wait."""
+        first = f"team % {self._columns}u * {self.share.own}u + threadIdx.x"
+        pointers = zip(("scale", "shift"), (arguments.read(v) for v in self.anchor.operands[1:]), strict=True)
+        mine = f"threadIdx.x < {self.share.own}u"
+        return [f"const float {name} = {mine} ? wide({pointer}[{first}]) : 0.0f;" for name, pointer in pointers]
 
     def _written(self, arguments: Arguments) -> list[str]:
         share, chain = self.share, Chain(self._space(), arguments, "w")
-        lines = [f"float mean[{share.vector}], factor[{share.vector}], shift[{share.vector}];"]
-        at = "first" if self._parts == 1 else f"first + k < {self._groups}u ? first + k : first"
-        of_group = f"const u32 g = {at};", "const float mean_of_group = means[g], factor_of_group = factors[g];"
-        own = "mean[j] = mean_of_group; factor[j] = factor_of_group * wide(scale.v[j]); shift[j] = wide(bias.v[j]);"
-        each = nested([("j", share.vector)], f"if ({self._mine}) {{ {own} }}")
-        lines += nested([("k", self._parts)], *of_group, *each)
+        pack = f"Pack<float, {share.vector}>"
+        pairs = (("mean", "means"), ("factor", "factors"), ("shift_of", "shifts"))
+        lines = [f"const {pack} {name} = {table}[lane];" for name, table in pairs]
         chain.before.append(f"const Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}> pack = {self._mine_of_turn};")
         chain.known[self._x] = "wide(pack.v[j])"
-        chain.define(self.anchor.result, "(wide(pack.v[j]) - mean[j]) * factor[j] + shift[j]")
+        chain.define(self.anchor.result, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
         for node in self.behind:
             chain.apply(node)
         for value in self.late:
