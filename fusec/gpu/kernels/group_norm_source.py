@@ -135,8 +135,9 @@ class GroupSource:
         lines += ["float* met = reinterpret_cast<float*>(told);"] if share.clustered else []
         lines += [f"__shared__ float met[{2 * self._groups}];"] if share.blocks == 1 else []
         if share.shared:
-            pack = f"Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}>"
-            lines.append(f"{pack}* taken = reinterpret_cast<{pack}*>(told + {self._met_bytes}u) + threadIdx.x;")
+            lines.append(
+                f"{self._pack}* taken = reinterpret_cast<{self._pack}*>(told + {self._met_bytes}u) + threadIdx.x;"
+            )
         tables = ", ".join(f"{name}[{share.lanes}]" for name in ("means", "factors", "shifts"))
         lines += [
             f"__shared__ float parts[2][{self._parts}][{share.block}];",
@@ -166,9 +167,13 @@ class GroupSource:
     def _kept_bytes(self) -> int:
         return self.share.turns * self.share.block * VECTOR_BYTES if self.share.shared else 0
 
+    def _kept(self, turn: str = "i") -> str:
+        """What a thread keeps of a turn."""
+        return f"taken[{turn} * {self.share.block}u]" if self.share.shared else f"taken[{turn}]"
+
     @property
-    def _mine_of_turn(self) -> str:
-        return f"taken[i * {self.share.block}u]" if self.share.shared else "taken[i]"
+    def _pack(self) -> str:
+        return f"Pack<{C_TYPES[self._x.type.dtype]}, {self.share.vector}>"
 
     def _space(self) -> Space:
         x = self._x.type
@@ -193,7 +198,7 @@ class GroupSource:
             if share.shared:
                 return [
                     *lines,
-                    f"copy_ahead<16>(&{self._mine_of_turn}, {place});",
+                    f"copy_ahead<16>(&{self._kept()}, {place});",
                     "}",
                     "copied();",
                     "wait_for_copies<0>();",
@@ -203,7 +208,7 @@ class GroupSource:
             chain.apply(node)
         for value in self.early:
             chain.store(value)
-        chain.inside.append(f"{self._mine_of_turn}.v[j] = {chain.as_stored(self._x)};")
+        chain.inside.append(f"{self._kept()}.v[j] = {chain.as_stored(self._x)};")
         return [*lines, *chain.lines(), "}"]
 
     def _each_element(self, *body: str) -> list[str]:
@@ -211,7 +216,7 @@ class GroupSource:
         share = self.share
         live = "true" if share.is_even else f"{self._pixel()} < end"
         loops = nested([("j", share.vector)], "const float e = wide(pack.v[j]);", *body)
-        loops = [f"const Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}> pack = {self._mine_of_turn};", *loops]
+        loops = [f"const {self._pack} pack = {self._kept()};", *loops]
         head = [self._unrolled, f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
         return [*head, f"const bool live = {live};", *loops, "}"]
 
@@ -224,26 +229,34 @@ class GroupSource:
         return f"({left}) / {share.rows}u"
 
     def _summed(self) -> list[str]:
-        """Of each thread, for each group that it has channels of: the mean of its elements, and squares around that."""
-        v, parts, m = self.share.vector, self._parts, self._members
+        """Of each thread, for each group that it has channels of: the mean of its elements, and squares around that,
+        both from sums around one of them."""
+        v, parts, m, mine = self.share.vector, self._parts, self._members, self._mine
         lines = [f"float sums[{v}], squares[{v}], around[{v}], mean_of[{parts}], squares_of[{parts}];"]
-        lines += nested([("j", v)], "sums[j] = squares[j] = around[j] = 0.0f;")
-        lines += self._each_element("sums[j] += live ? e : 0.0f;")
         lines += [f"const u32 first = own / {m}u;", f"const float turns = float({self._turns('row')});"]
         lines += [] if parts == 1 else [f"const int split = (first + 1u) * {m}u - own;"]
-        mine = self._mine
-        added = nested([("j", v)], f"if ({mine}) sum += sums[j];")
-        count = f"const float count = turns * {v}.0f;"
+        lines.append(f"const {self._pack} start = {self._kept('0u')};")
+        own = [f"mean_of[k] = wide(start.v[k == 0 ? 0 : {v - 1}]);"]
+        if parts > 2:
+            each = nested([("j", v)], f"if (0 < k && k < {parts - 1} && {mine}) mean_of[k] = wide(start.v[j]);")
+            own += each
+        spread = nested([("j", v)], f"if ({mine}) around[j] = mean_of[k];")
+        lines += nested([("k", parts)], *own, *spread)
+        lines += nested([("j", v)], "sums[j] = squares[j] = 0.0f;")
+        added = "const float d = live ? e - around[j] : 0.0f;", "sums[j] += d;", "squares[j] += d * d;"
+        lines += self._each_element(*added)
+        count = [f"const float count = turns * {v}.0f;"]
         if parts > 1:
             low, high = f"k == 0 ? 0 : split + (k - 1) * {m}", f"k == {parts - 1} ? {v} : split + k * {m}"
-            count = f"const int low = {low}, high = {high}; "
-            count += f"const float count = turns * float((high < {v} ? high : {v}) - (low < {v} ? low : {v}));"
-        spread = nested([("j", v)], f"if ({mine}) around[j] = mean_of[k];")
-        mean = "mean_of[k] = count > 0.0f ? quick_div(sum, count) : 0.0f;"
-        lines += nested([("k", parts)], count, "float sum = 0.0f;", *added, mean, *spread)
-        lines += self._each_element("const float d = live ? e - around[j] : 0.0f;", "squares[j] += d * d;")
-        added = nested([("j", v)], f"if ({mine}) squares_of[k] += squares[j];")
-        return [*lines, *nested([("k", parts)], "squares_of[k] = 0.0f;", *added)]
+            count = [f"const int low = {low}, high = {high};"]
+            count.append(f"const float count = turns * float((high < {v} ? high : {v}) - (low < {v} ? low : {v}));")
+        together = nested([("j", v)], f"if ({mine}) {{ sum += sums[j]; square += squares[j]; }}")
+        ended = [
+            "const float mean = quick_div(sum, count), spread = less(square, sum * mean);",
+            "mean_of[k] = count > 0.0f ? mean_of[k] + mean : 0.0f;",
+            "squares_of[k] = count > 0.0f ? spread : 0.0f;",
+        ]
+        return [*lines, *nested([("k", parts)], *count, "float sum = 0.0f, square = 0.0f;", *together, *ended)]
 
     @property
     def _mine(self) -> str:
@@ -260,17 +273,17 @@ class GroupSource:
         scratch = arguments.scratch() if share.blocks > 1 and not share.clustered else ""
         if share.clustered:
             place = f"met + 2u * (chunk * {groups}u + g)"
-            lines += self._of_block(f"if (at < {share.blocks}u) tell({place}, &box, at, mean, sum);")
+            lines += self._of_block(f"if (at < {share.blocks}u) tell({place}, &box, at, mean, spread);")
             lines += [*self._parameters(arguments), "wait_for_all_told(&box);"]
             return lines + self._of_all(lambda c, n: f"met[2u * ({c} * {groups}u + g) + {n}u]")
         if share.blocks > 1:
             place = f"{scratch} + 2u * (blockIdx.x * {groups}u + g)"
-            lines += self._of_block(f"if (at == 0u) {{ ({place})[0] = mean; ({place})[1] = sum; }}")
+            lines += self._of_block(f"if (at == 0u) {{ ({place})[0] = mean; ({place})[1] = spread; }}")
             door = f"{arguments.doors(teams)} + team * DOOR"
             lines += [*self._parameters(arguments), f"meet({door}, {share.blocks}u);"]
             first = f"{scratch} + 2u * (team * {share.blocks * groups}u + g)"
             return lines + self._of_all(lambda c, n: f"across({first} + {c} * {2 * groups} + {n})")
-        lines += self._of_block("if (at == 0u) { met[2u * g] = mean; met[2u * g + 1u] = sum; }")
+        lines += self._of_block("if (at == 0u) { met[2u * g] = mean; met[2u * g + 1u] = spread; }")
         return [
             *lines,
             *self._parameters(arguments),
@@ -279,34 +292,28 @@ class GroupSource:
         ]
 
     def _of_block(self, then: str) -> list[str]:
-        """A warp for each group, which goes on with its mean and the squares around that, in `sum`. Means are put
-        together around one of them."""
+        """A warp for each group, which goes on with its mean and the squares around that, `spread`; both from sums
+        around the first thread's mean."""
         share, m, v = self.share, self._members, self.share.vector
         inside = "" if self._is_uniform else "if (low + s <= high)"
         entry = f"r * {share.lanes}u + low + s"
-        weight = f"float({self._turns('r')}) * channels"
-
-        def added(term: str) -> list[str]:
-            return [
-                *("#pragma unroll", f"for (u32 s = 0; s < {self._vectors}u; ++s) {inside} {{"),
-                f"const u32 l = (low + s) * {v}u, k = g - l / {m}u, h = l + {v}u, o = g * {m}u;",
-                f"const float channels = float((h < o + {m}u ? h : o + {m}u) - (l > o ? l : o));",
-                *("#pragma unroll", f"for (u32 r = at; r < {share.rows}u; r += {WARP}u) {term}"),
-                *("}", "#pragma unroll"),
-                "for (int s = 16; s > 0; s /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, s);",
-            ]
 
         each = f"1.0f / {share.each * m}.0f" if share.is_even else f"1.0f / float((end - begin) * {m}u)"
-        far = f"const float d = parts[0][k][{entry}] - mean; sum += parts[1][k][{entry}] + {weight} * d * d;"
         return [
             f"for (u32 g = threadIdx.x / {WARP}u; g < {self._groups}u; g += {share.block // WARP}u) {{",
             f"const u32 at = threadIdx.x % {WARP}u, low = g * {m}u / {v}u, high = (g * {m}u + {m - 1}u) / {v}u;",
             f"const float near = parts[0][g - low * {v}u / {m}u][low];",
-            "float sum = 0.0f;",
-            *added(f"sum += {weight} * (parts[0][k][{entry}] - near);"),
-            f"const float mean = near + sum * ({each});",
-            "sum = 0.0f;",
-            *added(f"{{ {far} }}"),
+            "float sum = 0.0f, square = 0.0f;",
+            *("#pragma unroll", f"for (u32 s = 0; s < {self._vectors}u; ++s) {inside} {{"),
+            f"const u32 l = (low + s) * {v}u, k = g - l / {m}u, h = l + {v}u, o = g * {m}u;",
+            f"const float channels = float((h < o + {m}u ? h : o + {m}u) - (l > o ? l : o));",
+            *("#pragma unroll", f"for (u32 r = at; r < {share.rows}u; r += {WARP}u) {{"),
+            f"const float d = parts[0][k][{entry}] - near, weight = float({self._turns('r')}) * channels;",
+            f"sum += weight * d; square += parts[1][k][{entry}] + weight * d * d;",
+            *("}", "}", "#pragma unroll", "for (int s = 16; s > 0; s /= 2) {"),
+            "sum += __shfl_xor_sync(0xffffffffu, sum, s);",
+            *("square += __shfl_xor_sync(0xffffffffu, square, s);", "}"),
+            f"const float far = sum * ({each}), mean = near + far, spread = less(square, sum * far);",
             then,
             "}",
         ]
@@ -357,7 +364,7 @@ class GroupSource:
         pack = f"Pack<float, {share.vector}>"
         pairs = (("mean", "means"), ("factor", "factors"), ("shift_of", "shifts"))
         lines = [f"const {pack} {name} = {table}[lane];" for name, table in pairs]
-        chain.before.append(f"const Pack<{C_TYPES[self._x.type.dtype]}, {share.vector}> pack = {self._mine_of_turn};")
+        chain.before.append(f"const {self._pack} pack = {self._kept()};")
         chain.known[self._x] = "wide(pack.v[j])"
         chain.define(self.anchor.result, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
         for node in self.behind:

@@ -219,6 +219,8 @@ template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }
 template <class T> DEVICE T clipped(T x, T low, T high) { return nmin(nmax(x, low), high); }
 template <class T> DEVICE T square(T x) { return x * x; }
+// Of what is no less than the other but for rounding; what is no number stays so.
+template <class T> DEVICE T less(T x, T y) { return x - y < T(0) ? T(0) : x - y; }
 template <class T> DEVICE T sign(T x) { return x != x ? x : T((x > T(0)) - (x < T(0))); }
 
 template <class T> DEVICE T sigmoid(T x) { T z = exp(-fabs(x)); return (x >= T(0) ? T(1) : z) / (T(1) + z); }
