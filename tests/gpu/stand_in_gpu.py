@@ -267,7 +267,7 @@ class Machine:
             Stream=Stream,
             Event=Event,
             MemoryPool=lambda: types.SimpleNamespace(malloc=None),
-            Device=lambda: types.SimpleNamespace(id=0, attributes=attributes),
+            Device=lambda: types.SimpleNamespace(id=0, attributes=attributes, compute_capability="90"),
             driver=types.SimpleNamespace(
                 occupancyMaxActiveBlocksPerMultiprocessor=lambda function, threads, nbytes: 1,
             ),

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels import rows
-from fusec.gpu.kernels.chain import step, takes
+from fusec.gpu.kernels.chain import takes
+from fusec.gpu.kernels.group_norm import merges
 from fusec.gpu.kernels.instance_resident import KeptNorm
 from fusec.gpu.kernels.instance_source import BLOCK
 from fusec.gpu.kernels.spec import HALVES, Kernel
-from fusec.ir import DType, Node, TensorType, Value
+from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
 from fusec.passes.upsampled import copies
 from fusec.program import inputs_of
@@ -50,7 +51,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     read = [v for v in inputs_of(behind) if v is not y]
     types = [v.type for v in (x, *read, *outputs) if v.type.size != 1]
     whole = types if last is None else types[:-1]
-    if any(t.span >= 1 << 31 for t in types) or not all(_merges(t, x.type.shape) for t in whole):
+    if any(t.span >= 1 << 31 for t in types) or not all(merges(t, x.type.shape) for t in whole):
         return None
     if any(stride % norm.vector for t in types for stride in t.strides if stride != 1):
         return None
@@ -82,9 +83,3 @@ def _window(node: Node) -> tuple[int, int] | None:
         )
     times = copies(node)
     return None if times is None else (times[0], times[1])
-
-
-def _merges(type: TensorType, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor goes through the spatial dims as if they were one, the last."""
-    rank = len(shape)
-    return all(step(type, rank, d) == step(type, rank, d + 1) * shape[d + 1] for d in range(2, rank - 1))

@@ -184,17 +184,18 @@ def _compiled(item: tuple[Kernel, Launch]) -> Any:
 
 
 def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:
-    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes. architecture: the only one
-    that it is for, which goes before the one that CuPy asks for."""
-    own = (f"-arch={architecture}",) if architecture else ()
+    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes. architecture: the first
+    that it is for; the only one (`sm_90a`) goes before the one that CuPy asks for."""
+    own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
     code, options = prelude() + source, (*OPTIONS, *own)
     module = cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
     return module.get_function(entry)
 
 
 def is_here(architecture: str) -> bool:
-    """Whether this GPU has the instructions of an architecture that no other one has."""
-    return architecture.rstrip("a") == f"sm_{cupy.cuda.Device().compute_capability}"
+    """Whether this GPU has the instructions of an architecture: one that no other one has (`sm_90a`), or the first."""
+    own, wanted = int(cupy.cuda.Device().compute_capability), int(architecture.strip("sm_a"))
+    return own == wanted if architecture.endswith("a") else own >= wanted
 
 
 def _has_room(function: Any, launch: Launch) -> bool:

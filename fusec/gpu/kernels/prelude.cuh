@@ -73,6 +73,40 @@ DEVICE void meet(u32* door, u32 blocks) {
   }
   __syncthreads();
 }
+// Blocks of a cluster write into each other's memory. A thread of a block says how many bytes it is to be told, by
+// others and by itself; nobody is told anything before all are there; and what was told is there behind the last wait.
+#if __CUDA_ARCH__ >= 900
+DEVICE u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void expect(u64* box, u32 nbytes) {
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_place(box)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(box)), "r"(nbytes)
+                 : "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE void tell(float* place, u64* box, u32 block, float x, float y) {
+  u32 there, theirs;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_place(place)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(shared_place(box)), "r"(block));
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(there),
+               "f"(x), "f"(y), "r"(theirs)
+               : "memory");
+}
+DEVICE void wait_for_all_told(u64* box) {
+  u32 done = 0;
+  while (!done) {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(shared_place(box))
+                 : "memory");
+  }
+}
+#endif
 // The number is here, and is not read again: what it was read from may change from now on.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
@@ -185,6 +219,8 @@ template <class T> DEVICE T nmax(T x, T y) { return x > y || x != x ? x : y; }
 template <class T> DEVICE T nmin(T x, T y) { return x < y || x != x ? x : y; }
 template <class T> DEVICE T clipped(T x, T low, T high) { return nmin(nmax(x, low), high); }
 template <class T> DEVICE T square(T x) { return x * x; }
+// Of what is no less than the other but for rounding; what is no number stays so.
+template <class T> DEVICE T less(T x, T y) { return x - y < T(0) ? T(0) : x - y; }
 template <class T> DEVICE T sign(T x) { return x != x ? x : T((x > T(0)) - (x < T(0))); }
 
 template <class T> DEVICE T sigmoid(T x) { T z = exp(-fabs(x)); return (x >= T(0) ? T(1) : z) / (T(1) + z); }
@@ -211,8 +247,17 @@ template <class T> DEVICE T swish_gradient(T dy, T x, T beta) {
   return dy * sigmoid(z) * (T(1) + z * sigmoid(-z));
 }
 
-// For results that are rounded to 16 bits.
+// For results that are rounded to 16 bits. What an exponential has below the normal numbers is nothing beside one.
+#ifdef FUSEC_EMULATED
 DEVICE float quick_sigmoid(float x) { return quick_div(1.0f, 1.0f + quick_exp(-x)); }
+#else
+DEVICE float quick_sigmoid(float x) {
+  float e, y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+  return y;
+}
+#endif
 // The tail of the normal distribution is its density times a smooth function, here a polynomial of 1 / (1 + 0.28 |x|)
 // fitted by least squares to a relative error of 4e-6 everywhere.
 DEVICE float quick_gelu_cdf(float x) {

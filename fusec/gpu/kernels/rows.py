@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fusec.gpu.kernels.chain import takes
 from fusec.gpu.kernels.formulas import Formula, formula
+from fusec.gpu.kernels.group_norm import one_launch
 from fusec.gpu.kernels.row_plan import COALESCED_BYTES, Plan, planned
 from fusec.gpu.kernels.row_source import RowSource
 from fusec.gpu.kernels.spec import BLOCK, C_TYPES, Kernel, ceil_div
@@ -104,6 +105,7 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         together = [way for way in (by_channels(*shape) for shape in shapes) if way is not None]
         narrow = x.type.shape[1] // op.groups * x.type.dtype.itemsize < COALESCED_BYTES
         ways = [*together, *ways] if narrow else [*ways, *together]
+        ways += one_launch(anchor, before, behind, early, late)
     best, *others = ways
     return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
 

@@ -56,7 +56,8 @@ class Launch:
     """One launch of `grid` blocks of `block` threads, with `resident_bytes` of shared memory beside what the source
     declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
     on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types. `architecture`:
-    the only one that has its instructions, if not all of a generation and later do."""
+    the only one that has its instructions (`sm_90a`), or the first (`sm_90`), if not all of a generation and later
+    do."""
 
     entry: str
     source: str
@@ -150,9 +151,11 @@ class Arguments:
         block: int = BLOCK,
         preamble: Sequence[str] = (),
         resident: int = 0,
+        cluster: int = 1,
     ) -> Launch:
         """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too. resident:
-        blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread."""
+        blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread. cluster:
+        blocks that run at once side by side, of which a GPU has to know."""
         numbers: list[tuple[str, int]] = []
 
         def named(found: re.Match[str]) -> str:
@@ -165,7 +168,9 @@ class Arguments:
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
         bounds = f"{block}, {resident}" if resident else f"{block}"
-        text = f'{before}extern "C" __global__ void __launch_bounds__({bounds}) ENTRY({declared}) {{\n{body}\n}}\n'
+        head = f'extern "C" __global__ void __launch_bounds__({bounds})'
+        head += f" __cluster_dims__({cluster}, 1, 1)" if cluster > 1 else ""
+        text = f"{before}{head} ENTRY({declared}) {{\n{body}\n}}\n"
         entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         source = text.replace("ENTRY", entry)
         of = tuple(self.parameters), tuple(self.arguments)

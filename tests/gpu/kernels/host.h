@@ -9,6 +9,7 @@
 #include <vector>
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __shared__ static
 #define DEVICE static inline
 #define DEVICE_MEMBER inline
@@ -104,6 +105,16 @@ template <int LEFT> static void wait_for_copies() {
 static void __threadfence() {}
 static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
+static void expect(unsigned long long *box, unsigned nbytes) {}
+static void wait_for_cluster() { barrier(MEETS); }
+static void wait_for_all_told(unsigned long long *box) { barrier(MEETS); }
+static void tell(float *place, unsigned long long *box, unsigned block, float x, float y) {
+  size_t at = (char *)place - resident - (blockIdx.x - first_block) * resident_bytes;
+  misaligned |= at % 8 != 0;
+  float *there = (float *)(resident + block * resident_bytes + at);
+  there[0] = x;
+  there[1] = y;
+}
 static void pin(float &) {}
 static void pin(double &) {}
 // What each thread of the warp passed, six words a thread: two buffers in turn, so that one barrier is enough.
@@ -131,13 +142,15 @@ static void enter() {
 template <class F> static void call(void *f) { (*(F *)f)(); }
 
 template <class F>
-static const char *run_blocks(unsigned grid, unsigned block, int waits, int meets, size_t kept_bytes, F f) {
+static const char *run_blocks(unsigned grid, unsigned block, int waits, int meets, unsigned cluster, size_t kept_bytes,
+                              F f) {
   body = call<F>;
   closure = &f;
   misaligned = 0;
   width = block;
   if (waits && block % 32) return "a block of no whole warps";
-  unsigned together = meets ? grid : 1;
+  unsigned together = meets ? grid : cluster;
+  if (grid % together) return "a cluster that lacks some of its blocks";
   if ((size_t)together * block > MOST) return "too many threads at once";
   if (waits && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
   resident_bytes = (kept_bytes + 15) / 16 * 16;
@@ -164,12 +177,17 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int meet
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
         while (own[0] != -1 && !problem) {
-          for (unsigned t = 0; t < block; ++t) {
-            threadIdx.x = t;
-            blockIdx.x = first_block + b;
-            swapcontext(&scheduler, &fibers[b * block + t]);
-            if (own[t] != own[0]) problem = "threads of a block wait at different barriers";
-          }
+          for (unsigned warp = 0; warp < block; warp += 32)
+            do {  // a warp shuffles on its own
+              for (unsigned t = warp; t < warp + 32; ++t) {
+                threadIdx.x = t;
+                blockIdx.x = first_block + b;
+                swapcontext(&scheduler, &fibers[b * block + t]);
+                if (own[t] != own[warp]) problem = "threads of a warp wait at different barriers";
+              }
+            } while (!problem && (own[warp] == -2 || own[warp] == -3));
+          for (unsigned t = 0; t < block; ++t)
+            if (!problem && own[t] != own[0]) problem = "threads of a block wait at different barriers";
           if (own[0] == MEETS) break;
         }
         going |= own[0] != -1;

@@ -14,6 +14,7 @@ from gpu.kernels.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.test_few_filters import wide_cases
 from gpu.kernels.test_gate_kernels import gate_cases
+from gpu.kernels.test_group_norm_kernels import cases as group_norm_cases
 from gpu.kernels.test_instance_kernels import cases as instance_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
@@ -55,6 +56,7 @@ def cases() -> list[Case]:
         *few_filters_cases(),
         *wide_cases(),
         *instance_cases(),
+        *group_norm_cases(),
         *move_cases(),
         *among_pointwise_ops(),
         *resize_cases(),
@@ -87,7 +89,9 @@ def test_sources_compile(architecture: int) -> None:
     ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
     launches = [launch for way in ways for launch in way.launches]
     own = {launch.entry: launch.source for launch in launches if launch.architecture == f"sm_{architecture}a"}
-    sources = {launch.entry: launch.source for launch in launches if not launch.architecture}
+    everywhere = [launch for launch in launches if not launch.architecture.endswith("a")]
+    later = {launch.entry for launch in everywhere if int(launch.architecture.strip("sm_") or 0) > architecture}
+    sources = {launch.entry: launch.source for launch in everywhere if launch.entry not in later}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     _compile(compiler, some, f"sm_{architecture}")
     from fusec.gpu.stopwatch import SOURCE
