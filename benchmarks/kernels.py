@@ -76,11 +76,11 @@ def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value
     return make
 
 
-def stem(filters: int, window: int, stride: int) -> Callable[..., Value]:
-    """The first convolution of a network, with bias and relu."""
+def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Callable[..., Value]:
+    """With bias and relu."""
 
     def make(g: Graph, x: Value) -> Value:
-        w = g.constant(np.full((filters, 4, window, window), 0.01, np.float16))
+        w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
         bias = g.constant(np.linspace(0, 1, filters).astype(np.float16).reshape(-1, 1, 1))
         y = g.add(Conv((stride, stride), (window // 2,) * 4, (1, 1)), x, w)
         return g.add(pw("relu"), g.add(pw("add"), y, bias))
@@ -137,8 +137,11 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "attention, 2x8x4096x40": ([rows(2, 8, 4096, 40)] * 3, lambda g, *x: g.add(Attention(0.158), *x)),
     "few filters 7x7, 1x32x256x256": ([nhwc(1, 32, 256, 256)], few_filters(3, 32, 7)),
     "few filters 7x7, 32x32x256x256": ([nhwc(32, 32, 256, 256)], few_filters(3, 32, 7)),
-    "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], stem(32, 7, 1)),
-    "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], stem(64, 7, 2)),
+    "few channels 7x7, 32x4x256x256 to 32": ([nhwc(32, 4, 256, 256)], convolution(32, 4, 7)),
+    "few channels 7x7/2, 32x4x224x224 to 64": ([nhwc(32, 4, 224, 224)], convolution(64, 4, 7, 2)),
+    "few pixels 3x3, 1x256x14x14 to 256": ([nhwc(1, 256, 14, 14)], convolution(256, 256, 3)),
+    "few pixels 3x3, 1x512x7x7 to 512": ([nhwc(1, 512, 7, 7)], convolution(512, 512, 3)),
+    "few pixels 1x1, 1x2048x7x7 to 512": ([nhwc(1, 2048, 7, 7)], convolution(512, 2048, 1)),
     "gate, 32x96x56x56": ([nhwc(32, 96, 56, 56), rows(32, 96, 1, 1)], lambda g, x, y: g.add(pw("mul"), x, y)),
     "add, relu, 256x64x56x56": ([nhwc(256, 64, 56, 56)] * 2, residual),
     "softmax, 4096x1000": ([rows(4096, 1000)], lambda g, x: g.add(Softmax(), x)),

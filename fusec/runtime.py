@@ -30,7 +30,7 @@ from fusec.memory import MemoryPlan, plan_memory
 from fusec.must_fuse import assert_fused
 from fusec.parallel import lanes, waits
 from fusec.program import Kind, Partition, inputs_of
-from fusec.shared import SharedWeights
+from fusec.shared import SharedWeights, layout
 from fusec.steps import Constants, Steps
 from fusec.storage import unpack
 from fusec.verify import Report, verify
@@ -101,7 +101,7 @@ class Executable:
                 constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
-        load_all(literal for literal, t in constants if weights is None or not weights.is_prepared(literal, t.order))
+        load_all(c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type)))
         for literal, type in constants:
             self._constants(literal, type)
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}

@@ -8,9 +8,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 
-from fusec.ir import Array, Constant, Graph, Literal
+from fusec.ir import Array, Constant, Graph, Literal, TensorType
 
-Order = tuple[int, ...]
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def layout(type: TensorType) -> Layout:
+    """What tells apart the ways that a literal lies in memory: a type's order, and the dims that this is one of, which
+    may be pieces of the literal's."""
+    return (type.shape, type.order) if type.order else ((), ())
 
 
 class SharedWeights:
@@ -19,7 +25,7 @@ class SharedWeights:
     def __init__(self) -> None:
         self._literals: weakref.WeakValueDictionary[tuple[str, str], Literal] = weakref.WeakValueDictionary()
         self._by_key: weakref.WeakValueDictionary[tuple[Hashable, str], Literal] = weakref.WeakValueDictionary()
-        self._prepared: weakref.WeakValueDictionary[tuple[Hashable, Order], Array] = weakref.WeakValueDictionary()
+        self._prepared: weakref.WeakValueDictionary[tuple[Hashable, Layout], Array] = weakref.WeakValueDictionary()
 
     def share(self, graph: Graph) -> None:
         """Let the constants of a graph be those that are held already, where they are equal; those made alike of the
@@ -34,16 +40,16 @@ class SharedWeights:
                 if held is not literal:
                     graph.set_op(node, Constant(held))
 
-    def is_prepared(self, literal: Literal, order: Order) -> bool:
+    def is_prepared(self, literal: Literal, lies: Layout) -> bool:
         """Whether some program has the array already, as far as is known without reading the literal."""
-        return (literal.key, order) in self._prepared
+        return (literal.key, lies) in self._prepared
 
-    def prepared(self, literal: Literal, order: Order, make: Callable[[], Array]) -> Array:
-        """The array a program reads for a literal in a memory order; `make` makes it if no program has it."""
-        array = self._prepared.get((literal.key, order))
+    def prepared(self, literal: Literal, lies: Layout, make: Callable[[], Array]) -> Array:
+        """The array a program reads for a literal in a memory layout; `make` makes it if no program has it."""
+        array = self._prepared.get((literal.key, lies))
         if array is None:
-            array = self._prepared.get((literal.digest, order))
+            array = self._prepared.get((literal.digest, lies))
             if array is None:
-                array = self._prepared[literal.digest, order] = make()
-            self._prepared[literal.key, order] = array
+                array = self._prepared[literal.digest, lies] = make()
+            self._prepared[literal.key, lies] = array
         return array

@@ -13,7 +13,7 @@ from fusec.memory import alias
 from fusec.ops import Concat
 from fusec.program import Kind, Partition
 from fusec.reference import evaluate_node
-from fusec.shared import SharedWeights
+from fusec.shared import Layout, SharedWeights, layout
 from fusec.storage import pack, unpack
 from fusec.views import view_offset
 
@@ -24,18 +24,18 @@ class Constants:
 
     def __init__(self, xp: Any, weights: SharedWeights | None = None):
         self._xp, self._shared = xp, weights
-        self.arrays: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self.arrays: dict[tuple[int, Layout], Array] = {}
 
     def __call__(self, literal: Literal, type: TensorType) -> Array:
         """Flat, in the memory order of the type."""
-        key = (id(literal), type.order)
+        key = (id(literal), layout(type))
         if key not in self.arrays:
             shared = self._shared
 
             def packed() -> Array:
                 return pack(self._xp, self._xp.asarray(literal.array), type)
 
-            self.arrays[key] = packed() if shared is None else shared.prepared(literal, type.order, packed)
+            self.arrays[key] = packed() if shared is None else shared.prepared(literal, layout(type), packed)
         return self.arrays[key]
 
     @property

@@ -11,13 +11,13 @@ from fusec.ir import Array, TensorType
 
 def pack(xp: Any, array: Array, type: TensorType) -> Array:
     """A flat, contiguous buffer holding `array` in the type's memory order; shares memory if it can. What lies within
-    something larger has zeros around it."""
+    something larger has zeros around it. The type may cut dims in pieces, to order these: of the array's size it is."""
     if type.within:
         buffer = xp.zeros(type.span, type.dtype.numpy)
         unpack(buffer, type)[...] = array
         return buffer
     order = type.order or tuple(range(type.rank))
-    return xp.ascontiguousarray(array.transpose(order)).reshape(-1)
+    return xp.ascontiguousarray(array.reshape(type.shape).transpose(order)).reshape(-1)
 
 
 def unpack(buffer: Array, type: TensorType) -> Array:

@@ -13,6 +13,7 @@ from fusec.gpu.kernels import (
     depthwise,
     few_channels,
     few_filters,
+    few_pixels,
     finite,
     gate,
     instance,
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (
     pool_backward.pool_backward,
     depthwise.depthwise,
     gate.gate,
+    few_pixels.few_pixels,  # before thin products, which it has among its others
     thin_product.thin_product,
     few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
     few_filters.few_filters,

@@ -72,7 +72,8 @@ def takes(node: Node) -> bool:
 @dataclass
 class Chain:
     """Collects statements: `before` the loop over neighbours, `inside` it, and `after`. `known` are values with the
-    C expression of their element `j`. rounds: to the type of each result, not only where it is stored."""
+    C expression of their element `j`. rounds: to the type of each result, not only where it is stored. ahead: what is
+    read as packs is asked for where `before` stands, however far away it is used."""
 
     space: Space
     arguments: Arguments
@@ -83,6 +84,7 @@ class Chain:
     inside: list[str] = field(default_factory=list[str])
     after: list[str] = field(default_factory=list[str])
     rounds: bool = True
+    ahead: bool = False
 
     def apply(self, node: Node) -> None:
         """Compute the results of a node; its operands are loaded if they are not known."""
@@ -156,7 +158,8 @@ class Chain:
         name = f"{self.prefix}{pointer}_{len(self.known)}"
         if self.space.is_pack(type):
             pack = f"Pack<{c_type}, {vector}>"
-            self.before.append(f"const {pack} {name} = load_pack<{c_type}, {vector}>({pointer} + ({at}));")
+            load = "load_pack_here" if self.ahead else "load_pack"
+            self.before.append(f"const {pack} {name} = {load}<{c_type}, {vector}>({pointer} + ({at}));")
             return f"wide({name}.v[j])"
         if vector > 1 and step:
             return f"wide({pointer}[{at} + j * {step}])"

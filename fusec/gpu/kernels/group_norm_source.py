@@ -19,6 +19,7 @@ from fusec.ops import GroupNorm
 
 ARCHITECTURE = "sm_90"  # the first that has clusters
 WARP = 32
+DOOR_BYTES = 16  # in front of what the blocks of a cluster send each other
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,10 @@ class GroupSource:
     def _begun(self) -> list[str]:
         """Which image, channels and pixels a thread is about."""
         share = self.share
-        lines = ["__shared__ u64 box;"] if share.clustered else []
-        lines += ["RESIDENT(told);"] if share.clustered or share.shared else []
-        lines += ["float* met = reinterpret_cast<float*>(told);"] if share.clustered else []
+        lines = ["RESIDENT(told);"] if share.clustered or share.shared else []
+        if share.clustered:
+            lines.append("u64* door = reinterpret_cast<u64*>(told);")
+            lines.append(f"float* met = reinterpret_cast<float*>(told + {DOOR_BYTES});")
         lines += [f"__shared__ float met[{2 * self._groups}];"] if share.blocks == 1 else []
         if share.shared:
             lines.append(
@@ -152,7 +154,7 @@ class GroupSource:
             last = f"chunk == {share.blocks - 1}u ? {share.pixels}u : begin + {share.each}u"
             lines.append(f"const u32 end = {last};")
         if share.clustered:
-            lines.append(f"expect(&box, {8 * share.blocks * self._groups}u);")
+            lines.append(f"cluster_begins(door, {8 * share.blocks * self._groups}u);")
         return lines
 
     @property
@@ -161,7 +163,8 @@ class GroupSource:
 
     @property
     def _met_bytes(self) -> int:
-        return ceil_div(8 * self.share.blocks * self._groups, 16) * 16 if self.share.clustered else 0
+        sent = ceil_div(8 * self.share.blocks * self._groups, 16) * 16
+        return DOOR_BYTES + sent if self.share.clustered else 0
 
     @property
     def _kept_bytes(self) -> int:
@@ -267,14 +270,16 @@ class GroupSource:
     def _together(self, arguments: Arguments, teams: int) -> list[str]:
         """Mean and factor of each group of a block, in `means` and `factors`."""
         share, groups = self.share, self._groups
-        lines = ["wait_for_cluster();"] if share.clustered else []  # all its blocks are there
+        lines = ["cluster_is_there();"] if share.clustered else []  # all its blocks are there
         stored = "parts[0][k][threadIdx.x] = mean_of[k];", "parts[1][k][threadIdx.x] = squares_of[k];"
         lines += [*nested([("k", self._parts)], *stored), "__syncthreads();"]
         scratch = arguments.scratch() if share.blocks > 1 and not share.clustered else ""
         if share.clustered:
             place = f"met + 2u * (chunk * {groups}u + g)"
-            lines += self._of_block(f"if (at < {share.blocks}u) tell({place}, &box, at, mean, spread);")
-            lines += [*self._parameters(arguments), "wait_for_all_told(&box);"]
+            lines += self._of_block(
+                f"if (at < {share.blocks}u) send({place}, Pack<float, 2>{{{{mean, spread}}}}, door, at);"
+            )
+            lines += [*self._parameters(arguments), "wait_for_peers(door);"]
             return lines + self._of_all(lambda c, n: f"met[2u * ({c} * {groups}u + g) + {n}u]")
         if share.blocks > 1:
             place = f"{scratch} + 2u * (blockIdx.x * {groups}u + g)"

@@ -14,6 +14,7 @@ import cupy
 import numpy as np
 
 from fusec.account import spent_on
+from fusec.gpu.kernels.early import EarlyFunction, driver
 from fusec.gpu.kernels.spec import Kernel, Launch, prelude
 from fusec.gpu.samples import Samples, kernels_apart
 from fusec.gpu.tune import TOLERANCE
@@ -180,7 +181,10 @@ def _compiled(item: tuple[Kernel, Launch]) -> Any:
         function = function_of(launch.source, launch.entry, launch.meets, launch.architecture)
     except cupy.cuda.compiler.CompileException as error:
         return str(error)
-    return function if not (launch.resident_bytes or launch.meets) or _has_room(function, launch) else None
+    if (launch.resident_bytes or launch.meets) and not _has_room(function, launch):
+        return None
+    begin = driver() if launch.early else None
+    return function if begin is None else EarlyFunction(function, begin)
 
 
 def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:

@@ -33,8 +33,8 @@ DEVICE void store_words(void* p, u32 a, u32 b, u32 c, u32 d) {
 }
 // Memory of a block, as much as its launch asks for.
 #define RESIDENT(name) extern __shared__ __align__(16) u8 name[]
-// N bytes from memory to a block's own, meanwhile; a thread that waits sees its own copies, all but those of the last
-// so many times that it said `copied`. Before sm_80 the thread waits at once.
+// N bytes from memory to a block's own, meanwhile (16 of them, or zeros where nothing is); a thread that waits sees its
+// own copies, all but those of the last so many times that it said `copied`. Before sm_80 the thread waits at once.
 #if __CUDA_ARCH__ >= 800
 template <int N> DEVICE void copy_ahead(void* to, const void* from) {
   const u32 place = (u32)__cvta_generic_to_shared(to);
@@ -44,12 +44,20 @@ template <int N> DEVICE void copy_ahead(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(N) : "memory");
   }
 }
+DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
 DEVICE void copied() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 #else
 template <int N> DEVICE void copy_ahead(void* to, const void* from) {
   struct __align__(N) Piece { u8 bytes[N]; };
   *(Piece*)to = *(const Piece*)from;
+}
+DEVICE void copy_or_zeros_ahead(void* to, const void* from, bool is_there) {
+  struct __align__(16) Piece { u32 words[4]; };
+  *(Piece*)to = is_there ? *(const Piece*)from : Piece();
 }
 DEVICE void copied() {}
 template <int LEFT> DEVICE void wait_for_copies() {}
@@ -73,40 +81,6 @@ DEVICE void meet(u32* door, u32 blocks) {
   }
   __syncthreads();
 }
-// Blocks of a cluster write into each other's memory. A thread of a block says how many bytes it is to be told, by
-// others and by itself; nobody is told anything before all are there; and what was told is there behind the last wait.
-#if __CUDA_ARCH__ >= 900
-DEVICE u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEVICE void expect(u64* box, u32 nbytes) {
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_place(box)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_place(box)), "r"(nbytes)
-                 : "memory");
-  }
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-DEVICE void tell(float* place, u64* box, u32 block, float x, float y) {
-  u32 there, theirs;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_place(place)), "r"(block));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(shared_place(box)), "r"(block));
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(there),
-               "f"(x), "f"(y), "r"(theirs)
-               : "memory");
-}
-DEVICE void wait_for_all_told(u64* box) {
-  u32 done = 0;
-  while (!done) {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0; "
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(shared_place(box))
-                 : "memory");
-  }
-}
-#endif
 // The number is here, and is not read again: what it was read from may change from now on.
 DEVICE void pin(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 DEVICE void pin(double& x) { asm volatile("" : "+d"(x)::"memory"); }
@@ -169,6 +143,28 @@ template <class T, int N> DEVICE Pack<T, N> load_pack(const T* p) {
   ALIGNED(p, alignof(Pack<T, N>));
   return *reinterpret_cast<const Pack<T, N>*>(p);
 }
+// Asked for here, and not behind what follows, of what nothing changes.
+DEVICE void load_words(u32 (&x)[4], const void* p) {
+#ifdef FUSEC_EMULATED
+  ALIGNED(p, 16);
+  for (int i = 0; i < 4; ++i) x[i] = ((const u32*)p)[i];
+#else
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p) : "memory");
+#endif
+}
+// Asked for here, too; it may be written over by who has read it.
+template <class T, int N> DEVICE Pack<T, N> load_pack_here(const T* p) {
+#ifndef FUSEC_EMULATED
+  if constexpr (sizeof(Pack<T, N>) == 16) {
+    union { Pack<T, N> pack; u32 words[4]; } x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.words[0]), "=r"(x.words[1]), "=r"(x.words[2]), "=r"(x.words[3]) : "l"(p));
+    return x.pack;
+  }
+#endif
+  return load_pack<T, N>(p);
+}
 // By instructions of 16 bytes, written down: left to itself the compiler cuts some stores into pieces.
 template <class T, int N> DEVICE u32 word_of(const Pack<T, N>& x, int i) {
   u32 word = 0;
@@ -199,6 +195,66 @@ template <class T, int N> DEVICE void store_pack(T* p, const Pack<T, N>& x) {
 enum { DOOR = 32 };  // numbers of 32 bits from one to the next: none shares a line of the cache with another
 // What another block wrote before it met this one: never from this one's own cache.
 template <class T> DEVICE T across(const T* p) { return *(const volatile T*)p; }
+
+DEVICE Pack<float, 8> across(const Pack<float, 8>* p) {
+  Pack<float, 8> x;
+#ifdef FUSEC_EMULATED
+  x = *p;
+#else
+  for (int i = 0; i < 8; i += 4)
+    asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.v[i]), "=f"(x.v[i + 1]), "=f"(x.v[i + 2]), "=f"(x.v[i + 3]) : "l"(p->v + i) : "memory");
+#endif
+  return x;
+}
+
+// Blocks of a cluster (Hopper and later) send each other numbers: each has a door in its resident memory, at the same
+// place, and tells it how many bytes will come, its own as well. They are sent when all are there.
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+DEVICE u32 shared_place(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE void cluster_begins(u64* door, u32 nbytes) {
+  if (threadIdx.x == 0) {
+    const u32 place = shared_place(door);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(nbytes) : "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+DEVICE void cluster_is_there() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+template <int N> DEVICE void send(float* to, const Pack<float, N>& x, u64* door, u32 rank) {
+  u32 there, its_door;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_place(to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(its_door) : "r"(shared_place(door)), "r"(rank));
+  if constexpr (N == 2) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(there), "f"(x.v[0]), "f"(x.v[1]), "r"(its_door) : "memory");
+  } else {
+    for (int i = 0; i < N; i += 4)
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                   ::"r"(there + 4 * i), "f"(x.v[i]), "f"(x.v[i + 1]), "f"(x.v[i + 2]), "f"(x.v[i + 3]), "r"(its_door)
+                   : "memory");
+  }
+}
+DEVICE void wait_for_peers(u64* door) {
+  u32 here = 0;
+  while (!here)
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(here) : "r"(shared_place(door)) : "memory");
+}
+#endif
+
+// Of launches that begin early (Hopper and later): what the ones in front wrote is here, and what they read may be
+// written over; the next one may begin.
+#if !defined(FUSEC_EMULATED) && __CUDA_ARCH__ >= 900
+DEVICE void wait_for_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void next_may_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+DEVICE void wait_for_launches() {}
+DEVICE void next_may_begin() {}
+#endif
 
 // Whether a block is the last of so many to come by a door, and may read (by `across`) what the others wrote.
 DEVICE bool last_of(u32* door, u32 blocks) {

@@ -57,7 +57,8 @@ class Launch:
     declares. `parameters` are the C types of the arguments. `meets`: blocks wait for each other, so all of them must be
     on the GPU at once. `numbers`: what it is given behind the arguments, by value, with their C types. `architecture`:
     the only one that has its instructions (`sm_90a`), or the first (`sm_90`), if not all of a generation and later
-    do."""
+    do. `cluster`: so many blocks side by side are on the GPU at once, wait for each other and see each other's resident
+    memory. `early`: it may begin before the launch in front has ended, for which it waits by itself."""
 
     entry: str
     source: str
@@ -69,6 +70,8 @@ class Launch:
     meets: bool = False
     numbers: tuple[tuple[str, int], ...] = ()
     architecture: str = ""
+    cluster: int = 1
+    early: bool = False
 
     @property
     def key(self) -> str:
@@ -155,7 +158,7 @@ class Arguments:
     ) -> Launch:
         """The launch of a kernel with this body; ENTRY stands for its name, in what comes before it, too. resident:
         blocks that a multiprocessor is to have room for at least, which bounds the registers of a thread. cluster:
-        blocks that run at once side by side, of which a GPU has to know."""
+        of `Launch`."""
         numbers: list[tuple[str, int]] = []
 
         def named(found: re.Match[str]) -> str:
@@ -167,14 +170,13 @@ class Arguments:
         given = [f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers]
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])
         before = "".join(f"{line}\n" for line in preamble)
-        bounds = f"{block}, {resident}" if resident else f"{block}"
-        head = f'extern "C" __global__ void __launch_bounds__({bounds})'
-        head += f" __cluster_dims__({cluster}, 1, 1)" if cluster > 1 else ""
-        text = f"{before}{head} ENTRY({declared}) {{\n{body}\n}}\n"
+        bounds = f"__launch_bounds__({block}, {resident})" if resident else f"__launch_bounds__({block})"
+        bounds += f" __cluster_dims__({cluster})" if cluster > 1 else ""
+        text = f'{before}extern "C" __global__ void {bounds} ENTRY({declared}) {{\n{body}\n}}\n'
         entry = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         source = text.replace("ENTRY", entry)
         of = tuple(self.parameters), tuple(self.arguments)
-        return Launch(entry, source, grid, block, *of, numbers=tuple(numbers))
+        return Launch(entry, source, grid, block, *of, numbers=tuple(numbers), cluster=cluster)
 
 
 def prelude() -> str:

@@ -90,9 +90,9 @@ def _gaps(raw: np.ndarray, type: TensorType) -> bool:
 
 def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
     """What runs each kernel of some CUDA C as a launch has it, over addresses."""
-    head = r"__global__ void __launch_bounds__\([\d, ]+\) (?:__cluster_dims__\((\d+), 1, 1\) )?(\w+)"
-    found = re.findall(rf"{head}\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
-    library = ctypes.CDLL(str(_built(code, [(entry, parameters, cluster) for cluster, entry, parameters, _ in found])))
+    bounds = r"__launch_bounds__\([\d, ]+\)(?: __cluster_dims__\(\d+\))?"
+    found = re.findall(rf"__global__ void {bounds} (\w+)\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
+    library = ctypes.CDLL(str(_built(code, [(entry, parameters) for entry, parameters, _ in found])))
 
     def bound(entry: str, body: str) -> Callable[[Launch, Sequence[int]], None]:
         function = getattr(library, f"run_{entry}")
@@ -101,26 +101,27 @@ def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
 
         def run(launch: Launch, pointers: Sequence[int]) -> None:
             kept, addresses = ctypes.c_size_t(launch.resident_bytes), (ctypes.c_void_p * len(pointers))(*pointers)
-            problem = function(launch.grid, launch.block, waits, int(launch.meets), kept, addresses)
+            together = launch.grid if launch.meets else launch.cluster
+            problem = function(launch.grid, launch.block, waits, together, kept, addresses)
             assert problem is None, problem.decode()
 
         return run
 
-    return {entry: bound(entry, body) for _, entry, _, body in found}
+    return {entry: bound(entry, body) for entry, _, body in found}
 
 
-def _built(code: str, entries: Sequence[tuple[str, str, str]]) -> Path:
+def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
     """The code as a library, with a function that the outside can call for each kernel."""
     calls = ""
-    for entry, parameters, cluster in entries:
+    for entry, parameters in entries:
         types = [
             each.split("__restrict__")[0] if "*" in each else each.rsplit(" ", 1)[0] + ")(size_t"  # a number
             for each in parameters.split(",")
         ]
         passed = ", ".join(f"({c_type})a[{i}]" for i, c_type in enumerate(types))
-        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int waits, int meets, '
-        calls += f"size_t kept, void** a) {{\n  return run_blocks(grid, block, waits, meets, {cluster or 1}, kept, "
-        calls += f"[&] {{ {entry}({passed}); }});\n}}\n"
+        calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int waits, int together, '
+        calls += "size_t kept, void** a) {\n"
+        calls += f"  return run_blocks(grid, block, waits, together, kept, [&] {{ {entry}({passed}); }});\n}}\n"
     source = Path(__file__).with_name("host.h").read_text() + code + calls
     folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
     folder.mkdir(exist_ok=True)

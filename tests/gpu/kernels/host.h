@@ -1,5 +1,5 @@
 // Runs CUDA C on the CPU: blocks one after the other, the threads of a block as fibers that take turns at barriers.
-// Blocks that meet all run up to there first; shared memory that a source declares is the next block's from then on.
+// Blocks that meet, all or those of a cluster, run up to there first; shared memory that a source declares is the next block's from then on.
 #define FUSEC_EMULATED
 #include <math.h>
 #include <stdio.h>
@@ -49,6 +49,7 @@ static unsigned short f64_to_f16(double x) {
 }
 static unsigned short f32_to_f16(float x) { return f64_to_f16(x); }
 static int misaligned;  // set by a wide access that a GPU would refuse
+static const char *unexpected;  // what a peer should not have sent
 #define ALIGNED(p, n) (misaligned |= (size_t)(p) % (n) != 0)
 template <class... Words> static void store_words(void *p, Words... words) {
   unsigned all[] = {words...};
@@ -65,6 +66,7 @@ static void (*body)(void *);
 static unsigned first_block;  // of those that are there at once
 static char *resident;        // what each of these keeps
 static size_t resident_bytes;
+static unsigned together;  // blocks that are there at once: all that meet, or a cluster
 #define RESIDENT(name) unsigned char *name = (unsigned char *)resident + (blockIdx.x - first_block) * resident_bytes
 static void *closure;
 
@@ -94,6 +96,10 @@ template <int N> static void copy_ahead(void *to, const void *from) {
   misaligned |= (size_t)to % N != 0 || (size_t)from % N != 0;
   copies[fiber()].push_back({to, from, N, group_of[fiber()]});
 }
+static void copy_or_zeros_ahead(void *to, const void *from, bool is_there) {
+  static const unsigned long long zeros[2] __attribute__((aligned(16))) = {};
+  copy_ahead<16>(to, is_there ? from : zeros);
+}
 static void copied() { ++group_of[fiber()]; }
 template <int LEFT> static void wait_for_copies() {
   std::vector<Copy> waiting;
@@ -103,17 +109,26 @@ template <int LEFT> static void wait_for_copies() {
   copies[fiber()] = waiting;
 }
 static void __threadfence() {}
+static void __syncwarp() {}
 static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
 static void meet(unsigned *door, unsigned blocks) { barrier(MEETS); }
-static void expect(unsigned long long *box, unsigned nbytes) {}
-static void wait_for_cluster() { barrier(MEETS); }
-static void wait_for_all_told(unsigned long long *box) { barrier(MEETS); }
-static void tell(float *place, unsigned long long *box, unsigned block, float x, float y) {
-  size_t at = (char *)place - resident - (blockIdx.x - first_block) * resident_bytes;
-  misaligned |= at % 8 != 0;
-  float *there = (float *)(resident + block * resident_bytes + at);
-  there[0] = x;
-  there[1] = y;
+static void cluster_begins(unsigned long long *door, unsigned nbytes) { *door = nbytes; }
+static void cluster_is_there() { barrier(MEETS); }
+template <class T> static T *of_peer(T *p, unsigned rank) {
+  if (rank >= together) {
+    unexpected = "sent to a peer that is not there";
+    rank = 0;
+  }
+  return (T *)((char *)p + ((long)rank - (long)(blockIdx.x - first_block)) * (long)resident_bytes);
+}
+template <class Numbers> static void send(float *to, const Numbers &x, unsigned long long *door, unsigned rank) {
+  misaligned |= (size_t)to % (sizeof(x) < 16 ? sizeof(x) : 16) != 0;
+  memcpy(of_peer(to, rank), &x, sizeof(x));
+  *of_peer(door, rank) -= sizeof(x);
+}
+static void wait_for_peers(unsigned long long *door) {
+  barrier(MEETS);
+  if (*door) unexpected = "peers have sent more or less than was told";
 }
 static void pin(float &) {}
 static void pin(double &) {}
@@ -126,12 +141,11 @@ static const unsigned *words_of_warp(const unsigned (&mine)[6]) {
   barrier(-4);
   return words[now][self / 32 * 32];
 }
-// Threads of other warps count, too, since all of a block take turns at the same barriers.
 static bool any_of_warp(bool x) {
   slots[threadIdx.x] = x;
   barrier(-5);
   bool any = false;
-  for (unsigned t = 0; t < width; ++t) any |= slots[t];
+  for (unsigned t = threadIdx.x / 32 * 32, end = t + 32; t < end; ++t) any |= slots[t];
   barrier(-6);
   return any;
 }
@@ -141,16 +155,29 @@ static void enter() {
 }
 template <class F> static void call(void *f) { (*(F *)f)(); }
 
+// All threads of a warp go on to their next barrier.
+static void run_warp(unsigned block, unsigned first) {
+  for (unsigned t = first; t < first + 32; ++t) {
+    threadIdx.x = t;
+    blockIdx.x = first_block + block;
+    swapcontext(&scheduler, &fibers[block * width + t]);
+  }
+}
+static bool apart(const int *own, unsigned from, unsigned to) {
+  for (unsigned t = from; t < to; ++t)
+    if (own[t] != own[from]) return true;
+  return false;
+}
+
 template <class F>
-static const char *run_blocks(unsigned grid, unsigned block, int waits, int meets, unsigned cluster, size_t kept_bytes,
-                              F f) {
+static const char *run_blocks(unsigned grid, unsigned block, int waits, int cluster, size_t kept_bytes, F f) {
   body = call<F>;
   closure = &f;
-  misaligned = 0;
+  misaligned = 0, unexpected = 0;
   width = block;
   if (waits && block % 32) return "a block of no whole warps";
-  unsigned together = meets ? grid : cluster;
-  if (grid % together) return "a cluster that lacks some of its blocks";
+  together = cluster ? cluster : 1;
+  if (grid % together) return "a cluster without all its blocks";
   if ((size_t)together * block > MOST) return "too many threads at once";
   if (waits && !stacks) stacks = (char *)malloc((size_t)STACK * MOST);
   resident_bytes = (kept_bytes + 15) / 16 * 16;
@@ -177,17 +204,12 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int meet
       for (unsigned b = 0; b < together && !problem; ++b) {
         int *own = at + b * block;
         while (own[0] != -1 && !problem) {
-          for (unsigned warp = 0; warp < block; warp += 32)
-            do {  // a warp shuffles on its own
-              for (unsigned t = warp; t < warp + 32; ++t) {
-                threadIdx.x = t;
-                blockIdx.x = first_block + b;
-                swapcontext(&scheduler, &fibers[b * block + t]);
-                if (own[t] != own[warp]) problem = "threads of a warp wait at different barriers";
-              }
-            } while (!problem && (own[warp] == -2 || own[warp] == -3));
-          for (unsigned t = 0; t < block; ++t)
-            if (!problem && own[t] != own[0]) problem = "threads of a block wait at different barriers";
+          for (unsigned t = 0; t < block && !problem; t += 32) {
+            do run_warp(b, t);
+            while (own[t] < -1 && own[t] != MEETS && !apart(own, t, t + 32));  // it waits for none but its own threads
+            if (apart(own, t, t + 32)) problem = "threads of a warp wait at different barriers";
+          }
+          if (!problem && apart(own, 0, block)) problem = "threads of a block wait at different barriers";
           if (own[0] == MEETS) break;
         }
         going |= own[0] != -1;
@@ -197,5 +219,6 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int meet
   for (size_t i = 0; i < 16; ++i)
     if ((unsigned char)resident[resident_bytes * together + i] != 0xA5) problem = "written behind what a block keeps";
   free(resident);
+  if (!problem) problem = unexpected;
   return problem ? problem : misaligned ? "a wide access at an address it does not divide" : 0;
 }

@@ -13,6 +13,7 @@ from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
 from gpu.kernels.test_few_channels import random_cases as few_channels_cases
 from gpu.kernels.test_few_filters import random_cases as few_filters_cases
 from gpu.kernels.test_few_filters import wide_cases
+from gpu.kernels.test_few_pixels import few_cases as few_pixels_cases
 from gpu.kernels.test_gate_kernels import gate_cases
 from gpu.kernels.test_group_norm_kernels import cases as group_norm_cases
 from gpu.kernels.test_instance_kernels import cases as instance_cases
@@ -55,6 +56,7 @@ def cases() -> list[Case]:
         *few_channels_cases(),
         *few_filters_cases(),
         *wide_cases(),
+        *few_pixels_cases(),
         *instance_cases(),
         *group_norm_cases(),
         *move_cases(),
@@ -85,10 +87,10 @@ def nvrtc() -> Any:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sources_compile(architecture: int) -> None:
     compiler = nvrtc()
-    found = [case.kernel for case in cases()]
-    ways = [way for kernel in found if kernel is not None for way in (kernel, *kernel.others)]
+    kernels = [case.kernel for case in cases()]
+    ways = [way for kernel in kernels if kernel is not None for way in (kernel, *kernel.others)]
     launches = [launch for way in ways for launch in way.launches]
-    own = {launch.entry: launch.source for launch in launches if launch.architecture == f"sm_{architecture}a"}
+    own = [launch for launch in launches if launch.architecture.rstrip("a") == f"sm_{architecture}"]
     everywhere = [launch for launch in launches if not launch.architecture.endswith("a")]
     later = {launch.entry for launch in everywhere if int(launch.architecture.strip("sm_") or 0) > architecture}
     sources = {launch.entry: launch.source for launch in everywhere if launch.entry not in later}
@@ -97,8 +99,9 @@ def test_sources_compile(architecture: int) -> None:
     from fusec.gpu.stopwatch import SOURCE
 
     _compile(compiler, [SOURCE], f"sm_{architecture}")
-    if own:
-        _compile(compiler, list(own.values())[::3], f"sm_{architecture}a")
+    for only in {launch.architecture for launch in own}:
+        found = {launch.entry: launch.source for launch in own if launch.architecture == only}
+        _compile(compiler, list(found.values())[::3], only)
 
 
 def _compile(compiler: Any, some: list[str], architecture: str) -> None:

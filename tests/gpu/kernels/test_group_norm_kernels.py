@@ -18,14 +18,14 @@ F32, F16, BF16, F64 = DType.F32, DType.F16, DType.BF16, DType.F64
 
 
 def normed(dtype: DType, groups: int, *shape: int, around: str = "swish") -> Case:
-    """With swish behind, and a sum in front, which is stored; the operand, added; or factors of each image, and a
-    cast."""
+    """With swish behind, and a sum in front, which is stored; the operand, multiplied (added, it could cancel all but
+    what two roundings differ by); or factors of each image, and a cast."""
 
     def make(g: Any, x: Any, s: Any, b: Any, *z: Any) -> Any:
         total = g.add(pw("add"), x, z[0]) if around == "sum" else x
         y = g.add(pw("swish"), g.add(GroupNorm(groups), total, s, b))
         if around == "operand":
-            return g.add(pw("add"), y, x)
+            return g.add(pw("mul"), y, x)
         if around == "factor":
             return g.add(Cast(F16 if dtype is F32 else dtype), g.add(pw("mul"), y, z[0]))
         return (y, total) if around == "sum" else y
@@ -126,7 +126,7 @@ def test_blocks_of_an_image_are_a_cluster_and_fill_the_gpu() -> None:
     for shape, blocks in (((2, 320, 64, 64), 8), ((2, 640, 32, 32), 4), ((2, 1280, 16, 16), 2)):
         first, *_ = at_once(normed(F16, 32, *shape).kernel)
         (launch,) = first.launches
-        assert f"__cluster_dims__({blocks}, 1, 1)" in launch.source and launch.grid == 128
+        assert f"__cluster_dims__({blocks})" in launch.source and launch.cluster == blocks and launch.grid == 128
         assert launch.architecture == "sm_90" and not launch.meets and not first.scratch_bytes
     (small, *_) = at_once(normed(F16, 32, 2, 1280, 8, 8).kernel)
     assert small.launches[0].grid == 64 and not small.launches[0].architecture
