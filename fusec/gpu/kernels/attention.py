@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels import groups
-from fusec.gpu.kernels.attention_tiles import PACK, GroupTiles, Shares, WarpTiles
+from fusec.gpu.kernels.attention_groups import GroupTiles
+from fusec.gpu.kernels.attention_tiles import PACK, Shares, WarpTiles
 from fusec.gpu.kernels.chain import decoded
 from fusec.gpu.kernels.products import nested
 from fusec.gpu.kernels.spec import C_TYPES, HALVES, Arguments, Kernel, ceil_div
@@ -25,7 +26,6 @@ SHARED_BYTES = 224 << 10  # of a multiprocessor
 WAYS = (
     Shares(8, 2, 128, 16, 2),
     Shares(16, 2, 128, 16, 1),
-    Shares(16, 1, 256, 64, 1, grouped=True),
     Shares(16, 1, 128, 64, 1, grouped=True),
 )
 
@@ -111,15 +111,15 @@ class Source:
         for name, value, view, head in zip("qkv", self.read, self.views, ("head", "group", "group"), strict=True):
             at = f"image * {view.strides[0]} + {head} * {view.strides[1]} + {view.start}"
             lines.append(f"const {kind}* {name} = {arguments.read(value)} + ({at});")
-        lines += [*tiles.declared(), *tiles.queries(), *tiles.copied("0", "0")]
+        lines += [*tiles.declared(), *tiles.queries()]
         lines += [f"float below[{way.tiles}][2];", *nested([("a", way.tiles), ("h", 2)], "below[a][h] = 0.0f;")]
         lines.append(f"const u32 rounds = {rounds}u;")
         if self.op.causal:  # keys behind the last query are left out
             lines[-1] = f"const u32 reach = (part * {way.queries}u + {way.queries - 1}u) / {way.keys}u + 1u;"
             lines.append(f"const u32 rounds = reach < {rounds}u ? reach : {rounds}u;")
-        lines += ["bool fresh = true;", "#pragma unroll 1", "for (u32 round = 0; round < rounds; ++round) {"]
-        lines += [*tiles.arrived(), "if (round + 1u < rounds) {"]
-        lines += [*tiles.copied("(round + 1u)", "((round + 1u) % 2u)"), "}", *self._round(way, tiles), "}"]
+        if way.grouped:  # blocks of a head, which run together, begin at different keys: more of the cache is at work
+            lines.append(f"const u32 begin = {'0u' if self.op.causal else f'part * rounds / {blocks}u'};")
+        lines += tiles.walked(self._weighed(way))
         lines += self._written(way, arguments)
         grid = batch * heads * blocks
         launch = arguments.launch("attention", lines, grid, way.threads, tiles.preamble(), way.resident)
@@ -133,15 +133,6 @@ class Source:
             return decoded("block", [("image", batch), ("head", heads), ("part", blocks)])
         lines = decoded("block", [("later", blocks), ("image", batch), ("head", heads)])
         return [*lines, f"const u32 part = {blocks - 1}u - later;"]
-
-    def _round(self, way: Shares, tiles: WarpTiles) -> list[str]:
-        """What is done with the keys and values of a round."""
-        return [
-            "#pragma unroll",
-            f"for (int s = 0; s < {way.keys // way.step}; ++s) {{",
-            f"float scores[{way.tiles}][{way.step // 8}][4];",
-            *(*tiles.scored(), *self._weighed(way), *tiles.added(), "}"),
-        ]
 
     def _weighed(self, way: Shares) -> list[str]:
         """The powers of scores, in the words that products take; sums scaled anew where scores grew."""
@@ -168,19 +159,19 @@ class Source:
 
     def _grown(self, way: Shares) -> list[str]:
         """Count exponents of a row from a little above the largest, if that grew, or is the first to be finite."""
-        loops = [("n", way.step // 8), ("e", 2)]
+        loops, weight = [("n", way.step // 8), ("e", 2)], self.tiles(way).weight
         return [
             "float most = scores[a][0][h * 2];",
             *nested(loops, "most = fmaxf(most, scores[a][n][h * 2 + e]);"),
             "most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));",
             "most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));",
-            "const bool none = most == -INFINITE, begins = !none && weight[a][h * 2] == 0.0f;",
+            f"const bool none = most == -INFINITE, begins = !none && {weight}[h * 2] == 0.0f;",
             "nothing |= none;",
             f"most = begins || most > 0.0f ? most + {MARGIN}f : 0.0f;",
             "const float less = quick_exp2(-most);",
             "below[a][h] -= most;",
             *nested(loops, "scores[a][n][h * 2 + e] -= most;"),
-            *nested([("e", 2)], "weight[a][h * 2 + e] *= less;"),
+            *nested([("e", 2)], f"{weight}[h * 2 + e] *= less;"),
             *nested([("b", self.written.shape[3] // PACK), ("e", 2)], "sums[a][b][h * 2 + e] *= less;"),
         ]
 
@@ -192,7 +183,7 @@ class Source:
         return nested(
             [("a", way.tiles), ("h", 2)],
             "const u32 at = first + a * 16 + h * 8;",
-            "const float part = 1.0f / weight[a][h * 2];",
+            f"const float part = 1.0f / {self.tiles(way).weight}[h * 2];",
             f"if (at < {view.shape[2]}u) {{",
             f"{kind}* to = {result} + ({at});",
             *nested([("b", view.shape[3] // PACK)], f"*(u32*)(to + {PACK} * b) = word_of<{kind}>({pair});"),

@@ -1,7 +1,7 @@
-"""How a block of attention multiplies: by products of warps, or, on Hopper, by those of four warps.
+"""How a block of attention multiplies: by products of warps.
 
-Both have scores, weights and sums in registers in the same places: thread 4g + t of a warp has columns 2t and 2t + 1 of
-each eight, in rows g and g + 8 of each sixteen.
+Scores, weights and sums are in registers: thread 4g + t of a warp has columns 2t and 2t + 1 of each eight, in rows g
+and g + 8 of each sixteen.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fusec.gpu.kernels import groups
 from fusec.gpu.kernels.products import nested
 from fusec.gpu.kernels.spec import C_TYPES, ceil_div
 from fusec.gpu.kernels.view import View
@@ -52,6 +51,11 @@ class WarpTiles:
         return C_TYPES[self.views[0].dtype]
 
     @property
+    def weight(self) -> str:
+        """Sums of weights of a tile: of each row, in each column."""
+        return "weight[a]"
+
+    @property
     def words(self) -> str:
         """Weights as a product takes them."""
         return "power[a][n][0], power[a][n][1], power[a][n + 1][0], power[a][n + 1][1]"
@@ -74,7 +78,7 @@ class WarpTiles:
         return self.way.keys * self._row(operand)
 
     def declared(self) -> list[str]:
-        """Memory of the block, and sums of a thread. `weight` are sums of weights: of each row in each column."""
+        """Memory of the block, and sums of a thread."""
         tiles = self.way.tiles
         return [
             *self._memory(),
@@ -138,6 +142,18 @@ class WarpTiles:
             f"const {self.kind}* own_values = kept_values + round % 2u * {self._size(2)}u;",
         ]
 
+    def walked(self, weighed: list[str]) -> list[str]:
+        """All rounds, by what makes weights of scores."""
+        step, tiles = self.way.step, self.way.tiles
+        return [
+            *self.copied("0", "0"),
+            *("bool fresh = true;", "#pragma unroll 1", "for (u32 round = 0; round < rounds; ++round) {"),
+            *(*self.arrived(), "if (round + 1u < rounds) {"),
+            *(*self.copied("(round + 1u)", "((round + 1u) % 2u)"), "}"),
+            *("#pragma unroll", f"for (int s = 0; s < {self.way.keys // step}; ++s) {{"),
+            *(f"float scores[{tiles}][{step // 8}][4];", *self.scored(), *weighed, *self.added(), "}", "}"),
+        ]
+
     def scored(self) -> list[str]:
         """Queries by keys: for sixteen keys at a time all their features, two octets of which are a step."""
         step, tiles, octets = self.way.step, self.way.tiles, self.octets(0)
@@ -182,82 +198,3 @@ class WarpTiles:
         """From one key, or value, to the next in shared memory: those of a tile lie in different banks."""
         octets = self.octets(operand)
         return (octets + 1 - octets % 2) * PACK
-
-
-@dataclass(frozen=True)
-class GroupTiles(WarpTiles):
-    """Keys and values in tiles of 8 x 8, 128 bytes each, as four warps multiply by them out of shared memory: first all
-    of one octet. Behind features lie zeros, where their octets are odd, and behind values ones."""
-
-    @property
-    def depth(self) -> int:
-        """Octets of a key."""
-        return self.octets(1) + self.octets(1) % 2
-
-    @property
-    def width(self) -> int:
-        """Octets of a value."""
-        return self.octets(2) + 1
-
-    def _octet(self, operand: int) -> int:
-        """Elements from one octet to the next."""
-        return self.way.keys * PACK + groups.offset(self.octets(operand)) * PACK
-
-    def _size(self, operand: int) -> int:
-        return (self.depth if operand == 1 else self.width) * self._octet(operand)
-
-    def _place(self, operand: int) -> str:
-        return f"octet * {self._octet(operand)}u + own * {PACK}u"
-
-    def declared(self) -> list[str]:
-        keys, values, one = self._octet(1), self._octet(2), self.one & 0xFFFF
-        lines = [
-            *self._memory(),
-            f"for (u32 i = threadIdx.x; i < {2 * self.way.keys * PACK}u; i += {self.way.threads}u) {{",
-        ]
-        lines.append(f"const u32 stage = i / {self.way.keys * PACK}u, own = i % {self.way.keys * PACK}u;")
-        if self.depth > self.octets(1):
-            lines.append(f"kept_keys[stage * {self._size(1)}u + {self.octets(1) * keys}u + own].bits = 0u;")
-        lines += [f"kept_values[stage * {self._size(2)}u + {self.octets(2) * values}u + own].bits = {one:#x}u;", "}"]
-        lines += [
-            f"float sums[1][{self.width}][4];",
-            f"float (&weight)[1][4] = *(float (*)[1][4])sums[0][{self.width - 1}];",
-        ]
-        return [*lines, *nested([("b", self.width), ("e", 4)], "sums[0][b][e] = 0.0f;")]
-
-    def preamble(self) -> list[str]:
-        functions = {
-            (self.way.step, False): groups.product(self.kind, self.way.step),
-            (self.width * 8, True): groups.product(self.kind, self.width * 8, turned=True),
-        }
-        return [line for lines in functions.values() for line in lines]
-
-    def queries(self) -> list[str]:
-        lines = super().queries()
-        if self.depth == self.octets(0):
-            return lines
-        lines[0] = f"u32 query[1][{self.depth}][2];"
-        return [*lines, f"query[0][{self.depth - 1}][0] = query[0][{self.depth - 1}][1] = 0u;"]
-
-    def arrived(self) -> list[str]:
-        return ["wait_for_copies<0>();", "seen_by_groups();", *super().arrived()[1:]]
-
-    def scored(self) -> list[str]:
-        step, octet = self.way.step, self._octet(1)
-        lines = ["group_begins();"]
-        for o in range(0, self.depth, 2):
-            words = "{" + ", ".join(f"query[0][{o + i}][{h}]" for i in (0, 1) for h in (0, 1)) + "}"
-            at = f"own_keys + (s * {step * PACK} + {o * octet})"
-            lines += [f"{{ const u32 words[4] = {words};"]
-            lines += [f"ENTRY_{step}(scores[0], words, {at}, {2 * octet}u, 128u, {int(o > 0)}); }}"]
-        return [*lines, "group_ends();", "wait_for_group();", *groups.changed("scores[0]", step // 8)]
-
-    def added(self) -> list[str]:
-        step, octet, columns = self.way.step, self._octet(2), self.width * 8
-        lines = ["group_begins();"]
-        for n in range(0, step // 8, 2):
-            words = "{" + ", ".join(f"power[0][{n + i}][{h}]" for i in (0, 1) for h in (0, 1)) + "}"
-            at = f"own_values + (s * {step * PACK} + {n * 8 * PACK})"
-            lines += [f"{{ const u32 words[4] = {words};"]
-            lines += [f"ENTRY_{columns}_turned(sums[0], words, {at}, 128u, {2 * octet}u, 1); }}"]
-        return [*lines, "group_ends();", "wait_for_group();", *groups.changed("sums[0]", self.width)]

@@ -30,23 +30,24 @@ def offset(octets: int) -> int:
 def product(kind: str, columns: int, turned: bool = False) -> list[str]:
     """The function ENTRY_<columns>, `_turned` behind that: d[64][columns] (+)= a[64][16] b[16][columns].
 
-    b lies as tiles of 8 x 8 in shared memory, `lead` bytes apart along the depth and `stride` else: transposed, or as
-    it is if `turned`."""
+    b lies as tiles of 8 x 8 in shared memory, `behind` bytes from a place on, `lead` bytes apart along the depth and
+    `stride` else: transposed, or as it is if `turned`."""
     count, name = columns // 2, f"ENTRY_{columns}{'_turned' * turned}"
     sums, words = (", ".join(f"%{i}" for i in span) for span in (range(count), range(count, count + 4)))
     written = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
     given = ", ".join(f'"r"(a[{i}])' for i in range(4))
-    head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 lead, "
+    emulated = f"group_product<{kind}, {columns // 8}, {str(turned).lower()}>"
+    head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 behind, "
     return [
-        f"{head}u32 stride, int onto) {{",
+        f"{head}u32 lead, u32 stride, int onto) {{",
         "#ifdef FUSEC_EMULATED",
-        f"  group_product<{kind}, {columns // 8}, {str(turned).lower()}>(d, a, b, lead, stride, onto);",
+        f"  {emulated}(d, a, (const u8*)b + behind, lead, stride, onto);",
         "#else",
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
         f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
         f'    "{{{sums}}}, {{{words}}}, %{count + 4}, p, 1, 1, {int(turned)}; }}"',
         f"    : {written}",
-        f'    : {given}, "l"(group_tiles(b, lead, stride)), "r"(onto));',
+        f'    : {given}, "l"(group_tiles(b, lead, stride) + (behind >> 4)), "r"(onto));',
         "#endif",
         "}",
     ]

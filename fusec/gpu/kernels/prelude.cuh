@@ -544,35 +544,64 @@ template <class T> DEVICE void multiply_half_tile(float (&d)[4], u32 a0, u32 a1,
 #endif
 
 // Products of four warps (Hopper): rows and sums are those of each warp's own products, columns come as tiles of 8 x 8
-// in shared memory. They begin when registers hold what they are to, and run on until they are waited for.
+// in shared memory. They begin when registers hold what they are to, and run on until they are waited for: all but those
+// of the last so many times that `group_ends` was said.
 #if defined(FUSEC_EMULATED)
 DEVICE void group_begins() {}
-DEVICE void group_ends() {}
-DEVICE void wait_for_group() {}
 DEVICE void seen_by_groups() {}
 // b in rows of its columns, TURNED: in its own rows; tiles are `lead` bytes apart along the depth, else `stride`.
 template <class T, int N, bool TURNED>
 DEVICE void group_product(float (&d)[N][4], const u32 (&a)[4], const void* b, u32 lead, u32 stride, int onto) {
-  const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
-  for (int n = 0; n < N; ++n) {
-    u32 words[2];
-    for (u32 i = 0; i < 2u; ++i) {
-      const u16* tile = (const u16*)((const u8*)b + i * lead + n * stride);
-      ALIGNED(tile, 16);
-      words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
+  float (*sums)[4] = d;
+  const u32 a0 = a[0], a1 = a[1], a2 = a[2], a3 = a[3];
+  group_does([=] {
+    const u32 g = threadIdx.x % 32u / 4u, t = threadIdx.x % 4u;
+    for (int n = 0; n < N; ++n) {
+      u32 words[2];
+      for (u32 i = 0; i < 2u; ++i) {
+        const u16* tile = (const u16*)((const u8*)b + i * lead + n * stride);
+        ALIGNED(tile, 16);
+        words[i] = TURNED ? tile[16 * t + g] | (u32)tile[16 * t + 8 + g] << 16 : ((const u32*)tile)[4 * g + t];
+      }
+      for (int e = 0; e < 4 && !onto; ++e) sums[n][e] = 0.0f;
+      multiply_tile<T>(sums[n], a0, a1, a2, a3, words[0], words[1]);
     }
-    for (int e = 0; e < 4 && !onto; ++e) d[n][e] = 0.0f;
-    multiply_tile<T>(d[n], a[0], a[1], a[2], a[3], words[0], words[1]);
-  }
+  });
 }
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void group_begins() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void group_ends() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEVICE void wait_for_group() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int LEFT> DEVICE void wait_for_groups() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
 // What this thread has written to shared memory; before the barrier.
-DEVICE void seen_by_groups() { asm volatile("fence.proxy.async;" ::: "memory"); }
+DEVICE void seen_by_groups() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE u64 group_tiles(const void* b, u32 lead, u32 stride) {
   return (u64)((u32)__cvta_generic_to_shared(b) >> 4 & 0x3fffu) | (u64)(lead >> 4) << 16 | (u64)(stride >> 4) << 32;
+}
+#endif
+
+// A barrier in two parts: each warp says that it has come, goes on, and asks later whether all of them have; it has to
+// ask before it comes again. `turn` counts how often. A barrier of the block stands behind the first line.
+#ifdef FUSEC_EMULATED
+DEVICE void barrier_for(u64* gate, u32 warps) {}
+DEVICE void has_come(u64* gate) {}
+DEVICE void wait_for_all(u64* gate, u32 turn) { __syncthreads(); }
+#elif __CUDA_ARCH__ >= 900
+DEVICE void barrier_for(u64* gate, u32 warps) {
+  const u32 place = (u32)__cvta_generic_to_shared(gate);
+  if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(place), "r"(warps) : "memory");
+}
+DEVICE void has_come(u64* gate) {
+  const u32 place = (u32)__cvta_generic_to_shared(gate);
+  __syncwarp();
+  if (threadIdx.x % 32u == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(place) : "memory");
+}
+DEVICE void wait_for_all(u64* gate, u32 turn) {
+  const u32 place = (u32)__cvta_generic_to_shared(gate);
+  asm volatile(
+      "{ .reg .pred come; AGAIN: mbarrier.try_wait.parity.shared.b64 come, [%0], %1; @!come bra AGAIN; }"
+      ::"r"(place), "r"(turn % 2u) : "memory");
 }
 #endif
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+#include <functional>
 #include <vector>
 #define __global__
 #define __launch_bounds__(...)
@@ -108,6 +109,19 @@ template <int LEFT> static void wait_for_copies() {
     else waiting.push_back(each);
   copies[fiber()] = waiting;
 }
+// Products of four warps, made as late as they may be: when they are waited for.
+struct Product { std::function<void()> made; int group; };
+static std::vector<Product> products[MOST];
+static int products_of[MOST];
+template <class F> static void group_does(F made) { products[fiber()].push_back({made, products_of[fiber()]}); }
+static void group_ends() { ++products_of[fiber()]; }
+template <int LEFT> static void wait_for_groups() {
+  std::vector<Product> due, waiting;
+  for (const Product &each : products[fiber()])
+    (each.group < products_of[fiber()] - LEFT ? due : waiting).push_back(each);
+  products[fiber()] = waiting;
+  for (const Product &each : due) each.made();
+}
 static void __threadfence() {}
 static void __syncwarp() {}
 static unsigned atomicAdd(unsigned *place, unsigned x) { return (*place += x) - x; }
@@ -198,6 +212,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       makecontext(&fibers[t], enter, 0);
       at[t] = turn[t] = 0;
       copies[t].clear();
+      products[t].clear();
     }
     for (int going = 1; going && !problem;) {
       going = 0;

@@ -62,6 +62,8 @@ def attention_cases() -> list[Case]:
         attended(F16, (1, 2, 2), (300, 300), (40, 24), Attention(0.3, causal=True)),
         attended(BF16, (1, 2, 1), (150, 330), (8, 16), Attention(1.0, causal=True)),
         attended(F16, (1, 1, 1), (290, 70), (16, 16), Attention(-0.5, causal=True)),
+        attended(F16, (1, 1, 1), (9, 1000), (24, 8)),  # more rounds than lie in shared memory
+        attended(F16, (1, 1, 1), (270, 450), (16, 8)),  # blocks that begin at different keys
         packed(F16, 20, 2, 40),
         packed(BF16, 70, 3, 8),
     ]
