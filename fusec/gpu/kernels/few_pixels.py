@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fusec.gpu.kernels.few_pixels_source import COLUMNS, DEPTH, PACK, ROWS, FewPixelsSource, Shares, along, is_flat
+from fusec.gpu.kernels.few_pixels_source import FewPixelsSource
+from fusec.gpu.kernels.few_pixels_tiles import COLUMNS, DEPTH, PACK, ROWS, Shares, along, is_flat
 from fusec.gpu.kernels.products import PROCESSORS, follows
 from fusec.gpu.kernels.spec import HALVES, Kernel, ceil_div
 from fusec.gpu.kernels.thin_product import thin_product

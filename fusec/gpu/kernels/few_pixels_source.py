@@ -12,69 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, widest
+from fusec.gpu.kernels.few_pixels_tiles import COLUMNS, DEPTH, PACK, ROWS, Along, Shares, along, fragments, is_flat
 from fusec.gpu.kernels.products import nested
-from fusec.gpu.kernels.spec import C_TYPES, Arguments, Kernel, ceil_div
-from fusec.ir import Node, TensorType, Value
+from fusec.gpu.kernels.spec import C_TYPES, CLUSTERS, Arguments, Kernel, ceil_div
+from fusec.ir import Node, Value
 from fusec.ops import Conv
 from fusec.program import inputs_of
 
-PACK = 8  # neighbours of a pixel, or filter, or result, that a thread has
-DEPTH = 32  # channels that four threads have so
-ROWS, COLUMNS = 16, 8  # of a warp's product: filters, pixels
 HELD = 96  # registers for weights on their way
-CLUSTERS = "sm_90"
-
-
-@dataclass(frozen=True)
-class Shares:
-    """How a convolution is shared out. A block has `high` x `wide` pixels (of these octets), `filters`, and one of
-    `splits` parts of the channels; `deep` of its warps share taps and channels, `across` of them filters. Sums of the
-    parts are put together by a cluster of blocks, or through scratch memory (`clusters`)."""
-
-    high: int
-    wide: int
-    filters: int
-    splits: int
-    deep: int
-    across: int
-    clusters: bool
-
-    @property
-    def pixels(self) -> int:
-        return self.high * self.wide
-
-    @property
-    def tiles(self) -> int:
-        """Products of a warp side by side."""
-        return self.pixels // COLUMNS
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.deep * self.across
-
-    @property
-    def rows(self) -> int:
-        """Products of a warp one below the other."""
-        return self.filters // self.across // ROWS
-
-
-@dataclass(frozen=True)
-class Along:
-    """A dim of the image: where the pixels lie that a tile reads. Result `i` of a tile reads, for tap `k`, the one at
-    `i * apart + k * dilation` of `count`, each `stride` from the next in the image."""
-
-    count: int
-    apart: int
-    dilation: int
-    stride: int
-
-
-def along(op: Conv, dim: int, window: int, tile: int) -> Along:
-    """Of a tile of that size; a window of one skips what lies between its pixels."""
-    stride, dilation = op.strides[dim], op.dilations[dim]
-    if window == 1:
-        return Along(tile, 1, 0, stride)
-    return Along((tile - 1) * stride + (window - 1) * dilation + 1, stride, dilation, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,14 +338,6 @@ class FewPixelsSource:
         return [*lines, *asked], chain.lines()
 
 
-def fragments(w: TensorType, splits: int) -> TensorType:
-    """Weights as threads multiply them: of 16 filters, by a part of the channels, a tap, and 32 channels, each thread's
-    numbers side by side."""
-    filters, channels, high, wide = w.shape
-    shape = (filters // ROWS, 2, 8, splits, channels // DEPTH // splits, 4, 2, 2, 2, high, wide)
-    return TensorType(shape, w.dtype, (0, 3, 9, 10, 4, 6, 2, 5, 7, 1, 8))
-
-
 def _added(name: str, pointer: str, apart: int, count: int, read: str = "*") -> list[str]:
     """Eight sums of so many parts, which lie so far apart."""
     pack = "const Pack<float, 8>"
@@ -410,11 +347,3 @@ def _added(name: str, pointer: str, apart: int, count: int, read: str = "*") -> 
         lines.append(f"{pack} more = {read}(({pack}*)({pointer} + k * {apart}));")
         lines += [*nested([("j", PACK)], f"{name}.v[j] += more.v[j];"), "}"]
     return lines
-
-
-def is_flat(conv: Node) -> bool:
-    """Whether a convolution is a product of places by a matrix, whichever way the places lie in images."""
-    op, (x, w) = conv.op, conv.operands
-    assert isinstance(op, Conv)
-    plain = op.strides == (1, 1) and not any(op.pads) and w.type.shape[2:] == (1, 1)
-    return plain and not x.type.within

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.products import nested
-from fusec.gpu.kernels.spec import C_TYPES, VECTOR_BYTES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.spec import C_TYPES, CLUSTERS, VECTOR_BYTES, Arguments, Kernel, ceil_div
 from fusec.ir import DType, Node, Value
 from fusec.ops import GroupNorm
 
-ARCHITECTURE = "sm_90"  # the first that has clusters
 WARP = 32
 DOOR_BYTES = 16  # in front of what the blocks of a cluster send each other
 
@@ -120,7 +119,7 @@ class GroupSource:
         cluster = share.blocks if share.clustered else 1
         launch = arguments.launch("group_norm_kept", lines, teams * share.blocks, share.block, cluster=cluster)
         if share.clustered:
-            launch = replace(launch, architecture=ARCHITECTURE)
+            launch = replace(launch, architecture=CLUSTERS)
         else:
             launch = replace(launch, meets=share.blocks > 1)
         launch = replace(launch, resident_bytes=self._met_bytes + self._kept_bytes)

@@ -17,6 +17,7 @@ from fusec.ir import DType, TensorType, Value
 BLOCK = 256
 VECTOR_BYTES = 16  # of one load or store; the memory plan places every value at a multiple of it
 MAX_VECTOR = 8  # elements
+CLUSTERS = "sm_90"  # the first architecture that has them
 DOOR = 32  # numbers of 32 bits: none shares a line of the cache with another
 
 C_TYPES: Mapping[DType, str] = {

@@ -11,7 +11,8 @@ from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
 from fusec.gpu.kernels import few_pixels
-from fusec.gpu.kernels.few_pixels_source import FewPixelsSource, Shares
+from fusec.gpu.kernels.few_pixels_source import FewPixelsSource
+from fusec.gpu.kernels.few_pixels_tiles import Shares
 from fusec.gpu.kernels.products import PROCESSORS
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import Conv, Relayout, pw
