@@ -814,8 +814,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "storage_pack",
         "runtime",
         "storage.py",
-        "return xp.ascontiguousarray(array.transpose(order)).reshape(-1)",
-        "return xp.ascontiguousarray(array).reshape(-1)",
+        "return xp.ascontiguousarray(array.reshape(type.shape).transpose(order)).reshape(-1)",
+        "return xp.ascontiguousarray(array.reshape(type.shape)).reshape(-1)",
         "buffers are row-major whatever the order",
     ),
     _m(
