@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.chain import Chain, Space
 from fusec.gpu.kernels.expressions import literal
 from fusec.gpu.kernels.products import nested
-from fusec.gpu.kernels.spec import C_TYPES, CLUSTERS, VECTOR_BYTES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.spec import C_TYPES, CLUSTERS, Arguments, Kernel, ceil_div
 from fusec.ir import DType, Node, Value
 from fusec.ops import GroupNorm
 
@@ -31,7 +31,6 @@ class Share:
     blocks: int
     pixels: int
     clustered: bool
-    shared: bool = False  # kept in shared memory, not in registers
 
     @property
     def lanes(self) -> int:
@@ -122,7 +121,7 @@ class GroupSource:
             launch = replace(launch, architecture=CLUSTERS)
         else:
             launch = replace(launch, meets=share.blocks > 1)
-        launch = replace(launch, resident_bytes=self._met_bytes + self._kept_bytes)
+        launch = replace(launch, resident_bytes=self._met_bytes)
         scratch_bytes = 8 * launch.grid * self._groups if launch.meets else 0
         name = "+".join(node.op.name for node in (*self.before, self.anchor, *self.behind))
         return Kernel(name, (launch,), scratch_bytes)
@@ -130,15 +129,11 @@ class GroupSource:
     def _begun(self) -> list[str]:
         """Which image, channels and pixels a thread is about."""
         share = self.share
-        lines = ["RESIDENT(told);"] if share.clustered or share.shared else []
+        lines = ["RESIDENT(told);"] if share.clustered else []
         if share.clustered:
             lines.append("u64* door = reinterpret_cast<u64*>(told);")
             lines.append(f"float* met = reinterpret_cast<float*>(told + {DOOR_BYTES});")
         lines += [f"__shared__ float met[{2 * self._groups}];"] if share.blocks == 1 else []
-        if share.shared:
-            lines.append(
-                f"{self._pack}* taken = reinterpret_cast<{self._pack}*>(told + {self._met_bytes}u) + threadIdx.x;"
-            )
         tables = ", ".join(f"{name}[{share.lanes}]" for name in ("means", "factors", "shifts"))
         lines += [
             f"__shared__ float parts[2][{self._parts}][{share.block}];",
@@ -157,21 +152,9 @@ class GroupSource:
         return lines
 
     @property
-    def _unrolled(self) -> str:
-        return "#pragma unroll 1" if self.share.shared else "#pragma unroll"
-
-    @property
     def _met_bytes(self) -> int:
         sent = ceil_div(8 * self.share.blocks * self._groups, 16) * 16
         return DOOR_BYTES + sent if self.share.clustered else 0
-
-    @property
-    def _kept_bytes(self) -> int:
-        return self.share.turns * self.share.block * VECTOR_BYTES if self.share.shared else 0
-
-    def _kept(self, turn: str = "i") -> str:
-        """What a thread keeps of a turn."""
-        return f"taken[{turn} * {self.share.block}u]" if self.share.shared else f"taken[{turn}]"
 
     @property
     def _pack(self) -> str:
@@ -189,7 +172,7 @@ class GroupSource:
         """What a thread keeps, in `taken`: what lies beyond the end is the first pixel again."""
         share, chain, c_type = self.share, Chain(self._space(), arguments), C_TYPES[self._x.type.dtype]
         pack = f"{c_type}, {share.vector}"
-        lines = ["#pragma unroll"] if share.shared else [f"Pack<{pack}> taken[{share.turns}];", "#pragma unroll"]
+        lines = [f"Pack<{pack}> taken[{share.turns}];", "#pragma unroll"]
         lines.append(f"for (u32 i = 0; i < {share.turns}u; ++i) {{")
         if share.is_even:
             lines.append(f"const u32 p = {self._pixel()};")
@@ -197,20 +180,12 @@ class GroupSource:
             lines.append(f"const u32 wanted = {self._pixel()}, p = wanted < end ? wanted : begin;")
         if not self.before:
             place = f"{arguments.read(self._x)} + ({chain.space.offset(self._x.type)})"
-            if share.shared:
-                return [
-                    *lines,
-                    f"copy_ahead<16>(&{self._kept()}, {place});",
-                    "}",
-                    "copied();",
-                    "wait_for_copies<0>();",
-                ]
             return [*lines, f"taken[i] = load_pack<{pack}>({place});", "}"]
         for node in self.before:
             chain.apply(node)
         for value in self.early:
             chain.store(value)
-        chain.inside.append(f"{self._kept()}.v[j] = {chain.as_stored(self._x)};")
+        chain.inside.append(f"taken[i].v[j] = {chain.as_stored(self._x)};")
         return [*lines, *chain.lines(), "}"]
 
     def _each_element(self, *body: str) -> list[str]:
@@ -218,8 +193,8 @@ class GroupSource:
         share = self.share
         live = "true" if share.is_even else f"{self._pixel()} < end"
         loops = nested([("j", share.vector)], "const float e = wide(pack.v[j]);", *body)
-        loops = [f"const {self._pack} pack = {self._kept()};", *loops]
-        head = [self._unrolled, f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
+        loops = [f"const {self._pack} pack = taken[i];", *loops]
+        head = ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{"]
         return [*head, f"const bool live = {live};", *loops, "}"]
 
     def _turns(self, row: str) -> str:
@@ -237,7 +212,7 @@ class GroupSource:
         lines = [f"float sums[{v}], squares[{v}], around[{v}], mean_of[{parts}], squares_of[{parts}];"]
         lines += [f"const u32 first = own / {m}u;", f"const float turns = float({self._turns('row')});"]
         lines += [] if parts == 1 else [f"const int split = (first + 1u) * {m}u - own;"]
-        lines.append(f"const {self._pack} start = {self._kept('0u')};")
+        lines.append(f"const {self._pack} start = taken[0u];")
         own = [f"mean_of[k] = wide(start.v[k == 0 ? 0 : {v - 1}]);"]
         if parts > 2:
             each = nested([("j", v)], f"if (0 < k && k < {parts - 1} && {mine}) mean_of[k] = wide(start.v[j]);")
@@ -368,12 +343,12 @@ class GroupSource:
         pack = f"Pack<float, {share.vector}>"
         pairs = (("mean", "means"), ("factor", "factors"), ("shift_of", "shifts"))
         lines = [f"const {pack} {name} = {table}[lane];" for name, table in pairs]
-        chain.before.append(f"const {self._pack} pack = {self._kept()};")
+        chain.before.append(f"const {self._pack} pack = taken[i];")
         chain.known[self._x] = "wide(pack.v[j])"
         chain.define(self.anchor.result, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
         for node in self.behind:
             chain.apply(node)
         for value in self.late:
             chain.store(value)
-        lines += [self._unrolled, f"for (u32 i = 0; i < {share.turns}u; ++i) {{", f"const u32 p = {self._pixel()};"]
+        lines += ["#pragma unroll", f"for (u32 i = 0; i < {share.turns}u; ++i) {{", f"const u32 p = {self._pixel()};"]
         return [*lines, *([] if share.is_even else ["if (p < end)"]), *chain.lines(), "}"]
