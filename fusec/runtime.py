@@ -66,7 +66,7 @@ class Executable:
     update, in place where nothing reads the old value later (`in_place` counts these).
     """
 
-    @spent_on("memory, weights and steps")
+    @spent_on("weights and steps")
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
         """weights: shared with other executables of the same backend's kind; else it has its own."""
         self.compiled = compiled
@@ -102,11 +102,10 @@ class Executable:
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
         load_all(c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type)))
-        for literal, type in constants:
-            self._constants(literal, type)
+        sizes = {(literal, layout(type)): type.span * type.dtype.itemsize for literal, type in constants}
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
-        backend.prepare(graphs, self.memory.nbytes + self._constants.nbytes, others)
+        backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
 
     def _planned(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}
@@ -415,6 +414,7 @@ class Executable:
         }
         return (0, alone) if alone else None
 
+    @spent_on("memory, and weights on the device")
     def _allocate(self) -> None:
         """The arena, and what runs each step over its part of it, unless that is there."""
         if self._ready:

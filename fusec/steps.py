@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fusec.backends import Backend
 from fusec.errors import ExecutionError
@@ -11,7 +12,7 @@ from fusec.ir import Array, Literal, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.memory import alias
 from fusec.ops import Concat
-from fusec.program import Kind, Partition
+from fusec.program import Kind, Partition, inputs_of
 from fusec.reference import evaluate_node
 from fusec.shared import Layout, SharedWeights, layout
 from fusec.storage import pack, unpack
@@ -19,24 +20,26 @@ from fusec.views import view_offset
 
 
 class Constants:
-    """Literals on the device, each once in every memory order that steps read it in. weights: shared with others; xp:
-    the array module."""
+    """Literals on the device, each once in every memory order that bound steps read it in: an array is there as long as
+    one of them holds it. weights: shared with others; xp: the array module."""
 
     def __init__(self, xp: Any, weights: SharedWeights | None = None):
         self._xp, self._shared = xp, weights
-        self.arrays: dict[tuple[int, Layout], Array] = {}
+        self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
 
     def __call__(self, literal: Literal, type: TensorType) -> Array:
         """Flat, in the memory order of the type."""
         key = (id(literal), layout(type))
-        if key not in self.arrays:
+        array = self.arrays.get(key)
+        if array is None:
             shared = self._shared
 
             def packed() -> Array:
                 return pack(self._xp, self._xp.asarray(literal.array), type)
 
-            self.arrays[key] = packed() if shared is None else shared.prepared(literal, layout(type), packed)
-        return self.arrays[key]
+            array = packed() if shared is None else shared.prepared(literal, layout(type), packed)
+            self.arrays[key] = array
+        return array
 
     @property
     def nbytes(self) -> int:
@@ -65,7 +68,7 @@ class Steps:
         if kernel is not None:
             self.kernels.add(step)
             return kernel
-        return lambda: self._run_reference(step)
+        return self._bound_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
         """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
@@ -99,14 +102,20 @@ class Steps:
         literal = value.literal
         return self._constants(literal, type) if literal is not None else self._places[value]
 
-    def _run_reference(self, step: Partition) -> None:
+    def _bound_reference(self, step: Partition) -> Callable[[], None]:
         """The step's nodes one by one, each result rounded to its own type."""
-        held: dict[Value, Array] = {}
-        for node in step.nodes:
-            operands = [held[v] if v in held else unpack(self.buffer(v), v.type) for v in node.operands]
-            for value, array in zip(node.results, evaluate_node(node, operands, self._backend.xp), strict=True):
-                if array.dtype != value.type.dtype.numpy:
-                    raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
-                held[value] = array
-        for value in step.outputs:
-            unpack(self._places[value], value.type)[...] = held[value]
+        operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
+        results = {v: unpack(self._places[v], v.type) for v in step.outputs}
+
+        def run() -> None:
+            held = dict(operands)
+            for node in step.nodes:
+                arrays = evaluate_node(node, [held[v] for v in node.operands], self._backend.xp)
+                for value, array in zip(node.results, arrays, strict=True):
+                    if array.dtype != value.type.dtype.numpy:
+                        raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                    held[value] = array
+            for value, place in results.items():
+                place[...] = held[value]
+
+        return run

@@ -111,14 +111,18 @@ def prepared(exe: fusec.Executable) -> list[Array]:
 def test_weights_are_held_once_and_let_go_of() -> None:
     exe = fusec.compile_dynamic(image_net(), max_shapes=2)
     one, two = exe.at({"x": (1, 3, 8, 8)}), exe.at({"x": (2, 3, 8, 8)})
+    for batch, each in ((1, one), (2, two)):
+        each(fresh(batch, 3, 8, 8))
     assert prepared(one)
     assert {id(a) for a in prepared(one)} == {id(a) for a in prepared(two)}
     literals = [{id(v.literal) for v in e.compiled.graph.values() if v.literal is not None} for e in (one, two)]
     assert literals[0] & literals[1]
     apart = fusec.compile(image_net(), shapes={"x": (2, 3, 8, 8)})
+    apart(fresh(2, 3, 8, 8))
+    assert prepared(apart)
     assert not {id(a) for a in prepared(apart)} & {id(a) for a in prepared(one)}
     gone = [weakref.ref(a) for a in prepared(one)]
-    del one, two, exe
+    del one, two, each, exe
     gc.collect()
     assert all(ref() is None for ref in gone)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ from lowers_judge import LowersJudge
 from fusec import driver
 from fusec.compiled import Compiled
 from fusec.errors import ExecutionError
+from fusec.ir import TensorType, Value
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
+from fusec.program import Partition
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
+from fusec.storage import unpack
 from fusec.target import load
 from fusec.text import parse
 
@@ -38,12 +43,14 @@ graph "net" (%x: f32[2,3,8,8], %k: f32[1,4,1,1]) {
 }"""
 
 
-def executable(text: str = MODEL) -> Executable:
-    weights = {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)}
-    source = parse(text, weights)
+def executable(
+    text: str = MODEL, weights: Mapping[str, np.ndarray] | None = None, backend: SimulatorBackend | None = None
+) -> Executable:
+    source = parse(text, weights or {"w": np.random.default_rng(3).standard_normal((4, 3, 3, 3)).astype(np.float32)})
     graph = run(PIPELINE, source.clone(), Options())
     target, judge = load("h200"), LowersJudge()
-    return Executable(Compiled(source, partition(graph, judge, target), target, Options(), judge), SimulatorBackend())
+    compiled = Compiled(source, partition(graph, judge, target), target, Options(), judge)
+    return Executable(compiled, backend or SimulatorBackend())
 
 
 @pytest.fixture(scope="module")
@@ -219,6 +226,51 @@ def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 6 * x.nbytes
+
+
+class Turning(SimulatorBackend):
+    """Has kernels that read constants in a memory order of their own."""
+
+    order: tuple[int, ...] = (1, 0)
+
+    def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Any]) -> Callable[[], None]:
+        (node,) = step.nodes
+        type, result = node.operands[1].type, memory(node.result, node.result.type)
+        turned = replace(type, order=self.order)
+        x, c = memory(node.operands[0], node.operands[0].type), memory(node.operands[1], turned)
+
+        def run() -> None:
+            unpack(result, node.result.type)[...] = unpack(x, type) ** unpack(c, turned)
+
+        return run
+
+
+def test_constants_are_held_only_as_bound_steps_read_them(rng: np.random.Generator) -> None:
+    exponents = rng.uniform(1, 2, (8, 6))
+    text = 'graph "g" (%x: f64[8,6]) {\n  %c = constant weight("c") : f64[8,6]\n  %y = pow(%x, %c)\n  return %y\n}'
+    net = executable(text, {"c": exponents}, Turning())
+    assert not net._constants.arrays, "nothing is bound"
+
+    def director(inputs: Any, works: Any, runs: Any, bound: Callable[[int], Callable[[], None]]) -> list[int]:
+        tried = bound(0)
+        assert list(orders()) == [(1, 0)]
+        net.backend.order = ()  # type: ignore[attr-defined]
+        other = bound(0)
+        assert sorted(orders()) == [(), (1, 0)]
+        del tried, other
+        return [0]
+
+    def orders() -> list[tuple[int, ...]]:
+        return [order for _, (_, order) in net._constants.arrays]
+
+    net.rehearse(director)
+    assert orders() == [()], "what was tried is gone"
+    x = rng.uniform(0.5, 1.5, (8, 6))
+    assert_close(net(x), x**exponents, 1e-6)
+    (held,) = net._constants.arrays.values()
+    net.hold_inputs()
+    assert_close(net(x), x**exponents, 1e-6)
+    assert next(iter(net._constants.arrays.values())) is held, "what is still read is not made anew"
 
 
 def test_inputs_that_are_held_are_there_after_calls_and_replays(rng: np.random.Generator) -> None:

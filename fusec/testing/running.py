@@ -77,6 +77,7 @@ class _Watched(Executable):
     """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
+        self._allocate()
         constants = {key: array.tobytes() for key, array in self._constants.arrays.items()}
         super()._execute(arrays)
         for key, bits in constants.items():
