@@ -9,7 +9,7 @@ erase) change wiring. Its outputs are the operands of one closing `return`: repl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
@@ -127,6 +127,7 @@ class Graph:
         self._size = 0
         self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
         self._verified = -1  # how many there were when every rule was found to be kept
+        self._found: tuple[int, dict[Hashable, Any]] = (0, {})  # behind so many
 
     # reading ---------------------------------------------------------------------------------
 
@@ -145,6 +146,13 @@ class Graph:
     @property
     def return_node(self) -> Node:
         return self._return
+
+    @property
+    def found(self) -> dict[Hashable, Any]:
+        """What was found out about the graph as it is, for whoever would find it out again; empty after an edit."""
+        if self._found[0] != self.edits:
+            self._found = (self.edits, {})
+        return self._found[1]
 
     @property
     def nodes(self) -> Iterator[Node]:

@@ -54,12 +54,12 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
-    """The kernel that runs these nodes (in graph order) and stores these of their results; None if there is none."""
-    for family in FAMILIES:
-        kernel = family(nodes, outputs)
-        if kernel is not None:
-            return kernel
-    return None
+    """The kernel that runs these nodes (in graph order) and stores these of their results; None if there is none. It is
+    written once: steps are looked at again whenever a program is arranged, prepared and bound."""
+    written, work = nodes[0].graph.found, (find, *nodes, *outputs)
+    if work not in written:
+        written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
+    return written[work]
 
 
 __all__ = ["FAMILIES", "Kernel", "find"]
