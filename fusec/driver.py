@@ -135,6 +135,8 @@ def compile(
         return Executable(
             _for_cpu(model, precision, shapes, disable, state or {}, channels_last), SimulatorBackend(CPU)
         )
+    with device.woken(target):
+        model = _read(model, shapes)
     goal = resolve_target(target)
     here = device.is_present(goal)
     oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
@@ -243,6 +245,14 @@ def _of_another_size(
             continue
         family.took(executable, backend, _cudnn_graphs(executable.compiled), followed is None)
         return executable
+
+
+@account.spent_on("the model is read")
+def _read(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Graph:
+    return frontends.load(model, shapes)
 
 
 @account.spent_on("passes and partitions")

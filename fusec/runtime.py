@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -101,11 +102,14 @@ class Executable:
                 constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
-        load_all(c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type)))
+        unread = [c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type))]
         sizes = {(literal, layout(type)): type.span * type.dtype.itemsize for literal, type in constants}
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
-        backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
+        with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as beside:
+            read = beside.submit(load_all, unread)
+            backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
+            read.result()
 
     def _planned(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from fusec.errors import TargetError
+from fusec.gpu import device
 from fusec.target import load, names
 
 CAPABILITY = {"t4": 75, "a100": 80, "l4": 89, "h100": 90, "h200": 90, "b200": 100}
@@ -50,3 +54,71 @@ def test_digests_tell_targets_apart_and_follow_the_properties_alone() -> None:
     h200 = load("h200")
     assert dataclasses.replace(h200, launch_us=9.0).digest == h200.digest
     assert dataclasses.replace(h200, properties="{}").digest != h200.digest
+
+
+class Driver:
+    """One H200, of which nothing else is known."""
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.held = 0
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802  # as the driver has it
+        assert self.ready.wait(10), "it is woken while something else is done"
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 1
+        return 0
+
+    def cuDeviceGetName(self, text: Any, size: int, number: Any) -> int:  # noqa: N802
+        text.value = b"NVIDIA H200"
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, number: Any) -> int:  # noqa: N802
+        self.held += 1
+        return 0
+
+    def cuDeviceGet(self, number: Any, place: int) -> int:  # noqa: N802
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, number: Any) -> int:  # noqa: N802
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.delenv("FUSEC_DEVICE", raising=False)
+    made = Driver()
+    monkeypatch.setattr(device, "_driver", lambda: made)
+    device._first_gpu.cache_clear()
+    yield made
+    device._first_gpu.cache_clear()
+
+
+@pytest.mark.parametrize(("target", "held"), [("auto", 1), ("h200", 1), ("t4", 0), ("h300", 0)])
+def test_the_gpu_is_woken_meanwhile_if_it_is_the_target(driver: Driver, target: str, held: int) -> None:
+    with device.woken(target):
+        assert not driver.held
+        driver.ready.set()
+    assert driver.held == held
+    assert device.device_name() == "NVIDIA H200"
+
+
+def test_what_fails_meanwhile_is_said(driver: Driver) -> None:
+    with pytest.raises(ValueError, match="no model"), device.woken("auto"):  # noqa: PT012
+        driver.ready.set()
+        raise ValueError("no model")
+    assert driver.held == 1
+
+
+def test_where_there_is_no_gpu_none_is_woken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    with device.woken("auto"):
+        pass
+    monkeypatch.delenv("FUSEC_DEVICE")
+    monkeypatch.setattr(device, "_driver", lambda: None)
+    with device.woken("auto"):
+        pass
+    assert not driver.held

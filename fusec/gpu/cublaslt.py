@@ -1,29 +1,37 @@
-"""cuBLASLt through nvmath-python's bindings: algorithms of a product, and one of them as a plan to run.
+"""cuBLASLt: algorithms of a product, and one of them as a plan to run.
 
-An optional extra: without it, `Blas.open` gives None, and nothing else changes.
+The library is installed with cuDNN; where it is not, `Blas.open` gives None, and nothing else changes.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
-import importlib.util
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
+from fusec.gpu import cublaslt_library
 from fusec.gpu.blas import Matrices, Product, product_of
+from fusec.gpu.cublaslt_library import (
+    ALGORITHM_WORDS,
+    RESULT,
+    BlasError,
+    Library,
+    MatmulDescAttribute,
+    MatmulPreferenceAttribute,
+    MatrixLayoutAttribute,
+)
 from fusec.ir import DType
 from fusec.plans import BLAS, Choice, Knobs
 
-PACKAGE, MODULE = "nvmath-python", "nvmath.bindings.cublasLt"
+PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
 COUNT = 8  # algorithms asked for: of eight shapes measured, the best of 32 was among the first seven
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
 ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given, too
@@ -32,7 +40,6 @@ _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
 _BIAS = 4
 _MAGIC = b"fusec cuBLASLt algorithm 1\n"
-_WORDS = 8  # of 64 bits in a cublasLtMatmulAlgo_t
 # Parts of a sum split along its length are kept in fp32: in place, or in the type of the result, they would be rounded.
 _SUMS_IN_FP32 = 2
 _KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algorithm
@@ -48,24 +55,24 @@ _KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algo
 )
 
 
+@cache
 def version() -> str:
-    """Of the bindings; empty where they are not installed. Nothing is loaded for it."""
+    """Of the library; empty if there is none. It is loaded for that only where it was not installed as a package."""
+    for package in PACKAGES:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     try:
-        return importlib.metadata.version(PACKAGE) if importlib.util.find_spec("nvmath") is not None else ""
-    except importlib.metadata.PackageNotFoundError:
+        number = cublaslt_library.load().version
+    except (ImportError, OSError, RuntimeError):
         return ""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def competitor() -> str:
-    """Which cuBLASLt competes, for the keys of remembered plans; empty if none does. Nothing is loaded for it."""
-    if not version():
-        return ""
-    for package in ("nvidia-cublas", "nvidia-cublas-cu12"):
-        try:
-            return f"cublaslt {importlib.metadata.version(package)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"cublaslt by {PACKAGE} {version()}"
+    """Which cuBLASLt competes, for the keys of remembered plans; empty if none does."""
+    return f"cublaslt {version()}" if version() else ""
 
 
 def is_algorithm(blob: bytes) -> bool:
@@ -89,7 +96,7 @@ class Algorithm:
     @classmethod
     def of(cls, blob: bytes) -> Algorithm:
         """Inverse of `blob`, but for the knobs. ExecutionError for anything else."""
-        if len(blob) != len(_MAGIC) + 8 * (1 + _WORDS) or not is_algorithm(blob):
+        if len(blob) != len(_MAGIC) + 8 * (1 + ALGORITHM_WORDS) or not is_algorithm(blob):
             raise ExecutionError("not an algorithm of cuBLASLt")
         numbers = np.frombuffer(blob[len(_MAGIC) :], "<u8").astype(np.uint64)
         return cls((), int(numbers[0]), numbers[1:])
@@ -105,13 +112,13 @@ class Blas:
 
     @classmethod
     def open(cls, stream: Callable[[], int]) -> Blas | None:
-        """The library, if its bindings are installed."""
+        """The library, if there is one."""
         return cls(stream) if version() else None
 
     @cached_property
-    def lt(self) -> Any:
-        """The bindings."""
-        return importlib.import_module(MODULE)
+    def lt(self) -> Library:
+        """Its functions."""
+        return cublaslt_library.load()
 
     @cached_property
     def handle(self) -> int:
@@ -121,16 +128,11 @@ class Blas:
 
     @cached_property
     def loads(self) -> bool:
-        """Whether the library is there; a warning if its bindings alone are."""
+        """Whether the library can be used; a warning if it is there and cannot."""
         try:
-            lt = self.lt
-            try:
-                return bool(self.handle)
-            except lt.cuBLASLtError as error:
-                reason = error
-        except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the bindings, whatever they miss
-            reason = error
-        warnings.warn(f"cuBLASLt does not load, products are left to cuDNN: {reason}", stacklevel=2)
+            return bool(self.handle)
+        except (BlasError, ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the finder
+            warnings.warn(f"cuBLASLt does not load, products are left to cuDNN: {error}", stacklevel=2)
         return False
 
     def offers(self, graph: CudnnGraph) -> list[Choice]:
@@ -167,7 +169,7 @@ class Blas:
         call = Descriptors(lt, product)
         preference = lt.matmul_preference_create()
         try:
-            names = lt.MatmulPreferenceAttribute
+            names = MatmulPreferenceAttribute
             settings = {
                 names.MAX_WORKSPACE_BYTES: np.uint64(WORKSPACE_BYTES),
                 names.REDUCTION_SCHEME_MASK: np.uint32(_SUMS_IN_FP32),
@@ -178,22 +180,22 @@ class Blas:
             }
             for name, value in settings.items():
                 _set(lt.matmul_preference_set_attribute, preference, name, value)
-            results = np.zeros(COUNT, lt.matmul_heuristic_result_dtype)
+            results = np.zeros(COUNT, RESULT)
             count = np.zeros(1, np.int32)
             where = (results.ctypes.data, count.ctypes.data)
             layouts = (call.a, call.b, call.c, call.d)
             try:
                 lt.matmul_algo_get_heuristic(self.handle, call.operation, *layouts, preference, COUNT, *where)
-            except lt.cuBLASLtError:  # its word for: nothing fits
+            except BlasError:  # its word for: nothing fits
                 return []
         finally:
             lt.matmul_preference_destroy(preference)
         found: dict[Knobs, Algorithm] = {}
         for result in results[: int(count[0])]:
             if int(result["state"]) == 0:
-                data = np.array(result["algo"]["data_"])
+                data = np.array(result["algorithm"])
                 knobs = self._knobs(data)
-                found.setdefault(knobs, Algorithm(knobs, int(result["workspace_size"]), data))
+                found.setdefault(knobs, Algorithm(knobs, int(result["workspace_bytes"]), data))
         return list(found.values())
 
     def _knobs(self, algorithm: np.ndarray[Any, Any]) -> Knobs:
@@ -210,12 +212,12 @@ class Blas:
 class Descriptors:
     """What cuBLASLt is told of a product: the operation and the layouts of its matrices, freed with this object."""
 
-    def __init__(self, lt: Any, product: Product):
+    def __init__(self, lt: Library, product: Product):
         self._lt = lt
         compute = _COMPUTE_TF32 if product.tf32 else _COMPUTE_F32
         self.operation: int = lt.matmul_desc_create(compute, _TYPES[DType.F32])
         weakref.finalize(self, lt.matmul_desc_destroy, self.operation)
-        names = lt.MatmulDescAttribute
+        names = MatmulDescAttribute
         epilogue = _EPILOGUES[product.activation]
         if product.bias is not None:
             epilogue = (epilogue if product.activation else 0) | _BIAS
@@ -230,7 +232,7 @@ class Descriptors:
 
     def bias_at(self, address: int) -> None:
         """Where the bias lies."""
-        self._tell(self._lt.MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
+        self._tell(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
 
     def _tell(self, name: int, value: Any) -> None:
         _set(self._lt.matmul_desc_set_attribute, self.operation, name, value)
@@ -239,7 +241,7 @@ class Descriptors:
         lt = self._lt
         layout: int = lt.matrix_layout_create(_TYPES[matrices.dtype], matrices.rows, matrices.columns, matrices.ld)
         weakref.finalize(self, lt.matrix_layout_destroy, layout)
-        names = lt.MatrixLayoutAttribute
+        names = MatrixLayoutAttribute
         _set(lt.matrix_layout_set_attribute, layout, names.BATCH_COUNT, np.int32(batch))
         _set(lt.matrix_layout_set_attribute, layout, names.STRIDED_BATCH_OFFSET, np.int64(matrices.step))
         return layout
@@ -258,14 +260,14 @@ class BlasPlan:
 
     def check(self) -> None:
         """ExecutionError unless the library takes the algorithm for the product."""
-        call, result = self._call, np.zeros(1, self._lt.matmul_heuristic_result_dtype)
+        call, result = self._call, np.zeros(1, RESULT)
         layouts = (call.a, call.b, call.c, call.d)
         algorithm = self._algorithm.data.ctypes.data
         try:
             self._lt.matmul_algo_check(self._blas.handle, call.operation, *layouts, algorithm, result.ctypes.data)
-        except self._lt.cuBLASLtError as error:
+        except BlasError as error:
             raise ExecutionError(f"cuBLASLt does not take the algorithm: {error}") from error
-        if int(result[0]["workspace_size"]) > self.workspace_bytes:
+        if int(result[0]["workspace_bytes"]) > self.workspace_bytes:
             raise ExecutionError("cuBLASLt wants more workspace for the algorithm than it did")
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
@@ -299,7 +301,7 @@ class BlasPlan:
                 self.workspace_bytes,
                 self._blas.stream(),
             )
-        except self._lt.cuBLASLtError as error:
+        except BlasError as error:
             raise ExecutionError(f"cuBLASLt failed to run {product}: {error}") from error
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 from fusec.errors import TargetError
 from fusec.target import Target, load, names
@@ -13,14 +16,18 @@ from fusec.target import Target, load, names
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
+def _driver() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 @functools.cache
 def _first_gpu() -> tuple[str, int] | None:
     """Name and compute capability (90 for 9.0) of GPU 0; None without a driver or a GPU."""
-    if os.environ.get("FUSEC_DEVICE") == "none":
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver = None if os.environ.get("FUSEC_DEVICE") == "none" else _driver()
+    if driver is None:
         return None
     count, device = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
@@ -63,3 +70,24 @@ def is_present(target: Target) -> bool:
     """Whether this machine's GPU is of that target."""
     here = detect() if _first_gpu() is not None else None
     return here is not None and here.name == target.name
+
+
+@contextmanager
+def woken(target: str) -> Generator[None]:
+    """What is done here is done while the driver makes the GPU ready, which takes it some tenths of a second, if that
+    is the target (`auto`, or one by its name)."""
+    thread = threading.Thread(target=_wake, args=(target,), name="fusec-wakes-the-gpu", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _wake(target: str) -> None:
+    with suppress(TargetError):  # whoever asks for the target says what is wrong with it
+        driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+        if driver is None or _first_gpu() is None or (target != "auto" and not is_present(load(target))):
+            return
+        if driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # the one that CuPy and cuDNN work in

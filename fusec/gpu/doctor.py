@@ -62,8 +62,8 @@ def _cupy() -> Check:
 
 def _cublaslt() -> Check:
     found = cublaslt.version()
-    what = f"through nvmath-python {found}" if found else "not installed: products are left to cuDNN alone"
-    return Check("cublasLt", bool(found), what, "pip install 'fusec[cublaslt]'", required=False)
+    what = found or "not installed: products are left to cuDNN alone"
+    return Check("cublasLt", bool(found), what, _INSTALL, required=False)
 
 
 def _package(name: str, package: str, remedy: str, required: bool = True) -> Check:

@@ -220,7 +220,7 @@ def contenders() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
     here = resources.files("fusec")
-    names = ("forms", "tails", "together", "joins", "blas", "cublaslt", "lab", "stopwatch")
+    names = ("forms", "tails", "together", "joins", "blas", "cublaslt", "cublaslt_library", "lab", "stopwatch")
     files = [
         *(here.joinpath(f"gpu/{name}.py") for name in names),
         here.joinpath("passes/partition/spell_by_tanh.py"),

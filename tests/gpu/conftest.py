@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from gpu.stand_in_blaslt import Bindings
 from gpu.stand_in_gpu import Machine, install
@@ -19,9 +17,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Bindings:
     """cuBLASLt beside cuDNN on that machine."""
-    from fusec.gpu import cublaslt
+    from fusec.gpu import cublaslt, cublaslt_library
 
     made = Bindings(machine)
-    monkeypatch.setitem(sys.modules, cublaslt.MODULE, made)  # type: ignore[arg-type]
+    monkeypatch.setattr(cublaslt_library, "load", lambda: made)
     monkeypatch.setattr(cublaslt, "version", lambda: "1.0.0")
     return made

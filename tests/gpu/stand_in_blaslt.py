@@ -1,4 +1,4 @@
-"""nvmath's bindings of cuBLASLt as far as fusec uses them, in NumPy over host memory: what is told is believed.
+"""cuBLASLt as far as fusec uses it, in NumPy over host memory: what is told is believed.
 
 Layouts, transpositions, epilogues and types are read from the descriptors alone, so that whoever describes a matrix
 wrongly gets a wrong answer.
@@ -8,48 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from enum import IntEnum
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from gpu.stand_in_gpu import Machine
 
+from fusec.gpu.cublaslt_library import RESULT, BlasError, MatmulDescAttribute, MatmulPreferenceAttribute
+
 TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 
 
-class cuBLASLtError(Exception):  # noqa: N801  # as the bindings have it
-    pass
-
-
-class MatmulDescAttribute(IntEnum):
-    TRANSA, TRANSB, EPILOGUE, BIAS_POINTER, BIAS_DATA_TYPE = 3, 4, 7, 8, 26
-
-
-class MatrixLayoutAttribute(IntEnum):
-    BATCH_COUNT, STRIDED_BATCH_OFFSET = 5, 6
-
-
-class MatmulPreferenceAttribute(IntEnum):
-    MAX_WORKSPACE_BYTES, REDUCTION_SCHEME_MASK = 1, 3
-    MIN_ALIGNMENT_A_BYTES, MIN_ALIGNMENT_B_BYTES, MIN_ALIGNMENT_C_BYTES, MIN_ALIGNMENT_D_BYTES = 5, 6, 7, 8
-
-
 class Bindings:
-    """The module. wrong, failing: algorithms that compute something else, or do not run."""
-
-    cuBLASLtError = cuBLASLtError  # noqa: N815  # as the bindings have it
-    MatmulDescAttribute, MatrixLayoutAttribute = MatmulDescAttribute, MatrixLayoutAttribute
-    MatmulPreferenceAttribute = MatmulPreferenceAttribute
-    matmul_heuristic_result_dtype = np.dtype(
-        [
-            ("algo", [("data_", "<u8", (8,))]),
-            ("workspace_size", "<u8"),
-            ("state", "<i4"),
-            ("waves_count", "<f4"),
-            ("reserved", "<i4", (4,)),
-        ]
-    )
+    """Of `Library`. wrong, failing: algorithms that compute something else, or do not run."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -131,13 +102,13 @@ class Bindings:
         self.asked += 1
         assert self.preferences[preference][MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK] == 2
         if not self.algorithms:
-            raise cuBLASLtError("not supported")
+            raise BlasError("not supported")
         self._check(operation, a, b, c, d)
-        kinds = self.matmul_heuristic_result_dtype
+        kinds = RESULT
         results = np.frombuffer((ctypes.c_uint8 * (kinds.itemsize * most)).from_address(to), kinds)
         for place, algorithm in enumerate(self.algorithms[:most]):
-            results[place]["algo"]["data_"][0] = algorithm
-            results[place]["workspace_size"] = 1024 * place
+            results[place]["algorithm"][0] = algorithm
+            results[place]["workspace_bytes"] = 1024 * place
         ctypes.c_int32.from_address(count).value = min(most, len(self.algorithms))
 
     def matmul_algo_config_get_attribute(self, algo: int, attribute: int, to: int, size: int, written: int) -> None:
@@ -151,11 +122,11 @@ class Bindings:
     ) -> None:
         algorithm = ctypes.c_uint64.from_address(algo).value
         if algorithm not in self.algorithms:
-            raise cuBLASLtError("invalid value")
+            raise BlasError("invalid value")
         self._check(operation, a, b, c, d)
-        kinds = self.matmul_heuristic_result_dtype
+        kinds = RESULT
         found = np.frombuffer((ctypes.c_uint8 * kinds.itemsize).from_address(result), kinds)
-        found[0]["workspace_size"] = 1024 * self.algorithms.index(algorithm)
+        found[0]["workspace_bytes"] = 1024 * self.algorithms.index(algorithm)
 
     def _check(self, operation: int, *layouts: int) -> None:
         a, b, c, d = (self.layouts[name] for name in layouts)
@@ -191,7 +162,7 @@ class Bindings:
         assert workspace or not workspace_bytes, "no scratch memory"
         algorithm = ctypes.c_uint64.from_address(algo).value
         if algorithm in self.failing:
-            raise cuBLASLtError("execution failed")
+            raise BlasError("execution failed")
         told = dict(self.operations[operation])  # a capture keeps what was told then
         layouts = [dict(self.layouts[name]) for name in (a_layout, b_layout, c_layout, d_layout)]
         scales = [ctypes.c_float.from_address(at).value for at in (alpha, beta)]

@@ -692,6 +692,7 @@ def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is compiled is that text, and the GPU is there."""
     from fusec import driver
 
+    monkeypatch.setattr(driver, "_read", lambda model, shapes: model)
     monkeypatch.setattr(driver, "build", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))

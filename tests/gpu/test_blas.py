@@ -1,9 +1,13 @@
-"""cuBLASLt without the library: which graphs are one call of it, how it reads their memory, and who is chosen."""
+"""cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,10 @@ from helpers import assert_close
 
 from fusec.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu import cublaslt
+from fusec.gpu import cublaslt, cublaslt_library
 from fusec.gpu.blas import product_of
 from fusec.gpu.cublaslt import Blas, is_algorithm
+from fusec.gpu.cublaslt_library import BlasError
 from fusec.ir import DType
 from fusec.plans import BLAS, Choice
 from fusec.simulate import simulate
@@ -188,16 +193,38 @@ def test_a_library_that_declines_offers_nothing(bindings: Bindings) -> None:
     assert Blas(lambda: 1).offers(BIAS) == []
 
 
-def test_without_the_bindings_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise cublaslt.importlib.metadata.PackageNotFoundError(name)
+@pytest.fixture
+def unknown_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No package has the library."""
 
-    monkeypatch.setattr(cublaslt.importlib.metadata, "version", missing)
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    cublaslt.version.cache_clear()
+    yield
+    cublaslt.version.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_version")
+def test_without_the_library_nothing_competes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt_library, "load", _not_there)
     assert cublaslt.version() == cublaslt.competitor() == ""
     assert Blas.open(lambda: 1) is None
 
 
-@pytest.mark.parametrize("where", ["import", "create", "missing"])
+@pytest.mark.usefixtures("unknown_version")
+def test_a_library_that_is_no_package_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt_library, "load", lambda: SimpleNamespace(version=120905))
+    assert cublaslt.competitor() == "cublaslt 12.9.5"
+    assert Blas.open(lambda: 1) is not None
+
+
+def _not_there() -> None:
+    raise RuntimeError("libcublasLt.so.13 is not found")
+
+
+@pytest.mark.parametrize("where", ["load", "create"])
 def test_a_library_that_does_not_load_is_said_once_and_left_out(
     bindings: Bindings, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -205,11 +232,10 @@ def test_a_library_that_does_not_load_is_said_once_and_left_out(
     blob = Blas(lambda: 1).build(graph, Blas(lambda: 1).offers(graph)[0]).blob
 
     def fail(*arguments: object) -> None:
-        error = bindings.cuBLASLtError if where == "create" else RuntimeError
-        raise error("libcublasLt.so.13 is not found")
+        raise BlasError("cublasLtCreate: not initialized")
 
-    if where == "import":
-        monkeypatch.setitem(sys.modules, cublaslt.MODULE, None)
+    if where == "load":
+        monkeypatch.setattr(cublaslt_library, "load", _not_there)
     else:
         monkeypatch.setattr(bindings, "create", fail)
     blas = Blas(lambda: 1)
@@ -218,3 +244,51 @@ def test_a_library_that_does_not_load_is_said_once_and_left_out(
     assert blas.offers(graph) == []
     with pytest.raises(ExecutionError, match="does not load"):
         blas.revive(graph, blob)
+
+
+# the real library, as far as it goes without a GPU -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library() -> cublaslt_library.Library:
+    try:
+        return cublaslt_library.load()
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(str(error))
+
+
+def test_numbers_are_those_of_the_header(library: cublaslt_library.Library) -> None:
+    """And the struct and the functions are declared as there."""
+    from cuda import pathfinder
+
+    folder = pathfinder.find_nvidia_header_directory("cublas")
+    if folder is None:
+        pytest.skip("the library came without its header")
+    header = Path(folder, "cublasLt.h").read_text()
+    for prefix, names in (
+        ("MATMUL_DESC", cublaslt_library.MatmulDescAttribute),
+        ("MATRIX_LAYOUT", cublaslt_library.MatrixLayoutAttribute),
+        ("MATMUL_PREF", cublaslt_library.MatmulPreferenceAttribute),
+    ):
+        for name in names:
+            assert re.search(rf"CUBLASLT_{prefix}_{name.name} = {name.value},", header), name
+    for name, parameters in cublaslt_library._FUNCTIONS.items():
+        declared = re.search(rf"CUBLASWINAPI cublasLt{name}\(([^;]*)\);", re.sub("//.*", "", header))
+        assert declared is not None, name
+        assert len(declared[1].split(",")) == len(parameters), name
+    assert cublaslt_library.RESULT.itemsize == 8 * cublaslt_library.ALGORITHM_WORDS + 8 + 4 + 4 + 16
+    assert f"uint64_t data[{cublaslt_library.ALGORITHM_WORDS}];" in header
+
+
+def test_products_are_described_to_the_library(library: cublaslt_library.Library) -> None:
+    assert library.version >= 120000
+    described = cublaslt.Descriptors(library, product_of(BIAS))  # type: ignore[arg-type]
+    assert 0 not in (described.operation, described.a, described.b, described.c, described.d)
+    number = np.zeros(1, np.uint64)
+    with pytest.raises(BlasError, match=r"cublasLtMatmulDescSetAttribute: an unsupported value"):
+        library.matmul_desc_set_attribute(described.operation, 4711, number.ctypes.data, 8)
+
+
+def test_what_is_no_library_is_said() -> None:
+    with pytest.raises(OSError, match="no-such"):
+        cublaslt_library.Library("/no-such-library.so")

@@ -55,7 +55,7 @@ def opened() -> cublaslt.Blas:
 
     blas = cublaslt.Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
     if blas is None:
-        pytest.skip("nvmath-python is not installed")
+        pytest.skip("there is no cuBLASLt")
     return blas
 
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
+from threading import Lock
 from typing import Any
 
 import cupy
@@ -191,9 +193,24 @@ def function_of(source: str, entry: str, meets: bool, architecture: str = "") ->
     """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes. architecture: the first
     that it is for; the only one (`sm_90a`) goes before the one that CuPy asks for."""
     own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
-    code, options = prelude() + source, (*OPTIONS, *own)
-    module = cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
-    return module.get_function(entry)
+    options = (*OPTIONS, *own)
+    with _AT_FIRST:
+        _ask_compiler(options, meets)
+    return _module(prelude() + source, options, meets).get_function(entry)
+
+
+_AT_FIRST = Lock()
+
+
+@cache
+def _ask_compiler(options: tuple[str, ...], meets: bool) -> None:
+    """CuPy has the compiler say of itself what it is, once for the same options; where several threads are the first,
+    each of them does, and they wait for one another."""
+    _module('extern "C" __global__ void fusec_nothing() {}', options, meets).compile()
+
+
+def _module(code: str, options: tuple[str, ...], meets: bool) -> Any:
+    return cupy.RawModule(code=code, options=options, backend="nvrtc", enable_cooperative_groups=meets)
 
 
 def is_here(architecture: str) -> bool:
