@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -159,7 +160,7 @@ class TensorType:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
-    @property
+    @cached_property
     def strides(self) -> tuple[int, ...]:
         """Strides in elements, per logical dim."""
         shape = self.within or self.shape

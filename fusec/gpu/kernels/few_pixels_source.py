@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fusec.gpu.kernels.chain import Chain, Space, decoded, step, widest
 from fusec.gpu.kernels.few_pixels_tiles import COLUMNS, DEPTH, PACK, ROWS, Along, Shares, along, fragments, is_flat
@@ -36,7 +37,7 @@ class FewPixelsSource:
         assert isinstance(self.conv.op, Conv)
         return self.conv.op
 
-    @property
+    @cached_property
     def is_flat(self) -> bool:
         """Whether pixels are a row of places, whatever image they are of."""
         return is_flat(self.conv)
@@ -52,7 +53,7 @@ class FewPixelsSource:
         n, _, high, wide = self.conv.result.type.shape
         return (1, 1, n * high * wide) if self.is_flat else (n, high, wide)
 
-    @property
+    @cached_property
     def sides(self) -> tuple[Along, Along]:
         window = self.conv.operands[1].type.shape[2:]
         return along(self.op, 0, window[0], self.shares.high), along(self.op, 1, window[1], self.shares.wide)
@@ -73,7 +74,7 @@ class FewPixelsSource:
         """Of a warp, at most."""
         return ceil_div(self.steps, self.shares.deep)
 
-    @property
+    @cached_property
     def pitch(self) -> int:
         """Bytes from a pixel to the next one in shared memory: those of two neighbouring results, of which eight
         threads read 64 bytes each, are in different banks."""
@@ -291,7 +292,7 @@ class FewPixelsSource:
         """What the ops behind the convolution read, ahead of the sums; threads that have no result read another's."""
         return [line for turn in range(self._turns) for line in self._chain(turn, arguments)[0]]
 
-    @property
+    @cached_property
     def _packs(self) -> bool:
         """Whether eight neighbours are moved at once, wherever they lie side by side."""
         values = (self.conv.result, *inputs_of(self.rest), *self.outputs)
