@@ -376,7 +376,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         first of each, `full` chooses anew.
     Raises ModelError if the file is damaged, or does not have the target.
     """
-    found = load_artifact(path, target)
+    with device.woken(target):
+        found = load_artifact(path, target)
     if device.is_present(found.compiled.target):
         _require_types_of_the_device(found.compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # as in `compile`
