@@ -689,6 +689,19 @@ def test_literals_are_loaded_once_however_many_threads_ask() -> None:
     load_all([])
 
 
+def test_what_was_found_is_forgotten_after_an_edit() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 3), DType.F32))
+    y = graph.add(pw("relu"), x)
+    graph.set_outputs([y])
+    graph.found["the answer"] = 42
+    assert graph.found == {"the answer": 42} and graph.clone().found == {}
+    graph.set_type(y, TensorType((2, 3), DType.F32, (1, 0)))
+    assert graph.found == {}
+    graph.found["the answer"] = 43
+    assert graph.found == {"the answer": 43}
+
+
 def test_an_op_is_asked_again_only_for_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType((2, 3), DType.F32))

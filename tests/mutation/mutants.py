@@ -766,8 +766,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "runtime_kernel_order",
         "runtime",
         "steps.py",
-        "unpack(self._places[value], value.type)[...] = held[value]",
-        "unpack(self._places[value], TensorType(value.type.shape, value.type.dtype))[...] = held[value]",
+        "results = {v: unpack(self._places[v], v.type) for v in step.outputs}",
+        "results = {v: unpack(self._places[v], TensorType(v.type.shape, v.type.dtype)) for v in step.outputs}",
         "kernels write rows whatever the order",
     ),
     _m(

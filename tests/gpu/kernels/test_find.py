@@ -1,0 +1,40 @@
+"""Which kernel a step has, asked more than once."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusec.gpu import kernels
+from fusec.gpu.kernels.spec import Kernel
+from fusec.ir import DType, Graph, TensorType
+from fusec.ops import pw
+
+
+def test_a_kernel_is_written_once_for_a_graph_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType((6, 8), DType.F32))
+    y = graph.add(pw("relu"), x)
+    z = graph.add(pw("neg"), y)
+    graph.set_outputs([y, z])
+    nodes = tuple(graph.nodes)
+    asked: list[tuple[object, ...]] = []
+    (family,) = [each for each in kernels.FAMILIES if each.__name__ == "pointwise"]
+
+    def counted(nodes: tuple[object, ...], outputs: tuple[object, ...]) -> Kernel | None:
+        asked.append((*nodes, *outputs))
+        return family(nodes, outputs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernels, "FAMILIES", (counted,))
+    both, one = kernels.find(nodes, (y, z)), kernels.find(nodes, (z,))
+    assert both is not None and one is not None and both.written == (y, z) and one.written == (z,)
+    assert kernels.find(nodes, (y, z)) is both and kernels.find(nodes, (z,)) is one
+    assert len(asked) == 2
+    graph.set_type(z, TensorType((6, 8), DType.F32, (1, 0)))
+    turned = kernels.find(nodes, (z,))
+    assert turned is not None and turned.key != one.key, "it writes in another order"
+    assert len(asked) == 3
+    assert kernels.find(nodes[:1], (y,)) is not None and len(asked) == 4
+    monkeypatch.setattr(kernels, "FAMILIES", ())
+    assert kernels.find(nodes[1:], (z,)) is None
+    monkeypatch.setattr(kernels, "FAMILIES", (counted,))
+    assert kernels.find(nodes[1:], (z,)) is None, "that there is none is known, too"
