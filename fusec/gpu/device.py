@@ -86,8 +86,13 @@ def woken(target: str) -> Generator[None]:
 
 def _wake(target: str) -> None:
     with suppress(TargetError):  # whoever asks for the target says what is wrong with it
-        driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
-        if driver is None or _first_gpu() is None or (target != "auto" and not is_present(load(target))):
-            return
-        if driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)  # the one that CuPy and cuDNN work in
+        if _first_gpu() is not None and (target == "auto" or is_present(load(target))):
+            _hold_context()
+
+
+@functools.cache
+def _hold_context() -> None:
+    """Of GPU 0 the context that CuPy and cuDNN work in, for as long as the process runs."""
+    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
