@@ -94,6 +94,7 @@ class Executable:
         self._launches: list[Callable[[], None]] = []
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
+        self._shared: list[Array] = []  # what other programs may find before this one's steps are bound
         self._ready = self._called = False  # memory is there; a call has been made
         self._replay: Recorded | None = None
         constants: list[tuple[Literal, TensorType]] = []
@@ -110,6 +111,10 @@ class Executable:
             read = beside.submit(load_all, unread)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
             read.result()
+        if weights is not None:
+            with backend.calling():
+                bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
+                self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
 
     def _planned(self) -> MemoryPlan:
         program, elsewhere = self.compiled.program, {*self._kept.values(), *self._donated}
@@ -437,6 +442,7 @@ class Executable:
         }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._steps.bound(step, lowered) for step, lowered in steps]
+        self._shared.clear()
         graph = self.compiled.graph
         self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
         self._fetchers = [self.backend.fetcher(self._result(v), v.type) for v in graph.outputs]

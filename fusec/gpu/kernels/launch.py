@@ -204,8 +204,8 @@ _AT_FIRST = Lock()
 
 @cache
 def _ask_compiler(options: tuple[str, ...], meets: bool) -> None:
-    """CuPy has the compiler say of itself what it is, once for the same options; where several threads are the first,
-    each of them does, and they wait for one another."""
+    """CuPy asks NVRTC for its version in front of the first module with the same options. Threads that come at once
+    would each ask, and wait for one another: this module comes before all of theirs."""
     _module('extern "C" __global__ void fusec_nothing() {}', options, meets).compile()
 
 
