@@ -15,8 +15,12 @@ from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ir import DType, TensorType, channels_last
 
 _PRODUCTS = ("conv_fprop", "conv_dgrad")
+_ATTENTIONS = {"sdpa": 3, "sdpa_train": 3, "sdpa_backward": 6}  # operands before the bias
 _GRID = 65535  # what CUDA allows in the second and third dim of a launch grid
 _WIDEST_TILE = 128  # columns of the widest tile measured
+# Engines that are compiled before they meet a graph. They hold one result: of a convolution with two, cuDNN offers
+# them and the run fails ("vars.get_user_ptrs()[idx] != nullptr").
+_ONE_RESULT = (0, 11, 12, 26, 29, 33, 44, 51, 53)
 MAX_ELEMENTS = 2**31 - 1
 
 
@@ -30,6 +34,10 @@ def misread(graph: CudnnGraph) -> str | None:
     if matrix and not graph.tensor_cores:
         return "a matmul in true fp32: the one engine that is offered rounds its operands to tf32"
     for call in graph.calls:
+        if call.op == "reduction" and call.mode in ("max", "min"):
+            return f"a reduction by {call.mode}: it starts from the largest finite number, and leaves NaN out"
+        if call.op in _ATTENTIONS and _constant_in_each_head(graph, call):
+            return "an attention bias with one number for each image and head: it is read from other places"
         if call.op == "matmul" and call.inputs[0] == call.inputs[1]:
             return "a matmul of one tensor with itself"
         if call.op in _PRODUCTS and call.inputs[0] == call.inputs[1]:
@@ -96,6 +104,8 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return "engine 4 copies an image that is not stored channels last into memory it does not fill"
         if engine == 52 and (rows or len(graph.outputs) > 1):
             return "engine 52 with an image that is not stored channels last, or two outputs"
+        if engine in _ONE_RESULT and len(graph.outputs) > 1 and all(c.op != "genstats" for c in graph.calls):
+            return f"engine {engine} with two results: it writes one"
         if engine == 8 and _has_side_chain(graph):
             return "engine 8 with an epilogue op that does not depend on the convolution"
     if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
@@ -111,7 +121,26 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return "engine 2 computes matmuls wrongly"
         if engine == 0 and len(graph.calls) > 1 and any(_dots(t) for t in graph.outputs):
             return "engine 0 with something behind a batch of dot products"
+        unlike = next((c.mode for c in graph.calls if _is_unlike_cublas(c)), None)
+        if engine == 0 and unlike is not None:
+            return f"engine 0 computes another function than {unlike}"
     return None
+
+
+def _is_unlike_cublas(call: CudnnCall) -> bool:
+    """Tell if engine 0, which calls cuBLASLt, runs another activation in place of this one.
+
+    It runs relu without its bounds, relu in place of leaky relu, and gelu by tanh.
+    """
+    if call.op != "pointwise":
+        return False
+    return call.mode in ("leaky_relu", "gelu") or (call.mode == "relu" and bool(call.attributes))
+
+
+def _constant_in_each_head(graph: CudnnGraph, call: CudnnCall) -> bool:
+    """Tell if the bias of an attention has dims [batch, heads, 1, 1]."""
+    biases = [graph.tensor(uid).dims for uid in call.inputs[_ATTENTIONS[call.op] :]]
+    return any(dims[0] > 1 and dims[1] > 1 and dims[2:] == (1, 1) for dims in biases)
 
 
 def _dots(tensor: CudnnTensor) -> bool:

@@ -11,10 +11,9 @@ from fusec.cudnn_graph import Attribute
 from fusec.errors import LoweringError
 from fusec.frame import Frame, spatial_frame, trace
 from fusec.ir import DType, Literal, Node, TensorType, Value, quote
-from fusec.lower_attention import DTYPES, heads_frame, require_aligned, require_keys
+from fusec.lower_attention import DTYPES, heads_frame, require_aligned
 from fusec.lower_builder import ATTENTIONS, ConstantBinding, CudnnBuilder
 from fusec.ops import (
-    Attention,
     AttentionBackward,
     Conv,
     ConvTranspose,
@@ -82,8 +81,6 @@ def _attention(b: CudnnBuilder, node: Node) -> None:
     call, heads = calls[op.name]
     if node.results[0].type.dtype not in DTYPES:
         raise LoweringError(f"{op.name} in {node.results[0].type.dtype.value}: only 16 bits are lowered")
-    if isinstance(op, Attention):
-        require_keys(node)
     uids: list[int] = []
     for place, value in enumerate(node.operands):
         if place < heads:

@@ -118,8 +118,12 @@ def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
 
 
 def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    """Run attention; a query whose every score is -infinity gets zeros, as cuDNN writes them (docs/hazards.md)."""
     op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
-    return _rounded(op.reference(np, *(array.astype(np.float64) for array in inputs))[0])
+    q, k, v, *bias = (array.astype(np.float64) for array in inputs)
+    (result,) = op.reference(np, q, k, v, *bias)
+    hidden = np.isneginf(op.scores(np, q, k, *bias)).all(axis=-1, keepdims=True)
+    return _rounded(np.where(hidden, 0.0, result))
 
 
 def _sdpa_train(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:

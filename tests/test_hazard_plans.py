@@ -67,3 +67,37 @@ def test_an_image_of_one_pixel_has_no_order() -> None:
     small = graph(CONV, stored=(3,), order=())
     tensors = tuple(t if t.uid == 2 else replace(t, dims=(2, 8, 1, 1), strides=(8, 1, 1, 1)) for t in small.tensors)
     assert wrong_plan(replace(small, tensors=tensors), 52, {}) is None
+
+
+@pytest.mark.parametrize("engine", [0, 11, 12, 26, 29, 33, 44, 51, 53])
+def test_engines_that_write_one_result(engine: int) -> None:
+    calls = (CONV, ("add", (3, 5), 6), ("relu", (6,), 4))
+    assert wrong_plan(graph(*calls, stored=(4,)), engine, {}) is None
+    both = graph(*calls, stored=(4, 6))
+    assert wrong_plan(both, engine, {}) == f"engine {engine} with two results: it writes one"
+    assert wrong_plan(both, 4, {}) is None
+
+
+def matmul(mode: str, **attributes: float) -> CudnnGraph:
+    dims = (2, 8, 8)
+    tensors = [CudnnTensor(uid, dims, (64, 8, 1), DType.F16, uid == 3) for uid in (1, 2, 3, 4)]
+    epilogue = CudnnCall("pointwise", (3,), (4,), mode, tuple(attributes.items()))
+    return CudnnGraph(tuple(tensors), (CudnnCall("matmul", (1, 2), (3,)), epilogue))
+
+
+UNLIKE = [
+    matmul("relu", lower_clip=0.0, upper_clip=6.0),
+    matmul("leaky_relu", negative_slope=0.25),
+    matmul("gelu"),
+]
+
+
+@pytest.mark.parametrize("bad", UNLIKE, ids=lambda g: g.calls[-1].mode)
+def test_engine_0_runs_another_activation(bad: CudnnGraph) -> None:
+    assert f"engine 0 computes another function than {bad.calls[-1].mode}" == wrong_plan(bad, 0, {})
+    assert wrong_plan(bad, 7, {}) is None
+
+
+@pytest.mark.parametrize("mode", ["relu", "gelu_approx_tanh"])
+def test_engine_0_runs_the_activations_of_cublaslt(mode: str) -> None:
+    assert wrong_plan(matmul(mode), 0, {}) is None

@@ -92,6 +92,30 @@ def test_dims_of_one_do_not_count_as_broadcast() -> None:
         assert bool(misread(replace(graph, tensors=one))) == wrong
 
 
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_maximum_that_starts_from_a_finite_number(mode: str) -> None:
+    fine = reduction((2, 3, 5), (2, 1, 5))
+    assert misread(fine) is None
+    reason = misread(replace(fine, calls=(replace(fine.calls[0], mode=mode),)))
+    assert reason is not None and f"a reduction by {mode}: it starts from the largest finite number" in reason
+
+
+def attention(bias: Sequence[int]) -> CudnnGraph:
+    heads = (2, 4, 8, 16)
+    tensors = (*(tensor(uid, heads) for uid in (1, 2, 3)), tensor(4, bias), tensor(5, heads))
+    return CudnnGraph(tensors, (CudnnCall("sdpa", (1, 2, 3, 4), (5,)),))
+
+
+@pytest.mark.parametrize("bias", [(2, 4, 8, 8), (2, 1, 1, 8), (1, 4, 1, 1), (2, 1, 1, 1), (2, 4, 8, 1)])
+def test_biases_of_attention_that_are_right(bias: tuple[int, ...]) -> None:
+    assert misread(attention(bias)) is None
+
+
+def test_a_bias_with_one_number_for_each_image_and_head() -> None:
+    reason = misread(attention((2, 4, 1, 1)))
+    assert reason is not None and "one number for each image and head" in reason
+
+
 def test_scalars_by_value_are_read_right() -> None:
     graph = convolution((2, 8, 1, 1))
     assert misread(graph) is not None

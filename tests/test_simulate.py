@@ -387,3 +387,19 @@ def test_views_stay_inside_their_extent(dims: list[tuple[int, int]]) -> None:
 def test_bf16_is_that_of_ml_dtypes() -> None:
     t = tensor(1, (1, 1, 2), BF16)
     assert view(t, np.zeros(2, ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
+
+
+def test_attention_gives_zeros_to_a_query_without_keys() -> None:
+    """As cuDNN does on an H200; the other queries see what the mask shows them."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, 3, 8)).astype(np.float16) for _ in range(3))
+    bias = np.zeros((1, 1, 3, 3), np.float16)
+    bias[..., 1, :] = -np.inf
+    bias[..., 2, 1:] = -np.inf
+    heads, mask = (1, 2, 3, 8), (1, 1, 3, 3)
+    tensors = (*(tensor(uid, heads, F16) for uid in (1, 2, 3)), tensor(4, mask, F16), tensor(5, heads, F16))
+    attributes = {"attn_scale": 0.5, "use_causal_mask": False}
+    (y,) = run(CudnnGraph(tensors, (call("sdpa", (1, 2, 3, 4), 5, **attributes),)), q, k, v, bias)
+    assert not y[:, :, 1].any()
+    assert_close(y[:, :, 2], v[:, :, 0], 1e-3)
+    assert np.isfinite(y).all() and y[:, :, 0].any()

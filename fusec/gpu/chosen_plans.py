@@ -83,6 +83,7 @@ class Plans:
 
     def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
         """How long graphs take; those without a plan are left out. What is known from before is not built."""
+        self.kept.distrust(graphs)
         known: dict[str, float] = {}
         for key in graphs:
             entry = self.kept.entry(key) if self._tune != "none" else None
@@ -98,6 +99,7 @@ class Plans:
         missing = {key: graph for key, graph in graphs.items() if key not in self.tuned}
         if not missing:
             return
+        self.kept.distrust(missing)
 
         def report(done: int, total: int) -> None:
             if self._progress is not None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu.tune import TOLERANCE, Laboratory, Offer, Tuned
+from fusec.hazards import wrong_plan
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry, Part, PlanKey
 
@@ -173,6 +174,16 @@ class Kept:
         return f"engine {choice.engine} {dict(choice.knobs)}"
 
     # quarantine --------------------------------------------------------------------------------------
+
+    def distrust(self, graphs: Mapping[str, CudnnGraph]) -> None:
+        """Put plans in quarantine that were kept, or named, before `hazards` knew that they are wrong."""
+        for key, graph in graphs.items():
+            known = self.store.get(self.place.key(key, self.level))
+            for entry in (*([known] if known is not None else []), *self._suggested.get(key, ())):
+                choice = entry.choice
+                reason = wrong_plan(graph, choice.engine, dict(choice.knobs))
+                if reason is not None and self.wrong(key, choice) is None:
+                    self.note(key, choice, reason)
 
     def wrong(self, graph: str, choice: Choice) -> str | None:
         """Why a plan is in quarantine; None if it is not."""

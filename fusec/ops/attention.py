@@ -48,15 +48,20 @@ class Attention(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(q: Array, k: Array, v: Array, *bias: Array) -> Array:
-            (b, h, s, d), (_, g, t, _) = q.shape, k.shape
-            grouped = q.reshape(b, g, h // g, s, d)
-            scores = xp.matmul(grouped, k[:, :, None].swapaxes(-1, -2)).reshape(b, h, s, t) * q.dtype.type(self.scale)
-            for mask in (*bias, *([self._later(xp, s, t, q.dtype)] if self.causal else [])):
-                scores = xp.where(xp.isneginf(mask), mask, scores + mask) if self.hides else scores + mask
-            weights = self._softmax(xp, scores).reshape(b, g, h // g, s, t)
+            (b, h, s, _), (_, g, t, _) = q.shape, k.shape
+            weights = self._softmax(xp, self.scores(xp, q, k, *bias)).reshape(b, g, h // g, s, t)
             return xp.matmul(weights, v[:, :, None]).reshape(b, h, s, v.shape[-1])
 
         return (widened(compute, *operands),)
+
+    def scores(self, xp: Any, q: Array, k: Array, *bias: Array) -> Array:
+        """Compute what the softmax is taken of, [B,H,S,T], with every mask added."""
+        (b, h, s, d), (_, g, t, _) = q.shape, k.shape
+        grouped = q.reshape(b, g, h // g, s, d)
+        scores = xp.matmul(grouped, k[:, :, None].swapaxes(-1, -2)).reshape(b, h, s, t) * q.dtype.type(self.scale)
+        for mask in (*bias, *([self._later(xp, s, t, q.dtype)] if self.causal else [])):
+            scores = xp.where(xp.isneginf(mask), mask, scores + mask) if self.hides else scores + mask
+        return scores
 
     @staticmethod
     def _later(xp: Any, s: int, t: int, dtype: Any) -> Array:

@@ -313,9 +313,12 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
 
 
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """Where a fused attention meets NaN or an infinity: it masks before or after it adds, skips blocks of keys
-    that are masked anyway, and what it gives for a query without keys is its own. Of a backward, where any meets one:
-    rows and columns have gradients from all others."""
+    """Find where a fused attention meets NaN or an infinity, and may give another result than the ops spelled out.
+
+    It masks before or after it adds, and skips blocks of keys that are masked anyway. A query without keys gets zeros:
+    that is what a guarded attention means, and no other. In a backward, rows and columns have gradients from all
+    others, so one such number is enough.
+    """
     if isinstance(op, AttentionBackward):
         return None if all(np.isfinite(x).all() for x in operands) else np.ones(result.shape, bool)
     if not isinstance(op, (Attention, AttentionTrain)):
@@ -326,7 +329,8 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
     for mask in bias:
         rows = np.atleast_2d(mask)
-        right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & np.isfinite(rows).any(axis=-1))
+        shown = np.isfinite(rows).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
+        right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & shown)
     bad = np.broadcast_to(~right[..., None], result.shape)
     return bad if bad.any() else None
 

@@ -30,7 +30,7 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
-        lost = lost_in_attention(op, plain, result) if attends else vanished_slope(op, plain)
+        lost = _lost_in_attention(op, operands, result) if attends else vanished_slope(op, plain)
         nowhere = lost if lost is not None else nowhere
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
@@ -53,6 +53,15 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         there = label(op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
     return flipped if flipped.any() else None
+
+
+def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array | None:
+    """Find what a fused attention may lose in the sample itself, and where an operand may overflow its storage."""
+    found: Array | None = None
+    for arrays in zip(*([s.plain, *s.disturbed] for s in operands), strict=True):
+        lost = lost_in_attention(op, list(arrays), result)
+        found = lost if found is None else found if lost is None else found | lost
+    return found
 
 
 def _quotient_flips(op: Op, operands: list[Samples], unit: float) -> Array | None:

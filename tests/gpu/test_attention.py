@@ -68,6 +68,36 @@ def test_cudnn_says_why_not(target: str, features: int, words: str) -> None:
     assert isinstance(verdict, Refused) and words in verdict.message
 
 
+MASKED = shared(16, 24, 4, "[2,1,16,24]", ", hides=true, guarded=true")
+
+
+def masked_feeds(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Some keys hidden from every query, and all keys from two of them."""
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in MASKED.inputs}
+    feeds["m"] = np.where(rng.random((2, 1, 16, 24)) < 0.3, -np.inf, 0.0).astype(np.float16)
+    feeds["m"][:, :, [0, 7]] = -np.inf
+    return feeds
+
+
+def check_masked(exe: fusec.Executable, rng: np.random.Generator) -> None:
+    assert "attention" in [s.signature for s in exe.compiled.program.steps if s.kind.value == "cudnn"]
+    feeds = masked_feeds(rng)
+    got = np.asarray(exe(**feeds)).astype(np.float64)
+    assert not got[:, :, [0, 7]].any(), "a query without keys gets zeros"
+    assert_close(got, evaluate(MASKED, feeds, precision=DType.F64)["y"], 3e-3)
+
+
+@pytest.mark.cudnn
+def test_a_guarded_mask_runs_as_one_attention(rng: np.random.Generator) -> None:
+    check_masked(fusec.compile(MASKED, target="h200", precision="fp16"), rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tune", ["none", "quick", "full"])
+def test_a_guarded_mask_on_a_gpu(tune: str, rng: np.random.Generator) -> None:
+    check_masked(fusec.compile(MASKED, precision="fp16", tune=tune), rng)
+
+
 def compare(graph: Graph, exe: fusec.Executable, rng: np.random.Generator) -> None:
     feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in graph.inputs}
     (want,) = evaluate(graph, feeds, precision=DType.F64).values()

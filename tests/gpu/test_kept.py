@@ -157,6 +157,18 @@ def test_a_revived_plan_that_fails_is_built_and_then_gives_way(machine: Machine,
     assert engines(build(tmp_path)) == {4}, "it is in quarantine"
 
 
+def test_a_plan_that_was_kept_before_it_was_known_to_be_wrong(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
+    assert engines(build(tmp_path)) == {3}
+    for module in ("fusec.gpu.kept", "fusec.gpu.lab"):
+        monkeypatch.setattr(f"{module}.wrong_plan", lambda graph, engine, knobs: "wrong" if engine == 3 else None)
+    net = build(tmp_path)
+    assert engines(net) == {4}
+    check(net, 0)
+
+
 def test_forms_are_not_measured_twice(machine: Machine, tmp_path: Path) -> None:
     first = tuned(tmp_path)
     machine.built.clear()

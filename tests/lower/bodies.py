@@ -163,9 +163,9 @@ graph "b" (%x: f16[2,7,9,10]{NHWC}) {{
   %c = reduce(%f) {{kind="sum", axes=[1], keepdims=false}}
   return %c
 }}""",
-    "maximum over everything but channels": f"""
+    "sum over everything but channels": f"""
 graph "b" (%x: f32[2,7,9,10]{NHWC}) {{
-  %c = reduce(%x) {{kind="max", axes=[0,2,3]}}
+  %c = reduce(%x) {{kind="sum", axes=[0,2,3]}}
   return %c
 }}""",
     "prologue cast into a convolution": f"""

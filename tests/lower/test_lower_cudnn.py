@@ -137,13 +137,6 @@ REFUSED = {
 }""",
         "begins inside of 16 bytes",
     ),
-    "attention whose bias may hide all keys": (
-        """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8], %m: f16[3,3]) {
-  %y = attention(%q, %k, %k, %m) {guarded=true}
-  return %y
-}""",
-        "may hide every key",
-    ),
     "attention that feeds another op": (
         """graph "b" (%q: f16[1,2,3,8], %k: f16[1,2,3,8]) {
   %y = attention(%q, %k, %k)
