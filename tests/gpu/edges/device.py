@@ -143,8 +143,9 @@ class _Child:
         if self.process is None or self.process.poll() is not None:
             command = [sys.executable, "-m", "gpu.edges", "--work"]
             self._rest = b""
+            env = {**os.environ, "FUSEC_WORKERS": "1"}  # rows that are compiled whole ask cuDNN nothing
             self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         process, begun = self.process, ""
         assert process.stdin is not None

@@ -17,7 +17,6 @@ from fusec.gpu.kernels.spec import Kernel
 from fusec.hazards import deadly, misread
 from fusec.ir import DType, Value
 from fusec.lower_cudnn import LOWER, Lowered, lower
-from fusec.ops import ChannelSums
 from fusec.passes.partition import spellings
 from fusec.reference import evaluate_node
 from fusec.storage import pack, unpack
@@ -27,9 +26,7 @@ POISON = 12345.0  # a number that no edge value leads to
 
 def lowered(row: Row) -> Iterator[tuple[str, Lowered]]:
     """Each spelling that cuDNN can be asked to run, the one that partitions prefer first."""
-    if row.whole or any(n.op.name not in LOWER for n in row.nodes):
-        return
-    if isinstance(row.nodes[0].op, ChannelSums):  # only behind a convolution
+    if row.whole or row.kernel_only or any(n.op.name not in LOWER for n in row.nodes):
         return
     for names, body in spellings(row.graph):
         try:

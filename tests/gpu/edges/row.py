@@ -23,8 +23,8 @@ HALVES = (DType.F16, DType.BF16)
 class Row:
     """`op` is what it is about; `feeds`, by input and run. `labels` broadcast to the first output and say which edge
     values an element is of; without any, those of the operands at the same place do. `exact`: moves elements, so that
-    results are to be the same bit for bit. `form`: cudnn or kernel if the step is for one of them alone. `whole`: it is
-    compiled and run as a model is, since no step is left of it."""
+    results are to be the same bit for bit. `whole`: it is compiled and run as a model is, since no step is left of it.
+    `kernel_only`: partitions never put such a step to cuDNN."""
 
     name: str
     op: str
@@ -33,6 +33,7 @@ class Row:
     labels: Array | None = None
     exact: bool = False
     whole: bool = False
+    kernel_only: bool = False
     tensor_cores: bool = False
 
     @property

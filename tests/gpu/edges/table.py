@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from gpu.edges import moves, pointwise, products, reductions
+from gpu.edges import families, moves, pointwise, products, reductions
 from gpu.edges.empty import empties
 from gpu.edges.row import Row
 
@@ -18,6 +18,7 @@ PARTS = (
     products.convolutions,
     products.attentions,
     products.rotaries,
+    families.families,
     reductions.reductions,
     reductions.softmaxes,
     reductions.row_norms,
