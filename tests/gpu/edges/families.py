@@ -1,0 +1,94 @@
+"""Rows of steps that families of kernels are for: an edge value in each image, amid small numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gpu.edges.numbers import Array, edges, name, plain
+from gpu.edges.row import FLOATS, HALVES, Row, row
+
+from fusec.ir import DType, Value, channels_last
+from fusec.ops import Conv, MatMul, pw
+
+NHWC = channels_last(4)
+ONE = Conv((1, 1), (0,) * 4, (1, 1))
+SAME = Conv((1, 1), (1,) * 4, (1, 1))
+
+
+def families() -> Iterator[Row]:
+    """Lists, gates, and products with few rows, columns, channels or pixels."""
+    for dtype in FLOATS:
+        yield _list(dtype)
+        yield _gate(dtype)
+    for dtype in HALVES:
+        yield from _products(dtype)
+
+
+def _numbers(dtype: DType, *shape: int) -> Array:
+    return np.resize(plain(8, dtype), shape)
+
+
+def _spots(dtype: DType, *shape: int) -> Array:
+    """Images of zeros and ones, an edge value in each."""
+    x = np.resize(np.array([0.0, 1.0, 0.0], dtype.numpy), (16, *shape))
+    x[(slice(None), 3 % shape[0], *(d // 2 for d in shape[1:]))] = edges(dtype)
+    return x
+
+
+def _labels(dtype: DType, rank: int) -> Array:
+    return np.array([name(v, dtype) for v in edges(dtype)], object).reshape(16, *(1,) * (rank - 1))
+
+
+def _list(dtype: DType) -> Row:
+    x, y = np.repeat(edges(dtype), 16), np.tile(edges(dtype), 16)
+    labels = np.array([f"{name(a, dtype)} , {name(b, dtype)}" for a, b in zip(x, y, strict=True)], object)
+
+    def make(g: Any, x: Value, y: Value, z: Value, w: Value) -> list[Value]:
+        return [g.add(pw("add"), a, g.add(pw("mul"), b, a)) for a, b in ((x, y), (z, w))]
+
+    return row(
+        f"lists {dtype.value}", "mul", [x, y, x[:255].copy(), y[:255].copy()], make, labels=labels, kernel_only=True
+    )
+
+
+def _gate(dtype: DType) -> Row:
+    first, second = _numbers(dtype, 8, 32, 1, 1), _numbers(dtype, 32, 8, 1, 1)
+    bias = _numbers(dtype, 8, 1, 1), _numbers(dtype, 32, 1, 1)
+
+    def make(g: Any, x: Value, w: Value, b: Value, v: Value, c: Value) -> Value:
+        h = g.add(pw("swish", beta=1.0), g.add(pw("add"), g.add(ONE, x, w), b))
+        return g.add(pw("sigmoid"), g.add(pw("add"), g.add(ONE, h, v), c))
+
+    arrays = [_spots(dtype, 32, 1, 1), first, bias[0], second, bias[1]]
+    fits: Any = {"orders": {0: NHWC}, "constants": (1, 2, 3, 4), "labels": _labels(dtype, 4)}
+    return row(f"gate {dtype.value}", "conv", arrays, make, **fits)
+
+
+def _products(dtype: DType) -> Iterator[Row]:
+    def make(g: Any, x: Value, w: Value, b: Value, op: Conv = ONE) -> Value:
+        return g.add(pw("relu"), g.add(pw("add"), g.add(op, x, w), b))
+
+    def padded(g: Any, x: Value, w: Value, b: Value) -> Value:
+        return make(g, x, w, b, SAME)
+
+    fits: Any = {"orders": {0: NHWC}, "constants": (1, 2), "labels": _labels(dtype, 4)}
+    thin = [_spots(dtype, 16, 16, 16), _numbers(dtype, 96, 16, 1, 1), _numbers(dtype, 96, 1, 1)]
+    yield row(f"thin conv {dtype.value}", "conv", thin, make, **fits)
+    pixels = [_spots(dtype, 256, 3, 3), _numbers(dtype, 32, 256, 3, 3), _numbers(dtype, 32, 1, 1)]
+    yield row(f"few pixels {dtype.value}", "conv", pixels, padded, **fits)
+    nhwc: Any = {**fits, "orders": {0: NHWC, 1: NHWC}}
+    image = [_spots(dtype, 4, 7, 9), _numbers(dtype, 16, 4, 3, 3), _numbers(dtype, 16, 1, 1)]
+
+    def few(g: Any, x: Value, w: Value, b: Value) -> Value:
+        g.set_type(w, w.type.with_order(NHWC))
+        return padded(g, x, w, b)
+
+    yield row(f"few channels {dtype.value}", "conv", image, few, **nhwc)
+
+    def by_matrix(g: Any, x: Value, w: Value, b: Value) -> Value:
+        return g.add(pw("relu"), g.add(pw("add"), g.add(MatMul(), x, w), b))
+
+    matrix = [_spots(dtype, 40, 24), _numbers(dtype, 24, 40), _numbers(dtype, 40)]
+    yield row(f"thin matmul {dtype.value}", "matmul", matrix, by_matrix, constants=(1, 2), labels=_labels(dtype, 3))

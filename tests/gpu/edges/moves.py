@@ -1,0 +1,113 @@
+"""Rows of ops that place elements otherwise: every edge value comes out as it went in, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from gpu.edges.numbers import edges
+from gpu.edges.row import FLOATS, Row, added, row
+
+from fusec.ir import DType, channels_last
+from fusec.ops import (
+    Concat,
+    Cumulate,
+    Expand,
+    Gather,
+    Pad,
+    RandomBits,
+    Relayout,
+    Reshape,
+    Resize,
+    Scatter,
+    Slice,
+    Split,
+    TopK,
+    Transpose,
+)
+
+NHWC = channels_last(4)
+
+
+def moves() -> Iterator[Row]:
+    """Each by itself, and one in front of a sum."""
+    for dtype in (*FLOATS, DType.I8, DType.BOOL):
+        x = np.resize(edges(dtype), (2, 8, 3, 4))
+        ops = [
+            Reshape((16, 12)),
+            Transpose((0, 2, 3, 1)),
+            Relayout(NHWC),
+            Split(1, (3, 5)),
+            Slice((0, 6, 0, 1), (2, 3, 3, 2), (1, -2, 1, 2)),
+        ]
+        for op in ops:
+            yield row(f"{op.name} {dtype.value}", op.name, [x], added(op), exact=True)
+        row_of = edges(dtype).reshape(16, 1)
+        yield row(f"expand {dtype.value}", "expand", [row_of], added(Expand((3, 16, 5))), exact=True)
+        yield row(f"concat {dtype.value}", "concat", [x, x[:, :3].copy()], added(Concat(1)), exact=True)
+        at = np.array([0, -1, 7, 3, -8], np.int64)
+        yield row(f"gather {dtype.value}", "gather", [x, at], added(Gather(1)), exact=True, labels=np.array(""))
+        for mode in ("constant", "edge", "reflect", "wrap"):
+            pads = (0, 0, 1, 2, 0, 0, 0, 1)
+            if dtype is not DType.BOOL:
+                yield row(f"pad {mode} {dtype.value}", "pad", [x], added(Pad(pads, mode)), exact=True)
+        arrays = [x, at[:1], x[:1].copy()]
+        yield row(f"scatter {dtype.value}", "scatter", arrays, added(Scatter()), exact=True, labels=np.array(""))
+    for value in (np.inf, -np.inf):
+        x = np.resize(edges(DType.F16), (2, 8, 3, 4))
+        pads = (0, 0, 1, 2, 0, 0, 0, 1)
+        yield row(f"pad with {value}", "pad", [x], added(Pad(pads, "constant", value)), exact=True)
+    for dtype in FLOATS:
+        yield from _resizes(dtype)
+        yield from _sorted(dtype)
+
+
+def _resizes(dtype: DType) -> Iterator[Row]:
+    x = np.ones((16, 8, 4, 4), dtype.numpy)
+    x[:, :, 1, 2] = edges(dtype)[:, None]
+    from gpu.edges.numbers import name
+
+    labels = np.array([name(v, dtype) for v in edges(dtype)], object).reshape(-1, 1, 1, 1)
+    sizes, scales = (16, 8, 8, 8), (1.0, 1.0, 2.0, 2.0)
+    for mode in ("nearest", "linear", "cubic"):
+        try:
+            op = Resize(sizes, scales, mode)
+            yield row(
+                f"resize {mode} {dtype.value}",
+                "resize",
+                [x],
+                added(op),
+                labels=labels,
+                orders={0: NHWC},
+                exact=mode == "nearest",
+            )
+        except Exception:
+            if mode != "cubic":
+                raise
+
+
+def _sorted(dtype: DType) -> Iterator[Row]:
+    x = np.stack([np.roll(edges(dtype), i) for i in range(16)])
+    numbers = np.where(np.isnan(x), 0, x).astype(x.dtype)
+    yield row(f"top_k {dtype.value}", "top_k", [numbers], added(TopK(5)), labels=np.array(""))
+    for kind in ("sum", "prod"):
+        yield row(f"cumulate {kind} {dtype.value}", "cumulate", [x], added(Cumulate(kind, 1)), labels=np.array(""))
+    at = np.array([0, 1, 2, 3, 0, 1], np.int64)
+    updates = x[4:10].copy()
+    for kind in ("add", "mul", "max", "min"):
+        op = Scatter(kind)
+        yield row(f"scatter {kind} {dtype.value}", "scatter", [x, at, updates], added(op), labels=np.array(""))
+
+
+def random_bits() -> Iterator[Row]:
+    most = np.iinfo(np.uint64).max
+    runs = [[np.array(pair, np.uint64)] for pair in ((0, 0), (most, most), (0, most), (1 << 32, (1 << 32) - 1))]
+    yield row(
+        "random_bits",
+        "random_bits",
+        runs[0],
+        added(RandomBits((5, 7), 3)),
+        more=runs[1:],
+        exact=True,
+        labels=np.array(""),
+    )
