@@ -122,16 +122,28 @@ def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
     op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
     q, k, v, *bias = (array.astype(np.float64) for array in inputs)
     (result,) = op.reference(np, q, k, v, *bias)
-    hidden = np.isneginf(op.scores(np, q, k, *bias)).all(axis=-1, keepdims=True)
-    return _rounded(np.where(hidden, 0.0, result))
+    return _rounded(np.where(_hidden(op, q, k, *bias), 0.0, result))
 
 
 def _sdpa_train(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
-    return _several(AttentionTrain(call.attribute("attn_scale"), call.attribute("use_causal_mask")), inputs)
+    scale, causal = call.attribute("attn_scale"), call.attribute("use_causal_mask")
+    result, sums = _several(AttentionTrain(scale, causal), inputs)
+    q, k, _, *bias = inputs
+    return np.where(_hidden(Attention(scale, causal), q, k, *bias), np.float32(0.0), result), sums
 
 
 def _sdpa_backward(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
-    return _several(AttentionBackward(call.attribute("attn_scale"), call.attribute("use_causal_mask")), inputs)
+    """Run the gradients of attention; a query without keys gets none, and adds nothing to those of keys and values."""
+    scale, causal = call.attribute("attn_scale"), call.attribute("use_causal_mask")
+    dy, q, k, v, y, sums, *bias = inputs
+    # exp(-infinity - infinity) is the weight of each key then
+    sums = np.where(_hidden(Attention(scale, causal), q, k, *bias), np.inf, sums)
+    return _several(AttentionBackward(scale, causal), [dy, q, k, v, y, sums, *bias])
+
+
+def _hidden(op: Attention, q: Buffer, k: Buffer, *bias: Buffer) -> Buffer:
+    """Find the queries [B,H,S,1] whose every score is -infinity."""
+    return np.isneginf(op.scores(np, q, k, *bias)).all(axis=-1, keepdims=True)
 
 
 def _several(op: AttentionTrain | AttentionBackward, inputs: list[Buffer]) -> tuple[Buffer, ...]:

@@ -403,3 +403,30 @@ def test_attention_gives_zeros_to_a_query_without_keys() -> None:
     assert not y[:, :, 1].any()
     assert_close(y[:, :, 2], v[:, :, 0], 1e-3)
     assert np.isfinite(y).all() and y[:, :, 0].any()
+
+
+def test_gradients_of_attention_leave_out_a_query_without_keys() -> None:
+    """As cuDNN does on an H200: its gradient is zero, and it adds nothing to those of keys and values."""
+    rng = np.random.default_rng(0)
+    dy, q, k, v = (rng.standard_normal((1, 2, 3, 8)).astype(np.float16) for _ in range(4))
+    bias = np.zeros((1, 1, 3, 3), np.float16)
+    bias[..., 1, :] = -np.inf
+    heads, mask, one = (1, 2, 3, 8), (1, 1, 3, 3), (1, 2, 3, 1)
+    attributes = {"attn_scale": 0.5, "use_causal_mask": False}
+    parts = (*(tensor(uid, heads, F16) for uid in (1, 2, 3)), tensor(4, mask, F16))
+    train = CudnnCall("sdpa_train", (1, 2, 3, 4), (5, 6), "", tuple(attributes.items()))
+    y, sums = run(CudnnGraph((*parts, tensor(5, heads, F16), tensor(6, one)), (train,)), q, k, v, bias)
+    assert not y[:, :, 1].any() and np.isneginf(sums[:, :, 1]).all() and np.isfinite(sums[:, :, [0, 2]]).all()
+    given = [tensor(uid, heads, F16) for uid in (1, 2, 3, 4, 5)] + [tensor(6, one), tensor(7, mask, F16)]
+    made = [tensor(uid, heads, F16) for uid in (8, 9, 10)]
+    backward = CudnnCall("sdpa_backward", (1, 2, 3, 4, 5, 6, 7), (8, 9, 10), "", tuple(attributes.items()))
+
+    def gradients(loss: Array) -> list[Array]:
+        return run(CudnnGraph((*given, *made), (backward,)), loss, q, k, v, y, sums, bias)
+
+    dq, dk, dv = gradients(dy)
+    assert not dq[:, :, 1].any() and dq[:, :, 0].any()
+    assert np.isfinite(dk).all() and np.isfinite(dv).all()
+    others = dy.copy()
+    others[:, :, 1] = 100.0
+    assert all(np.array_equal(a, b) for a, b in zip((dq, dk, dv), gradients(others), strict=True))
