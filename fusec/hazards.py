@@ -51,6 +51,7 @@ def misread(graph: CudnnGraph) -> str | None:
             if matrices > _GRID or columns > _GRID * _WIDEST_TILE:
                 return f"a pointwise graph of {matrices} times {columns} columns: more than a launch grid holds"
     uses = Counter(uid for call in graph.calls for uid in call.inputs)
+    made = {uid for call in graph.calls for uid in call.outputs}
     for call in graph.calls:
         if call.op != "pointwise":
             continue
@@ -64,7 +65,7 @@ def misread(graph: CudnnGraph) -> str | None:
             if convolution and call.mode in ("tanh", "tanh_backward"):
                 return f"{call.mode} beside a convolution: a quotient of exponentials, NaN where they overflow"
             (first, *_) = operands
-            if call.mode == "identity" and not result.virtual and first.virtual and uses[first.uid] > 1:
+            if call.mode == "identity" and not result.virtual and first.uid in made and uses[first.uid] > 1:
                 return "a value stored by a copy and used by other ops too: the copy is not written"
         if convolution and result.dims[1] == 1 and call.mode == "add" and any(t.value is not None for t in operands):
             return "a number added to the result of a convolution with one filter: engines read it as a bias in memory"
@@ -77,6 +78,8 @@ def misread(graph: CudnnGraph) -> str | None:
                     f"a convolution's epilogue with an operand {list(operand.dims)} for {list(result.dims)}: only "
                     "full, per-channel and per-pixel operands are computed right"
                 )
+            if matrix and _is_broadcast_in_another_order(operand, result):
+                return f"a matmul's epilogue with an operand {list(operand.dims)} by strides {list(operand.strides)}"
             if not convolution and not matrix and _memory_order(operand) != _memory_order(result, operand):
                 return "a pointwise graph over operands of two memory orders"
             if not convolution and not matrix and two_of_three(operand.dims, result.dims):
@@ -174,6 +177,12 @@ def _memory_order(tensor: CudnnTensor, like: CudnnTensor | None = None) -> list[
     """The dims from outermost to innermost in memory; those of 1 (in `like`, too) do not count."""
     wide = [d for d in _wide(tensor.dims) if like is None or like.dims[d] != 1]
     return sorted(wide, key=lambda d: -tensor.strides[d])
+
+
+def _is_broadcast_in_another_order(operand: CudnnTensor, result: CudnnTensor) -> bool:
+    """Tell if an operand is broadcast along one dim, and its other dims are not stored row-major."""
+    wide = _wide(operand.dims)
+    return len(wide) < len(_wide(result.dims)) and _memory_order(operand) != wide
 
 
 def _usual_order(tensor: CudnnTensor) -> bool:

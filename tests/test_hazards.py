@@ -100,6 +100,14 @@ def test_a_maximum_that_starts_from_a_finite_number(mode: str) -> None:
     assert reason is not None and f"a reduction by {mode}: it starts from the largest finite number" in reason
 
 
+@pytest.mark.parametrize(("dims", "strides"), [((2, 1, 5), (1, 2, 2)), ((2, 3, 1), (1, 2, 1)), ((2, 1, 5), (1, 10, 2))])
+def test_an_addend_of_a_matmul_in_another_order(dims: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    fine = product(dims)
+    assert misread(fine) is None
+    reason = misread(with_tensor(fine, 4, strides=strides))
+    assert reason is not None and f"a matmul's epilogue with an operand {list(dims)} by strides" in reason
+
+
 def attention(bias: Sequence[int]) -> CudnnGraph:
     heads = (2, 4, 8, 16)
     tensors = (*(tensor(uid, heads) for uid in (1, 2, 3)), tensor(4, bias), tensor(5, heads))
@@ -400,6 +408,8 @@ def test_a_copy_of_a_value_used_elsewhere_is_not_written() -> None:
 
     assert "is not written" in str(misread(graph(3)))
     assert misread(graph(5)) is None  # a copy of what is stored anyway
+    stored = graph(3)
+    assert "is not written" in str(misread(with_tensor(stored, 3, virtual=False)))
 
 
 def test_a_number_added_to_the_result_of_one_filter_is_read_as_a_bias() -> None:
