@@ -126,6 +126,9 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path) -> None:
         (TensorProto(dims=[6], data_type=8, string_data=[b"a"] * 6), "element type string is not supported"),
         (TensorProto(dims=[6], data_type=17, raw_data=b"\0" * 5), "f8e4m3[6] takes 6 bytes, its data has 5"),
         (TensorProto(dims=[5], data_type=22, raw_data=b"\0" * 5), "i4[5] takes 3 bytes, its data has 5"),
+        (TensorProto(dims=[1], data_type=1, raw_data=b"\0" * 4, float_data=[1.0]), "twice, in float_data and raw_data"),
+        (TensorProto(dims=[2], data_type=22, raw_data=b"\0", int32_data=[1]), "twice, in int32_data and raw_data"),
+        (TensorProto(dims=[1], data_type=1, float_data=[1.0], int64_data=[1]), "twice, in float_data and int64_data"),
         (TensorProto(dims=[6], data_type=1, segment=TensorProto.Segment(begin=0)), "segmented tensors"),
     ],
 )

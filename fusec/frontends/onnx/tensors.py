@@ -53,6 +53,7 @@ _FIELDS = {
     DType.U32: "uint64_data",
     DType.U64: "uint64_data",
 }
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 def dtype_of(element_type: int) -> DType:
@@ -83,6 +84,7 @@ class Tensors:
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if tensor.data_location == TensorProto.EXTERNAL:
             return self._external(tensor, type)
+        _require_one_field(tensor)
         array = _packed(tensor, type) if type.dtype.is_narrow else _inline(tensor, type)
         return Literal(type, lambda: array, tensor.name)
 
@@ -171,6 +173,13 @@ def _inside(folder: Path, location: str) -> Path:
 def _number(text: str, what: str) -> int:
     require(text.isascii() and text.isdigit() and len(text) < 20, f"external data with the {what} {text!r}")
     return int(text)
+
+
+def _require_one_field(tensor: TensorProto) -> None:
+    """VerifyError if the elements are given twice: the two need not agree, and readers differ in which they take."""
+    fields = [name for name in _TYPED if getattr(tensor, name)]
+    fields += ["raw_data"] if tensor.HasField("raw_data") else []
+    require(len(fields) <= 1, f"holds its elements twice, in {' and '.join(fields)}: keep one of them")
 
 
 def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:
