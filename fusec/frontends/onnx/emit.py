@@ -5,14 +5,15 @@ Shapes are concrete, so what a model computes only to name a shape becomes a con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, quote
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
 from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
 FOLD_OPERAND_ELEMENTS = 1 << 16
+MAX_UNROLLED = 100_000  # nodes made of loops: a larger graph is no use to anybody
 MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake
 MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
 
@@ -67,6 +69,9 @@ class Emitter:
         self._origin: tuple[str, ...] = ()
         self._name = ""
         self._fresh: set[Value] = set()
+        self.notes: dict[str, dict[str, None]] = {}  # what a user should know of the import -> where it was met
+        self.unrolled = 0
+        self._loops = 0
 
     def begin(self, origin: str, outputs: Sequence[str], inner: bool = False) -> None:
         """`inner`: the node is part of the body of another, which stays in progress and is the origin."""
@@ -97,6 +102,28 @@ class Emitter:
         if value.literal is not None:
             value.literal.label = value.name
 
+    def note(self, what: str, where: str = "") -> None:
+        """Tell the user, once a model, what was done and at which places; default: at the current node."""
+        self.notes.setdefault(what, {})[where or f"node {self._origin[0]!r}"] = None
+
+    @contextmanager
+    def unrolling(self) -> Generator[None]:
+        """Count the nodes made within, which a small file can ask for in any number."""
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
+
+    def require_room(self, more: int = 0) -> None:
+        """VerifyError if loops have made too many nodes, `more` included."""
+        require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
+
+    def _insert(self, op: Op, operands: Sequence[Value], names: Sequence[str]) -> Node:
+        if self._loops:
+            self.unrolled += 1
+        return self.graph.insert(op, operands, names=names, origin=self._origin)
+
     # emitting ----------------------------------------------------------------------------------------
 
     def __call__(self, op: Op, *operands: Value) -> Value:
@@ -121,7 +148,7 @@ class Emitter:
         ):
             return tuple(map(self.constant, _evaluated(op, [k.array for k in known], types)))
         hints = [self._hint(op.name) for _ in types]
-        node = self.graph.insert(op, operands, names=hints, origin=self._origin)
+        node = self._insert(op, operands, hints)
         self._fresh.update(node.results)
         return node.results
 
@@ -142,7 +169,7 @@ class Emitter:
 
     def literal(self, literal: Literal, name: str = "") -> Value:
         """A constant holding the literal; a name of the model's is given, others are made up."""
-        node = self.graph.insert(Constant(literal), names=[name or self._hint("constant")], origin=self._origin)
+        node = self._insert(Constant(literal), (), [name or self._hint("constant")])
         literal.label = literal.label or node.result.name
         if not name:
             self._fresh.add(node.result)

@@ -59,20 +59,23 @@ def _known(dims: Sequence[int | str] | None, bound: Mapping[str, int]) -> Dims |
     return None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims]
 
 
-def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
-    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows."""
+def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType, Dims | None]:
+    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows.
+
+    negative: a dim below 0 stands for an unknown one, as exporters write it of results.
+    """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
     tensor = value.type.tensor_type
     dtype = dtype_of(tensor.elem_type)
-    return dtype, (_dims(tensor) if tensor.HasField("shape") else None)
+    return dtype, (_dims(tensor, negative) if tensor.HasField("shape") else None)
 
 
-def _dims(tensor: TypeProto.Tensor) -> Dims:
+def _dims(tensor: TypeProto.Tensor, negative: bool) -> Dims:
     dims: Dims = []
     for dim in tensor.shape.dim:
-        if not dim.HasField("dim_value"):
+        if not dim.HasField("dim_value") or (negative and dim.dim_value < 0):
             dims.append(dim.dim_param)
             continue
         if dim.dim_value < 0:

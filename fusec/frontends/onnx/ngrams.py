@@ -80,12 +80,14 @@ def _occurrences(
         starts = count - (length - 1) * step
         if starts <= 0:
             break
+        g.require_room()
         windows = np.arange(starts)[:, None] + np.arange(length) * step
-        read = g(Gather(len(lead)), tokens, g.constant(windows))
-        read = g.reshape(read, (*lead, starts, 1, length))
-        same = g.cast(g(pw("cmp_eq"), read, g.constant(grams)), DType.F32)
-        whole = g(Reduce("min", (len(lead) + 2,), False), same)
-        total = g(pw("add"), total, g(Reduce("sum", (len(lead),), False), whole))
+        with g.unrolling():
+            read = g(Gather(len(lead)), tokens, g.constant(windows))
+            read = g.reshape(read, (*lead, starts, 1, length))
+            same = g.cast(g(pw("cmp_eq"), read, g.constant(grams)), DType.F32)
+            whole = g(Reduce("min", (len(lead) + 2,), False), same)
+            total = g(pw("add"), total, g(Reduce("sum", (len(lead),), False), whole))
     return total
 
 
