@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusec.errors import VerifyError
+from fusec.frontends.onnx.limits import by_blocks, require_constant
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
 from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
 FOLD_OPERAND_ELEMENTS = 1 << 16
 MAX_UNROLLED = 100_000  # nodes made of loops: a larger graph is no use to anybody
-MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake
-MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
 
 
 class HostValueError(VerifyError):
@@ -47,11 +46,6 @@ Held = Value | TensorList  # what a name of the model stands for
 Results = Held | tuple[Held, ...]
 OpFunction = Callable[..., Results]
 Table = dict[tuple[str, int], OpFunction]
-
-
-def require_bytes(type: TensorType, limit: int, what: str) -> None:
-    """VerifyError if a tensor of that type is larger than `limit` bytes."""
-    require(type.nbytes <= limit, f"{what} {type} takes {type.nbytes / 2**30:.4g} GiB; the limit is {limit >> 30} GiB")
 
 
 class Emitter:
@@ -137,8 +131,9 @@ class Emitter:
         literals = [v.literal for v in operands]
         known = [literal for literal in literals if literal is not None]
         constant = len(known) == len(operands) > 0
-        for type in types:
-            require_bytes(type, MAX_CONSTANT_BYTES if constant else MAX_TENSOR_BYTES, f"the result of {op.name},")
+        for type in types if constant else ():
+            if type.nbytes > max(k.type.nbytes for k in known):
+                require_constant(type, f"the result of {op.name},")
         if constant and isinstance(op, Expand):
             return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
         if (
@@ -163,9 +158,18 @@ class Emitter:
 
     def full(self, type: TensorType, element: np.ndarray[Any, Any]) -> Value:
         """A constant repeating one element: its payload takes no memory until something copies it."""
-        require_bytes(type, MAX_CONSTANT_BYTES, "a constant")
         scalar = element.reshape(())
-        return self.literal(Literal(type, lambda: np.broadcast_to(scalar, type.shape)))
+        return self.computed(type, lambda: np.broadcast_to(scalar, type.shape))
+
+    def computed(self, type: TensorType, load: Callable[[], Array]) -> Value:
+        """A constant that is computed when first read: its size is checked before it takes memory."""
+        require_constant(type)
+        return self.literal(Literal(type, load))
+
+    def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
+        """A constant with `values` of the indices 0, 1, … of its elements in row-major order."""
+        type = TensorType(tuple(shape), dtype)
+        return self.computed(type, lambda: by_blocks(type, values))
 
     def literal(self, literal: Literal, name: str = "") -> Value:
         """A constant holding the literal; a name of the model's is given, others are made up."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 
-from fusec.errors import ModelError, VerifyError
+from fusec.errors import ModelError, SizeError, VerifyError
 from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Emitter, Held, HostValueError, OpFunction, TensorList
@@ -204,6 +204,8 @@ class Importer:
         emit.begin(f"{scope.prefix}{name}", [f"{scope.prefix}{o}" if o else "" for o in outputs], self.depth > 0)
         try:
             yield
+        except SizeError as error:
+            raise VerifyError(f"for its result {next(filter(None, outputs), '')!r}, {error}") from error
         finally:
             self.scope = before
             if self.depth > 0:

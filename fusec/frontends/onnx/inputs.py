@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from onnx import GraphProto, TypeProto, ValueInfoProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import MAX_TENSOR_BYTES, require_bytes
 from fusec.frontends.onnx.structure import constants, report
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType
@@ -47,7 +46,6 @@ def input_types(
             continue
         try:
             types[name] = TensorType(tuple(sizes), dtypes[name])
-            require_bytes(types[name], MAX_TENSOR_BYTES, "a tensor")
         except VerifyError as error:
             problems.append(f"input {name!r}: {error}")
     if problems:

@@ -117,7 +117,7 @@ def _unrolled(
     require(
         b is None or b.type.shape == (count, 2 * gates * size), f"B {b and b.type}, not [{count},{2 * gates * size}]"
     )
-    full = g.constant(np.full(batch, steps, np.int64))
+    full = g.full(TensorType((batch,), DType.I64), np.array(steps))
     outputs: list[Value] = []
     last: list[list[Value]] = [[] for _ in initial]
     for d in range(count):

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, require_bytes
+from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, Literal, TensorType
 from fusec.ops.spec import require
 
@@ -91,7 +91,7 @@ class Tensors:
     def sparse(self, tensor: SparseTensorProto) -> Literal:
         """A dense literal; values and indices are checked now, the dense array is made when first read."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
-        require_bytes(type, MAX_CONSTANT_BYTES, "the dense form of a sparse tensor,")
+        require_constant(type, "the dense form of a sparse tensor,")
         values = self.literal(tensor.values).array.reshape(-1)
         indices = self.literal(tensor.indices).array
         require(indices.dtype == np.int64, f"indices of a sparse tensor are {indices.dtype}, not int64")
