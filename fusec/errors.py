@@ -19,6 +19,13 @@ class VerifyError(FusecError):
     """A graph breaks a rule of the IR: types, order, use lists, names."""
 
 
+class SizeError(VerifyError):
+    """A tensor is larger than the limit: refused before anything is allocated for it."""
+
+    def __init__(self, type: object, nbytes: int, limit: int, what: str = "a tensor"):
+        super().__init__(f"{what} {type} takes {nbytes / 2**30:.4g} GiB; the limit is {limit >> 30} GiB")
+
+
 class TargetError(FusecError):
     """A target, a driver, cuDNN or a library it needs is unknown or missing."""
 

@@ -11,7 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fusec.errors import VerifyError
+from fusec.errors import SizeError, VerifyError
+
+MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake, and nothing is allocated for it
+MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
 
 
 class DType(enum.Enum):
@@ -141,6 +144,8 @@ class TensorType:
             raise VerifyError(f"{list(self.shape)} is no part of {list(self.within)}")
         if any(d < 0 for d in self.shape):
             raise VerifyError(f"negative dimension in shape {list(self.shape)}")
+        if self.nbytes > MAX_TENSOR_BYTES:
+            raise SizeError(self, self.nbytes, MAX_TENSOR_BYTES)
         if self.order:
             if sorted(self.order) != list(range(len(self.shape))):
                 raise VerifyError(f"memory order {self.order} does not permute {len(self.shape)} dims")

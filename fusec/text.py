@@ -26,7 +26,6 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _INTEGER = re.compile(r"-?[0-9]{1,20}")  # what 64 bits hold, and a little more
-_MAX_ELEMENTS = 1 << 40  # beyond this a shape is a mistake, not a tensor
 _MAX_RANK = 32
 _MAX_NESTING = 8  # of lists in attributes
 
@@ -340,8 +339,6 @@ class _Parser:
     def check_size(self, type: TensorType) -> None:
         if type.rank > _MAX_RANK:
             self.fail(f"a tensor of {type.rank} dims; {_MAX_RANK} is the most")
-        if type.size > _MAX_ELEMENTS:
-            self.fail(f"{type} has more than 2^40 elements")
 
     def integers(self, open: str, close: str) -> tuple[int, ...]:
         self.expect(open)

@@ -38,6 +38,8 @@ class Conv(Op):
         )
         require(w.shape[0] % self.groups == 0, f"{w.shape[0]} filters do not divide into {self.groups} groups")
         spatial = windows_along(x.shape[2:], w.shape[2:], self.strides, self.pads, self.dilations)
+        n = x.rank - 2
+        check_padded(x, [i + p0 + p1 for i, p0, p1 in zip(x.shape[2:], self.pads[:n], self.pads[n:], strict=True)])
         return (TensorType((x.shape[0], w.shape[0], *spatial), x.dtype, x.order),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
@@ -80,7 +82,9 @@ class ConvTranspose(Op):
             )
         )
         require(all(s >= 1 for s in spatial), f"the pads leave nothing of the output: {list(spatial)}")
-        return (TensorType((x.shape[0], w.shape[1] * self.groups, *spatial), x.dtype, x.order),)
+        result = TensorType((x.shape[0], w.shape[1] * self.groups, *spatial), x.dtype, x.order)
+        check_padded(result, [i + p0 + p1 for i, p0, p1 in zip(spatial, self.pads[:n], self.pads[n:], strict=True)])
+        return (result,)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         return (widened(lambda x, w: scatter(xp, x, w, self), *operands),)
@@ -103,6 +107,11 @@ def check_window(op: str, n: int, strides: Sequence[int], pads: Sequence[int], d
     require(all(s >= 1 for s in strides), f"strides must be positive: {list(strides)}")
     require(all(d >= 1 for d in dilations), f"dilations must be positive: {list(dilations)}")
     require(all(p >= 0 for p in pads), f"{op}: negative pads {list(pads)}")
+
+
+def check_padded(x: TensorType, spatial: Sequence[int]) -> None:
+    """SizeError if the image is too large with its padding, though the result may be small: strides leave parts out."""
+    TensorType((*x.shape[:2], *spatial), x.dtype)
 
 
 def windows_along(

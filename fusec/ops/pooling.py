@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.convolution import check_window, pad_spatial, sliding
+from fusec.ops.convolution import check_padded, check_window, pad_spatial, sliding
 from fusec.ops.spec import require, require_arity, require_float, widened
 
 
@@ -34,7 +34,18 @@ class Pool(Op):
         check_window(self.name, n, self.strides, self.pads, self.dilations)
         for k, d, p in zip(self.window * 2, self.dilations * 2, self.pads, strict=True):
             require(p < d * (k - 1) + 1, f"a pad of {p} is as large as the window {k} (dilation {d})")
+        check_padded(x, self.padded(x.shape[2:]))
         return (TensorType((*x.shape[:2], *self.counts(x.shape[2:])), x.dtype, x.order),)
+
+    def padded(self, spatial: Sequence[int]) -> tuple[int, ...]:
+        """Length of each dim with its pads, and with what the last window needs of it."""
+        n = len(spatial)
+        need = [
+            (c - 1) * s + d * (k - 1) + 1
+            for c, s, d, k in zip(self.counts(spatial), self.strides, self.dilations, self.window, strict=True)
+        ]
+        ends = self.pads[n:]
+        return tuple(max(i + p0 + p1, m) for i, p0, p1, m in zip(spatial, self.pads[:n], ends, need, strict=True))
 
     def counts(self, spatial: Sequence[int]) -> tuple[int, ...]:
         """Windows along each dim. With ceil_mode a last window may hang over the end, as long as it
@@ -56,12 +67,8 @@ class Pool(Op):
     def windows(self, xp: Any, x: Array, fill: float) -> Array:
         """[N, C, window…, count…], out-of-range elements being `fill`."""
         n = x.ndim - 2
-        counts = self.counts(x.shape[2:])
-        need = [
-            (c - 1) * s + d * (k - 1) + 1
-            for c, s, d, k in zip(counts, self.strides, self.dilations, self.window, strict=True)
-        ]
-        ends = [max(p, m - i - p0) for p, m, i, p0 in zip(self.pads[n:], need, x.shape[2:], self.pads, strict=False)]
+        counts, starts = self.counts(x.shape[2:]), self.pads[:n]
+        ends = [m - i - p0 for m, i, p0 in zip(self.padded(x.shape[2:]), x.shape[2:], starts, strict=True)]
         padded = pad_spatial(xp, x, (*self.pads[:n], *ends), fill)
         return sliding(xp, padded, self.window, self.strides, self.dilations, counts)
 

@@ -15,6 +15,7 @@ from fusec.ir import Array, Constant, Graph, Node, Op, quote
 from fusec.passes.base import Options
 from fusec.passes.rewrite import erase_unused, use_count
 from fusec.passes.weights import EAGER_BYTES, derive
+from fusec.tensor_type import MAX_CONSTANT_BYTES
 
 GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
 SLACK_BYTES = 1 << 24
@@ -46,7 +47,8 @@ def _foldable(node: Node) -> bool:
     if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
         return False
     result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
-    return result <= max(EAGER_BYTES, GROWTH * given)
+    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, and is turned all the same
+    return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, GROWTH * given))
 
 
 def _fold(graph: Graph, node: Node) -> list[Node]:

@@ -119,13 +119,20 @@ def test_external_data_of_a_model_without_a_folder(tmp_path: Path) -> None:
         (TensorProto(dims=[6], data_type=1, raw_data=b"\0" * 20), "f32[6] takes 24 bytes, its data has 20"),
         (TensorProto(dims=[6], data_type=1, float_data=[1.0]), "f32[6] takes 6 elements, its data has 1"),
         (TensorProto(dims=[6], data_type=1), "f32[6] takes 6 elements, its data has 0"),
-        (TensorProto(dims=[1 << 60], data_type=1), "takes 1152921504606846976 elements, its data has 0"),
+        (
+            TensorProto(dims=[1 << 60], data_type=1),
+            "a tensor f32[1152921504606846976] takes 4.295e+09 GiB",
+        ),
+        (TensorProto(dims=[1 << 32], data_type=1), "takes 4294967296 elements, its data has 0"),
         (TensorProto(dims=[-6], data_type=1), "negative dimension in shape [-6]"),
         (TensorProto(dims=[6], data_type=0), "element type undefined is not supported"),
         (TensorProto(dims=[6], data_type=99), "element type number 99 is not supported"),
         (TensorProto(dims=[6], data_type=8, string_data=[b"a"] * 6), "element type string is not supported"),
         (TensorProto(dims=[6], data_type=17, raw_data=b"\0" * 5), "f8e4m3[6] takes 6 bytes, its data has 5"),
         (TensorProto(dims=[5], data_type=22, raw_data=b"\0" * 5), "i4[5] takes 3 bytes, its data has 5"),
+        (TensorProto(dims=[1], data_type=1, raw_data=b"\0" * 4, float_data=[1.0]), "twice, in float_data and raw_data"),
+        (TensorProto(dims=[2], data_type=22, raw_data=b"\0", int32_data=[1]), "twice, in int32_data and raw_data"),
+        (TensorProto(dims=[1], data_type=1, float_data=[1.0], int64_data=[1]), "twice, in float_data and int64_data"),
         (TensorProto(dims=[6], data_type=1, segment=TensorProto.Segment(begin=0)), "segmented tensors"),
     ],
 )
@@ -139,7 +146,8 @@ def test_inline_data_that_does_not_fit(tensor: TensorProto, said: str) -> None:
         ([0, 9], [6], "lies outside its 6 elements"),
         ([0, -1], [6], "lies outside its 6 elements"),
         ([0, 1, 2], [6], "sparse tensor of 2 values, indices [3]"),
-        ([0, 1], [1 << 40], "the limit is 2 GiB"),
+        ([0, 1], [1 << 40], "the limit is 64 GiB"),
+        ([0, 1], [1 << 30], "the limit is 2 GiB"),
     ],
 )
 def test_sparse_initializers(indices: list[int], shape: list[int], said: str) -> None:

@@ -83,6 +83,7 @@ def _another_value(rng: random.Random, node: onnx.NodeProto, graph: onnx.GraphPr
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and infinity where onnx's data had none
+@pytest.mark.filterwarnings("ignore:.*LayerNormalization has parameters of another type:UserWarning")
 @pytest.mark.parametrize(
     "mutate",
     [

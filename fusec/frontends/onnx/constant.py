@@ -13,8 +13,6 @@ from fusec.frontends.onnx.tensors import shape_of
 from fusec.ir import DType, Literal, TensorType, Value
 from fusec.ops.spec import require
 
-_MAX_RANGE = 1 << 24
-
 
 def constant(
     g: Emitter,
@@ -67,13 +65,12 @@ def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_typ
     require(step != 0, "delta is 0")
     require(all(math.isfinite(v) for v in (first, last, step)), f"from {first} to {last} by {step}")
     count = max(0, math.ceil((last - first) / step) if dtype.is_float else -((first - last) // step))
-    require(count <= _MAX_RANGE, f"{count} elements; the limit is {_MAX_RANGE}")
     wide = np.float64 if dtype.is_float else np.int64
     try:
-        items = wide(first) + np.arange(int(count), dtype=wide) * wide(step)
+        begin, by = wide(first), wide(step)
     except OverflowError as error:
         raise VerifyError(f"from {first} to {last} by {step}: {error}") from error
-    return g.constant(items.astype(dtype.numpy))
+    return g.indexed((int(count),), lambda i: begin + i * by, dtype)
 
 
 TABLE: Table = {

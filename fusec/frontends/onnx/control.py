@@ -32,7 +32,8 @@ def loop(
     trip = 0
     while running and (count is None or trip < count):
         require(trip < MAX_TRIPS, f"more than {MAX_TRIPS} trips")
-        results = g.subgraph(body, [g.constant(np.array(trip, np.int64)), g.constant(np.array(True)), *held])
+        with g.unrolling():
+            results = g.subgraph(body, [g.constant(np.array(trip, np.int64)), g.constant(np.array(True)), *held])
         kept, outputs = results[1 : 1 + len(held)], results[1 + len(held) :]
         # without a condition to begin with the body's own still ends the loop
         running = bool(g.number(tensor(results[0]), "the condition"))
@@ -93,8 +94,10 @@ def scan_9(
     outputs = g.outputs - states
     scanned: list[list[Value]] = [[] for _ in range(outputs)]
     for trip in range(count):
-        slices = [row(g, v, a, count - 1 - trip if d else trip) for v, a, d in zip(inputs, axes, backward, strict=True)]
-        results = g.subgraph(body, [*held, *slices])
+        at = [count - 1 - trip if d else trip for d in backward]
+        with g.unrolling():
+            slices = [row(g, v, a, i) for v, a, i in zip(inputs, axes, at, strict=True)]
+            results = g.subgraph(body, [*held, *slices])
         held = results[:states]
         require(len(results) - states >= outputs, f"its body gives {len(results) - states} scan outputs, not {outputs}")
         for items, output in zip(scanned, results[states:], strict=False):

@@ -5,14 +5,16 @@ Shapes are concrete, so what a model computes only to name a shape becomes a con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.ir import Array, Constant, DType, Graph, Literal, Op, TensorType, Value, quote
+from fusec.frontends.onnx.limits import by_blocks, require_constant
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, Op, TensorType, Value, quote
 from fusec.ops import Cast, Expand, Reshape, Slice
 from fusec.ops.spec import require
 
@@ -21,8 +23,7 @@ if TYPE_CHECKING:
 
 FOLD_RESULT_ELEMENTS = 4096  # larger constants are left to the folding pass
 FOLD_OPERAND_ELEMENTS = 1 << 16
-MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake
-MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
+MAX_UNROLLED = 100_000  # nodes made of loops: a larger graph is no use to anybody
 
 
 class HostValueError(VerifyError):
@@ -47,11 +48,6 @@ OpFunction = Callable[..., Results]
 Table = dict[tuple[str, int], OpFunction]
 
 
-def require_bytes(type: TensorType, limit: int, what: str) -> None:
-    """VerifyError if a tensor of that type is larger than `limit` bytes."""
-    require(type.nbytes <= limit, f"{what} {type} takes {type.nbytes / 2**30:.4g} GiB; the limit is {limit >> 30} GiB")
-
-
 class Emitter:
     """Builds the graph, node by node of the model; `begin` names the node being imported.
 
@@ -67,6 +63,9 @@ class Emitter:
         self._origin: tuple[str, ...] = ()
         self._name = ""
         self._fresh: set[Value] = set()
+        self.notes: dict[str, dict[str, None]] = {}  # what a user should know of the import -> where it was met
+        self.unrolled = 0
+        self._loops = 0
 
     def begin(self, origin: str, outputs: Sequence[str], inner: bool = False) -> None:
         """`inner`: the node is part of the body of another, which stays in progress and is the origin."""
@@ -97,6 +96,28 @@ class Emitter:
         if value.literal is not None:
             value.literal.label = value.name
 
+    def note(self, what: str, where: str = "") -> None:
+        """Tell the user, once a model, what was done and at which places; default: at the current node."""
+        self.notes.setdefault(what, {})[where or f"node {self._origin[0]!r}"] = None
+
+    @contextmanager
+    def unrolling(self) -> Generator[None]:
+        """Count the nodes made within, which a small file can ask for in any number."""
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
+
+    def require_room(self, more: int = 0) -> None:
+        """VerifyError if loops have made too many nodes, `more` included."""
+        require(self.unrolled + more <= MAX_UNROLLED, f"the model unrolls to more than {MAX_UNROLLED} nodes")
+
+    def _insert(self, op: Op, operands: Sequence[Value], names: Sequence[str]) -> Node:
+        if self._loops:
+            self.unrolled += 1
+        return self.graph.insert(op, operands, names=names, origin=self._origin)
+
     # emitting ----------------------------------------------------------------------------------------
 
     def __call__(self, op: Op, *operands: Value) -> Value:
@@ -110,8 +131,9 @@ class Emitter:
         literals = [v.literal for v in operands]
         known = [literal for literal in literals if literal is not None]
         constant = len(known) == len(operands) > 0
-        for type in types:
-            require_bytes(type, MAX_CONSTANT_BYTES if constant else MAX_TENSOR_BYTES, f"the result of {op.name},")
+        for type in types if constant else ():
+            if type.nbytes > max(k.type.nbytes for k in known):
+                require_constant(type, f"the result of {op.name},")
         if constant and isinstance(op, Expand):
             return (self.literal(Literal(types[0], lambda: np.broadcast_to(known[0].array, op.shape))),)
         if (
@@ -121,7 +143,7 @@ class Emitter:
         ):
             return tuple(map(self.constant, _evaluated(op, [k.array for k in known], types)))
         hints = [self._hint(op.name) for _ in types]
-        node = self.graph.insert(op, operands, names=hints, origin=self._origin)
+        node = self._insert(op, operands, hints)
         self._fresh.update(node.results)
         return node.results
 
@@ -136,13 +158,22 @@ class Emitter:
 
     def full(self, type: TensorType, element: np.ndarray[Any, Any]) -> Value:
         """A constant repeating one element: its payload takes no memory until something copies it."""
-        require_bytes(type, MAX_CONSTANT_BYTES, "a constant")
         scalar = element.reshape(())
-        return self.literal(Literal(type, lambda: np.broadcast_to(scalar, type.shape)))
+        return self.computed(type, lambda: np.broadcast_to(scalar, type.shape))
+
+    def computed(self, type: TensorType, load: Callable[[], Array]) -> Value:
+        """A constant that is computed when first read: its size is checked before it takes memory."""
+        require_constant(type)
+        return self.literal(Literal(type, load))
+
+    def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
+        """A constant with `values` of the indices 0, 1, … of its elements in row-major order."""
+        type = TensorType(tuple(shape), dtype)
+        return self.computed(type, lambda: by_blocks(type, values))
 
     def literal(self, literal: Literal, name: str = "") -> Value:
         """A constant holding the literal; a name of the model's is given, others are made up."""
-        node = self.graph.insert(Constant(literal), names=[name or self._hint("constant")], origin=self._origin)
+        node = self._insert(Constant(literal), (), [name or self._hint("constant")])
         literal.label = literal.label or node.result.name
         if not name:
             self._fresh.add(node.result)

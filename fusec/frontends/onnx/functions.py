@@ -21,8 +21,8 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         key = _key_of(function)
         if key in bodies:
             raise ModelError(f"{file}: two functions are named {'.'.join(filter(None, key))}")
-        bodies[key] = list(_all_nodes(function.node))
-    called = [key for node in _all_nodes(model.graph.node) if (key := _key(node)) in bodies]
+        bodies[key] = list(all_nodes(function.node))
+    called = [key for node in all_nodes(model.graph.node) if (key := _key(node)) in bodies]
     if not called:
         return model
     sizes: dict[Key, int] = {}
@@ -38,12 +38,12 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
         raise ModelError(f"{file}: its functions cannot be inlined: {error}") from error
 
 
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """The nodes, and those of the bodies among their attributes."""
     for node in nodes:
         yield node
         for body in graphs_of(node):
-            yield from _all_nodes(body.node)
+            yield from all_nodes(body.node)
 
 
 def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:

@@ -6,6 +6,7 @@ Bodies of If, Loop and Scan, and ops the standard defines as functions of others
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -15,19 +16,19 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, defs
 
-from fusec.errors import ModelError, VerifyError
+from fusec.errors import ModelError, SizeError, VerifyError
+from fusec.frontends.onnx.annotations import check
 from fusec.frontends.onnx.attributes import attributes
 from fusec.frontends.onnx.emit import Emitter, Held, HostValueError, OpFunction, TensorList
-from fusec.frontends.onnx.inputs import input_types, tensor_type
+from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
-from fusec.frontends.onnx.structure import constants, node_names, report
+from fusec.frontends.onnx.structure import abridged, constants, node_names, report
 from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
 from fusec.ops.spec import require
 
-MAX_NODES = 100_000  # unrolled loops: beyond this a graph is no use to anybody
 MAX_DEPTH = 24
 Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
 
@@ -48,9 +49,11 @@ class Importer:
         folder: Path | None,
         file: str,
         weights: MutableMapping[str, Literal],
+        noted: set[str],
     ):
         self.source = source
         self.weights = weights
+        self.noted = noted  # what the user was told of this model before
         self.file = file
         self.graph = Graph(source.name or "main")
         self.tensors = Tensors(folder)
@@ -108,7 +111,15 @@ class Importer:
             self.graph.verify()
         except VerifyError as error:
             raise ModelError(f"{self.file}: {error}") from error
+        self._warn()
         return self.graph, lengths
+
+    def _warn(self) -> None:
+        """Warn of what was noted, unless another import of this model has."""
+        for what, places in self.emit.notes.items():
+            if what not in self.noted:
+                self.noted.add(what)
+                warnings.warn(f"{self.file}: {abridged(list(places))}: {what}", stacklevel=2)
 
     def _bind(self, bound: Mapping[str, Bound]) -> None:
         for name, given in bound.items():
@@ -116,7 +127,7 @@ class Importer:
                 if isinstance(given, np.ndarray | Literal):
                     held = given if isinstance(given, Literal) else Literal.of(given)
                     value = self.emit.literal(held, name)
-                    self._check(self.scope, name, value)
+                    check(self.scope, name, value, self.emit)
                     self.scope.values[name] = value
                 else:
                     items = [self.emit.literal(Literal.of(a), f"{name}[{i}]") for i, a in enumerate(given)]
@@ -140,7 +151,7 @@ class Importer:
     # one node ----------------------------------------------------------------------------------------
 
     def _node(self, scope: Scope, node: NodeProto, name: str) -> None:
-        require(len(self.graph) <= MAX_NODES, f"the model unrolls to more than {MAX_NODES} nodes")
+        self.emit.require_room()
         operands = [self._value(scope, n) if n else None for n in node.input]
         for given, value in zip(node.input, operands, strict=True):
             require(not given or value is not None, f"its input {given!r} is nowhere defined")
@@ -149,7 +160,7 @@ class Importer:
             if output:
                 if isinstance(value, Value):
                     self.emit.bind(value, f"{scope.prefix}{output}")
-                self._check(scope, output, value)
+                check(scope, output, value, self.emit)
                 scope.values[output] = value
 
     def _results(self, scope: Scope, node: NodeProto, name: str, operands: list[Held | None]) -> tuple[Held, ...]:
@@ -193,6 +204,8 @@ class Importer:
         emit.begin(f"{scope.prefix}{name}", [f"{scope.prefix}{o}" if o else "" for o in outputs], self.depth > 0)
         try:
             yield
+        except SizeError as error:
+            raise VerifyError(f"for its result {next(filter(None, outputs), '')!r}, {error}") from error
         finally:
             self.scope = before
             if self.depth > 0:
@@ -285,7 +298,7 @@ class Importer:
         try:
             literal = self._literal(scope, name)
             value = self.emit.literal(literal, f"{scope.prefix}{name}" if scope.prefix else name)
-            self._check(scope, name, value)
+            check(scope, name, value, self.emit)
         except VerifyError as error:
             if scope.outer is not None or self.depth:
                 raise
@@ -305,25 +318,6 @@ class Importer:
         if scope.outer is None:
             self.weights[name] = literal
         return literal
-
-    def _check(self, scope: Scope, name: str, value: Held) -> None:
-        """VerifyError if the model declares another type for this value; symbolic dims agree with all."""
-        if name not in scope.declared or not scope.declared[name].type.WhichOneof("value"):
-            return
-        if isinstance(value, TensorList):
-            kind = scope.declared[name].type.WhichOneof("value")
-            require(kind == "sequence_type", f"the model declares {name!r} as {kind}, but it is a sequence")
-            return
-        dtype, dims = tensor_type(scope.declared[name])
-        agrees = dims is None or (
-            len(dims) == value.type.rank
-            and all(isinstance(d, str) or d == size for d, size in zip(dims, value.type.shape, strict=True))
-        )
-        shape = "[" + ",".join(str(d) if d != "" else "?" for d in dims or ()) + "]"
-        require(
-            dtype is value.type.dtype and agrees,
-            f"the model declares {name!r} as {dtype.value}{shape if dims is not None else ''}, but it is {value.type}",
-        )
 
 
 def _names(nodes: Iterable[NodeProto]) -> list[str]:

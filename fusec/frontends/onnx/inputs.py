@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from onnx import GraphProto, TypeProto, ValueInfoProto
 
 from fusec.errors import VerifyError
-from fusec.frontends.onnx.emit import MAX_TENSOR_BYTES, require_bytes
 from fusec.frontends.onnx.structure import constants, report
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType
@@ -47,7 +46,6 @@ def input_types(
             continue
         try:
             types[name] = TensorType(tuple(sizes), dtypes[name])
-            require_bytes(types[name], MAX_TENSOR_BYTES, "a tensor")
         except VerifyError as error:
             problems.append(f"input {name!r}: {error}")
     if problems:
@@ -59,20 +57,23 @@ def _known(dims: Sequence[int | str] | None, bound: Mapping[str, int]) -> Dims |
     return None if dims is None else [bound.get(d, d) if isinstance(d, str) else d for d in dims]
 
 
-def tensor_type(value: ValueInfoProto) -> tuple[DType, Dims | None]:
-    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows."""
+def tensor_type(value: ValueInfoProto, *, negative: bool = False) -> tuple[DType, Dims | None]:
+    """Dtype and dims a value declares (None: no shape at all); VerifyError if it is no tensor fusec knows.
+
+    negative: a dim below 0 stands for an unknown one, as exporters write it of results.
+    """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise VerifyError(f"has type {kind.removesuffix('_type') if kind else 'none'}, not tensor")
     tensor = value.type.tensor_type
     dtype = dtype_of(tensor.elem_type)
-    return dtype, (_dims(tensor) if tensor.HasField("shape") else None)
+    return dtype, (_dims(tensor, negative) if tensor.HasField("shape") else None)
 
 
-def _dims(tensor: TypeProto.Tensor) -> Dims:
+def _dims(tensor: TypeProto.Tensor, negative: bool) -> Dims:
     dims: Dims = []
     for dim in tensor.shape.dim:
-        if not dim.HasField("dim_value"):
+        if not dim.HasField("dim_value") or (negative and dim.dim_value < 0):
             dims.append(dim.dim_param)
             continue
         if dim.dim_value < 0:

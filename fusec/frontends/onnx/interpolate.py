@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter
-from fusec.ir import Value
+from fusec.frontends.onnx.limits import require_constant
+from fusec.ir import DType, TensorType, Value
 from fusec.ops import Gather, MatMul, Transpose, pw
 from fusec.ops.spec import require
 
@@ -56,6 +57,8 @@ def interpolated(
     outside: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
     shape = x.type.shape
     for dim, (n, count, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
+        weights = 1 if how.mode == "nearest" else n  # of each of the coordinates, which are a list of Python's numbers
+        require_constant(TensorType((count, max(weights, 16)), DType.F64), f"the weights that resize dim {dim},")
         at = _coordinates(n, count, scale, crop[dim], how.coordinates)
         beyond = np.array([how.coordinates == "tf_crop_and_resize" and not 0 <= c <= n - 1 for c in at])
         outside.append(beyond.reshape([-1 if d == dim else 1 for d in range(len(shape))]))
@@ -64,6 +67,7 @@ def interpolated(
         x = _along(g, x, dim, at, scale, how)
     if not any(o.any() for o in outside):
         return x
+    require_constant(TensorType(tuple(sizes), DType.BOOL), "the mask of what lies outside,")
     mask = np.zeros(sizes, bool)
     for part in outside:
         mask |= part

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -11,11 +12,11 @@ from google.protobuf.message import DecodeError
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, shape_inference, version_converter
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.onnx.functions import inlined
+from fusec.frontends.onnx.functions import all_nodes, inlined
 from fusec.frontends.onnx.importer import Bound, Importer
 from fusec.frontends.onnx.inputs import tensor_type
 from fusec.frontends.onnx.structure import GRAPHS, constants, node_names, ordered, report
-from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, unsupported
+from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, OLDEST_OPSET, newest_versions, unsupported
 from fusec.ir import DType, Graph, Literal
 
 
@@ -48,7 +49,7 @@ def load_bound(
     The tensors of a sequence are outputs of the graph named `name[0]`, `name[1]`, …
     """
     sound = model if isinstance(model, Sound) else checked(model, file)
-    importer = Importer(sound.graph, sound.opsets, folder, file, {} if weights is None else weights)
+    importer = Importer(sound.graph, sound.opsets, folder, file, {} if weights is None else weights, sound.noted)
     return importer.run(sound.order, sound.names, shapes, bound)
 
 
@@ -61,6 +62,7 @@ class Sound:
     opsets: Mapping[str, int]
     names: Sequence[str]
     order: Sequence[int]
+    noted: set[str] = field(default_factory=set[str])  # what the user was told: once, for whatever shapes
 
 
 def checked(model: ModelProto, file: str) -> Sound:
@@ -75,10 +77,21 @@ def checked(model: ModelProto, file: str) -> Sound:
     source = inlined(model, file).graph
     names = node_names(source)
     order = ordered(source, file)
-    refused = unsupported(((names[i], source.node[i]) for i in order), opset, opsets)
+    members = [(names[i], source.node[i]) for i in order]
+    added = {domain: newest_versions()[domain] for domain in _unimported((node for _, node in members), opsets)}
+    opsets = {**opsets, **added}
+    refused = unsupported(members, opset, opsets)
     if refused:
         raise report(file, [f"{line} - not supported" for line in refused])
+    for domain, version in added.items():
+        warnings.warn(f"{file}: does not import domain {domain!r}: version {version} of its ops is taken", stacklevel=2)
     return Sound(source, opsets, names, order)
+
+
+def _unimported(nodes: Iterable[NodeProto], opsets: Mapping[str, int]) -> list[str]:
+    """Domains of known ops that the nodes or their bodies use and the model does not import."""
+    used = {node.domain for node in all_nodes(nodes)}
+    return sorted(used.intersection(newest_versions()).difference(opsets))
 
 
 Port = tuple[str, DType | None, tuple[int | str, ...] | None]  # name, dtype and dims, as far as they are declared
@@ -92,7 +105,7 @@ def declared(model: ModelProto, file: str) -> tuple[list[Port], list[Port]]:
         if kind == "output" and value.type.WhichOneof("value") is None:
             return value.name, None, None
         try:
-            dtype, dims = tensor_type(value)
+            dtype, dims = tensor_type(value, negative=kind == "output")
         except VerifyError as error:
             problems.append(f"{kind} {value.name!r}: {error}")
             return value.name, None, None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import Concat, Gather, Reduce, pw
 from fusec.ops.spec import require
@@ -54,6 +55,7 @@ def tf_idf(
     require(size > 0 and min(ngram_indexes) >= 0, f"ngram_indexes {list(ngram_indexes)}")
     none = g.full(TensorType((*lead, 1), DType.F32), np.zeros((), np.float32))
     together = g(Concat(len(lead)), *counted, none)
+    require_constant(TensorType((size,), DType.I64))
     source = np.full(size, len(places), np.int64)
     source[places] = np.arange(len(places))
     counts = g(Gather(len(lead)), together, g.constant(source))
@@ -80,12 +82,14 @@ def _occurrences(
         starts = count - (length - 1) * step
         if starts <= 0:
             break
-        windows = np.arange(starts)[:, None] + np.arange(length) * step
-        read = g(Gather(len(lead)), tokens, g.constant(windows))
-        read = g.reshape(read, (*lead, starts, 1, length))
-        same = g.cast(g(pw("cmp_eq"), read, g.constant(grams)), DType.F32)
-        whole = g(Reduce("min", (len(lead) + 2,), False), same)
-        total = g(pw("add"), total, g(Reduce("sum", (len(lead),), False), whole))
+        g.require_room()
+        with g.unrolling():
+            windows = g.indexed((starts, length), lambda i, step=step: i // length + i % length * step)
+            read = g(Gather(len(lead)), tokens, windows)
+            read = g.reshape(read, (*lead, starts, 1, length))
+            same = g.cast(g(pw("cmp_eq"), read, g.constant(grams)), DType.F32)
+            whole = g(Reduce("min", (len(lead) + 2,), False), same)
+            total = g(pw("add"), total, g(Reduce("sum", (len(lead),), False), whole))
     return total
 
 

@@ -117,9 +117,14 @@ def layer_norm(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> Value | tuple[Value, ...]:
-    """The results beside the first are the mean and the inverse deviation, in f32."""
+    """The results after the first are the mean and the inverse deviation, in f32.
+
+    Exporters of half precision leave parameters narrower than the data: all is computed in the wider type.
+    """
     _check_stash(stash_type)
     axis = normalize_axis(axis, x.type.rank)
+    if len({v.type.dtype for v in (x, scale, bias) if v is not None}) > 1:
+        return _mixed_layer_norm(g, x, scale, bias, axis, epsilon)
     parameters = [_trailing(g, v, axis, x) for v in ((scale,) if bias is None else (scale, bias))]
     known = [v for v in parameters if v is not None]
     if len(known) == len(parameters):
@@ -134,6 +139,20 @@ def layer_norm(
     centred = g(pw("sub"), wide, mean)
     variance = g(Reduce("mean", axes), g(pw("mul"), centred, centred))
     return y, mean, g(pw("rsqrt"), g(pw("add"), variance, g.scalar(epsilon, variance)))
+
+
+def _mixed_layer_norm(
+    g: Emitter, x: Value, scale: Value, bias: Value | None, axis: int, epsilon: float
+) -> Value | tuple[Value, ...]:
+    """Parameters of another type than the data, which the standard does not allow."""
+    dtypes = {v.type.dtype for v in (x, scale, bias) if v is not None}
+    require(all(d.is_float for d in dtypes), f"takes floats, not {', '.join(sorted(d.value for d in dtypes))}")
+    g.note("LayerNormalization has parameters of another type than its data; its result has the type of the data")
+    wide = DType.F64 if DType.F64 in dtypes else DType.F32
+    bias = None if bias is None else g.cast(bias, wide)
+    results = layer_norm(g, g.cast(x, wide), g.cast(scale, wide), bias, axis=axis, epsilon=epsilon)
+    y, *more = results if isinstance(results, tuple) else (results,)
+    return (g.cast(y, x.type.dtype), *more)
 
 
 def rms_norm(

@@ -9,15 +9,24 @@ import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, OpFunction, Table
 from fusec.frontends.onnx.tensors import dtype_of
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import Array, DType, TensorType, Value
 from fusec.ops import Cumulate, Expand, Gather, Pad, Reduce, Scatter, Slice, TopK, pw
 from fusec.ops.indexing import REDUCTIONS
 from fusec.ops.spec import broadcast, normalize_axis, require
 
 
-def along(count: int, axis: int, rank: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def along(g: Emitter, count: int, axis: int, rank: int) -> Value:
     """0, 1, … along one axis of `rank`."""
-    return np.arange(count, dtype=np.int64).reshape([-1 if i == axis else 1 for i in range(rank)])
+    return g.indexed([count if i == axis else 1 for i in range(rank)], lambda i: i)
+
+
+def _places_of(g: Emitter, shape: Sequence[int], strides: Sequence[int]) -> Value:
+    """The place in memory of each index of `shape`, which may have dims of 1 that no stride is for."""
+
+    def places(index: Array) -> Array:
+        return sum((at * step for at, step in zip(np.unravel_index(index, shape), strides, strict=True)), index * 0)
+
+    return g.indexed(shape, places)
 
 
 def from_front(g: Emitter, indices: Value, size: Value | int) -> Value:
@@ -40,7 +49,7 @@ def first_of(g: Emitter, x: Value, axis: int, kind: str, last: bool = False) -> 
     found = g(pw("cmp_eq"), x, g(Reduce(kind, (axis,)), x))
     if x.type.dtype.is_float:
         found = g(pw("logical_or"), found, g(pw("is_nan"), x))
-    places = g.constant(along(size, axis, x.type.rank))
+    places = along(g, size, axis, x.type.rank)
     other = g.constant(np.array(-1 if last else size, np.int64))
     return g(Reduce("max" if last else "min", (axis,)), g(pw("where"), found, places, other))
 
@@ -65,7 +74,7 @@ def _arg_old(kind: str) -> OpFunction:
 
 def _hardmax(g: Emitter, x: Value, axis: int) -> Value:
     at = first_of(g, x, axis, "max")
-    return g.cast(g(pw("cmp_eq"), at, g.constant(along(x.type.shape[axis], axis, x.type.rank))), x.type.dtype)
+    return g.cast(g(pw("cmp_eq"), at, along(g, x.type.shape[axis], axis, x.type.rank)), x.type.dtype)
 
 
 def hardmax_1(g: Emitter, x: Value, /, *, axis: int = 1) -> Value:
@@ -102,13 +111,9 @@ def _element_places(g: Emitter, x: Value, indices: Value, axis: int) -> Value:
     for d, (n, m) in enumerate(zip(shape, x.type.shape, strict=True)):
         require(d == axis or n <= m, f"indices of shape {list(shape)} for x of shape {list(x.type.shape)}")
     strides = TensorType(x.type.shape, DType.BOOL).strides
-    base = np.zeros([n if d != axis else 1 for d, n in enumerate(shape)], np.int64)
-    for d in range(rank):
-        if d != axis:
-            base = base + along(shape[d], d, rank) * strides[d]
     at = from_front(g, indices, x.type.shape[axis])
     at = g(pw("mul"), at, g.scalar(strides[axis], at))
-    return g(pw("add"), at, g.constant(base))
+    return g(pw("add"), at, _places_of(g, [n if d != axis else 1 for d, n in enumerate(shape)], strides))
 
 
 def gather_elements(g: Emitter, x: Value, indices: Value, /, *, axis: int = 0) -> Value:
@@ -130,10 +135,9 @@ def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]
     rows = g(
         Reduce("sum", (at.type.rank - 1,), False), g(pw("mul"), at, g.constant(np.array(strides[batch:], np.int64)))
     )
-    base = np.zeros((1,) * (indices.type.rank - 1), np.int64)
-    for d in range(batch):
-        base = base + along(shape[d], d, indices.type.rank - 1) * strides[d]
-    return g(pw("add"), rows, g.constant(base)), batch + depth
+    within = [shape[d] if d < batch else 1 for d in range(rows.type.rank)]
+    base = _places_of(g, within, [*strides[:batch], *[0] * (rows.type.rank - batch)])
+    return g(pw("add"), rows, base), batch + depth
 
 
 def gather_nd_11(g: Emitter, x: Value, indices: Value, /) -> Value:
@@ -186,7 +190,7 @@ def tensor_scatter(
     require(update.type.rank == cache.type.rank, f"an update {update.type} of a cache {cache.type}")
     require(starts is None or starts.type.shape == cache.type.shape[:1], "needs one write index for each image")
     rank, length = cache.type.rank, cache.type.shape[axis]
-    at = g.constant(along(update.type.shape[axis], axis, rank))
+    at = along(g, update.type.shape[axis], axis, rank)
     if starts is not None:
         at = g(pw("add"), at, g.reshape(g.cast(starts, DType.I64), (starts.type.size, *[1] * (rank - 1))))
     if mode == "circular":
@@ -209,7 +213,7 @@ def reversed_in_time(g: Emitter, x: Value, lengths: Value, time: int) -> Value:
     """The first `lengths[b]` steps of each sequence b in the opposite order, the rest as they are."""
     rank, shape = x.type.rank, x.type.shape
     require(rank >= 2, f"takes [steps, batch, …], not {list(shape)}")
-    step = g.constant(along(shape[time], time, rank))
+    step = along(g, shape[time], time, rank)
     require(lengths.type.shape == (shape[1 - time],), f"lengths of shape {list(lengths.type.shape)} for x {x.type}")
     length = g.reshape(g.cast(lengths, DType.I64), [shape[d] if d == 1 - time else 1 for d in range(rank)])
     mirrored = g(pw("sub"), g(pw("sub"), length, g.scalar(1, length)), step)
@@ -225,7 +229,7 @@ def one_hot(g: Emitter, indices: Value, depth: Value, values: Value, /, *, axis:
     axis = normalize_axis(axis, rank)
     at = g.cast(indices, DType.I64)
     at = from_front(g, g.reshape(at, (*at.type.shape[:axis], 1, *at.type.shape[axis:])), count)
-    hot = g(pw("cmp_eq"), at, g.constant(along(count, axis, rank)))
+    hot = g(pw("cmp_eq"), at, along(g, count, axis, rank))
     off, on = (g.reshape(g.window(values, 0, i, 1), ()) for i in (0, 1))
     return g(pw("where"), hot, on, off)
 
@@ -236,15 +240,20 @@ def one_hot(g: Emitter, indices: Value, depth: Value, values: Value, /, *, axis:
 def trilu(g: Emitter, x: Value, k: Value | None = None, /, *, upper: int = 1) -> Value:
     require(x.type.rank >= 2, f"takes matrices, not {list(x.type.shape)}")
     shift = 0 if k is None else int(g.number(k, "k"))
-    rows, columns = along(x.type.shape[-2], 0, 2), along(x.type.shape[-1], 1, 2)
-    kept = columns - rows >= shift if upper else columns - rows <= shift
-    return g(pw("where"), g.constant(kept), x, g.scalar(0, x))
+    width = x.type.shape[-1]
+
+    def kept(index: Array) -> Array:
+        offset = index % width - index // width
+        return offset >= shift if upper else offset <= shift
+
+    return g(pw("where"), g.indexed(x.type.shape[-2:], kept, DType.BOOL), x, g.scalar(0, x))
 
 
 def eye_like(g: Emitter, x: Value, /, *, dtype: int = 0, k: int = 0) -> Value:
     require(x.type.rank == 2, f"takes a matrix, not {list(x.type.shape)}")
     to = dtype_of(dtype) if dtype else x.type.dtype
-    return g.constant(np.eye(*x.type.shape, k=k).astype(to.numpy))
+    width = x.type.shape[1]
+    return g.indexed(x.type.shape, lambda i: i % width - i // width == k, to)
 
 
 def _running(kind: str) -> OpFunction:

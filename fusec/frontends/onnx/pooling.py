@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.windows import explicit_pads, per_dim, spatial_dims
 from fusec.ir import DType, TensorType, Value
 from fusec.ops import AvgPool, Conv, Gather, MaxPool, Pad, Reduce, Scatter, pw
@@ -36,6 +37,9 @@ def max_pool(
 def _places(g: Emitter, op: MaxPool, x: Value, y: Value, storage_order: int) -> Value:
     n, spatial = x.type.rank - 2, x.type.shape[2:]
     size = math.prod(spatial)
+    # reading the windows takes an index for each tap of each of them
+    require_constant(TensorType((*op.window, *y.type.shape[2:]), DType.I64), "the places of the maxima,")
+    require_constant(TensorType(op.padded(spatial), DType.I64), "the places of the maxima,")
     at = np.arange(size, dtype=np.int64).reshape(1, 1, *spatial)
     windows = op.windows(np, at, size)  # [1, 1, window…, count…], `size` where there is padding
     taps = math.prod(windows.shape[2 : 2 + n])
@@ -48,8 +52,8 @@ def _places(g: Emitter, op: MaxPool, x: Value, y: Value, storage_order: int) -> 
     if storage_order:
         order = np.arange(size, dtype=np.int64).reshape(spatial[::-1]).transpose(tuple(reversed(range(n)))).reshape(-1)
         first = g(Gather(0), g.constant(np.append(order, 0)), first)
-    images = np.arange(math.prod(x.type.shape[:2]), dtype=np.int64).reshape(*x.type.shape[:2], 1) * size
-    return g.reshape(g(pw("add"), first, g.constant(images)), y.type.shape)
+    images = g.indexed((*x.type.shape[:2], 1), lambda i: i * size)
+    return g.reshape(g(pw("add"), first, images), y.type.shape)
 
 
 def average_pool(

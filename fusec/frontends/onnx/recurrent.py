@@ -117,7 +117,7 @@ def _unrolled(
     require(
         b is None or b.type.shape == (count, 2 * gates * size), f"B {b and b.type}, not [{count},{2 * gates * size}]"
     )
-    full = g.constant(np.full(batch, steps, np.int64))
+    full = g.full(TensorType((batch,), DType.I64), np.array(steps))
     outputs: list[Value] = []
     last: list[list[Value]] = [[] for _ in initial]
     for d in range(count):
@@ -127,7 +127,8 @@ def _unrolled(
         along_time = reversed_in_time(g, x, full if lengths is None else lengths, 0) if backward else x
         made: list[Value] = []
         for t in range(steps):
-            now = step(weights, d, row(g, along_time, 0, t), states)
+            with g.unrolling():
+                now = step(weights, d, row(g, along_time, 0, t), states)
             if lengths is None:
                 states, y = now, now[0]
             else:  # a sequence that has ended keeps its states, and gives zeros

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.limits import require_constant
 from fusec.frontends.onnx.windows import per_dim, spatial_dims
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import Array, DType, TensorType, Value
 from fusec.ops import Gather, MatMul, Reduce, Scatter, Transpose, pw
 from fusec.ops.spec import require
 
@@ -147,7 +148,8 @@ def grid_sample(
         at = [g(pw("round"), c) for c in at]
     if mode != "cubic":
         at = [_padded(g, c, size, padding_mode, align_corners) for c, size in zip(at, spatial, strict=True)]
-    base = np.arange(batch, dtype=np.int64).reshape(-1, *[1] * n) * math.prod(spatial)
+    pixels = math.prod(spatial)
+    base = g.indexed((batch, *[1] * n), lambda i: i * pixels)
     if mode == "nearest":
         at = [g(pw("round"), c) for c in at]
         taps = [[(c, g.scalar(1, c))] for c in at]
@@ -158,7 +160,7 @@ def grid_sample(
             [(_padded(g, c, size, padding_mode, align_corners), w) for c, w in _four(g, coordinate)]
             for coordinate, size in zip(at, spatial, strict=True)
         ]
-    read = _mixed(g, _rows(g, x), g.constant(base), taps, spatial, padding_mode == "zeros")
+    read = _mixed(g, _rows(g, x), base, taps, spatial, padding_mode == "zeros")
     return g(Transpose((0, n + 1, *range(1, n + 1))), read)
 
 
@@ -300,16 +302,19 @@ def deform_conv(
     moved = g.reshape(offset, (batch, offset_group, *window, 2, *out))
     at: list[Value] = []
     for d in range(2):
-        grid = np.arange(out[d]) * steps[d] - edges[d]
-        grid = grid.reshape([-1 if i == d else 1 for i in range(2)])
-        reach = (np.arange(window[d]) * spread[d]).reshape([-1 if i == d else 1 for i in range(2)] + [1, 1])
-        own = g.constant((reach + grid).astype(x.type.dtype.numpy)[None, None])
+        shape = [1, 1, *(window[i] if i == d else 1 for i in range(2)), *(out[i] if i == d else 1 for i in range(2))]
+
+        def own(index: Array, d: int = d) -> Array:
+            """Where tap `index // out` of window `index % out` reads without an offset."""
+            return index // out[d] * spread[d] + index % out[d] * steps[d] - edges[d]
+
         part = g.reshape(g.window(moved, 4, d, 1), (batch, offset_group, *window, *out))
-        at.append(g(pw("add"), part, own))
+        at.append(g(pw("add"), part, g.indexed(shape, own, x.type.dtype)))
     per = channels // offset_group
     grouped = g.reshape(x, (batch * offset_group, per, *spatial))
-    first = np.arange(batch * offset_group, dtype=np.int64).reshape(batch, offset_group, 1, 1, 1, 1)
-    read = linear(g, _rows(g, grouped), g.constant(first * math.prod(spatial)), at, spatial)
+    pixels = math.prod(spatial)
+    first = g.indexed((batch, offset_group, 1, 1, 1, 1), lambda i: i * pixels)
+    read = linear(g, _rows(g, grouped), first, at, spatial)
     if mask is not None:  # [batch, offset_group, window…, out…, per]
         weight = g.reshape(mask, (batch, offset_group, *window, *out, 1))
         read = g(pw("mul"), read, weight)
@@ -344,6 +349,7 @@ def col2im(
     ]
     batch, rows, columns = x.type.shape
     require(rows % taps == 0 and columns == math.prod(counts), f"x {x.type} for blocks {list(block)} of {list(image)}")
+    require_constant(TensorType((taps * columns,), DType.I64))
     place, inside = np.zeros((1,) * (2 * n), np.int64), np.ones((1,) * (2 * n), bool)
     for d in range(n):
         tap = (np.arange(block[d]) * spread[d]).reshape([-1 if i == d else 1 for i in range(2 * n)])

@@ -21,7 +21,9 @@ class Scope:
     values: dict[str, Held] = field(default_factory=dict[str, Held])
     dense: Mapping[str, TensorProto] = field(default_factory=dict[str, TensorProto])
     sparse: Mapping[str, SparseTensorProto] = field(default_factory=dict[str, SparseTensorProto])
-    declared: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
+    inputs: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])
+    annotations: Mapping[str, ValueInfoProto] = field(default_factory=dict[str, ValueInfoProto])  # of all other names
+    outputs: frozenset[str] = frozenset()
     read: frozenset[str] = frozenset()
     failed: set[str] = field(default_factory=set[str])  # missing because of a problem already noted
 
@@ -36,7 +38,9 @@ def scope_of(graph: GraphProto, opsets: Mapping[str, int], outputs: frozenset[st
         opsets,
         dense={t.name: t for t in graph.initializer},
         sparse={t.values.name: t for t in graph.sparse_initializer},
-        declared={v.name: v for v in (*graph.value_info, *graph.output, *graph.input)},
+        inputs={v.name: v for v in graph.input},
+        annotations={v.name: v for v in (*graph.value_info, *graph.output)},
+        outputs=outputs,
         read=reads(graph, outputs),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from onnx import GraphProto
 
@@ -57,19 +59,22 @@ def split_to_sequence(g: Emitter, x: Value, split: Value | None = None, /, *, ax
     axis = normalize_axis(axis, tensor(x).type.rank)
     dim = x.type.shape[axis]
     if split is None:
-        parts = [row(g, x, axis, i) if not keepdims else g.window(x, axis, i, 1) for i in range(dim)]
+        g.require_room(dim)
+        with g.unrolling():
+            parts = [row(g, x, axis, i) if not keepdims else g.window(x, axis, i, 1) for i in range(dim)]
         return TensorList(tuple(parts), x.type.dtype)
     given = g.ints(split, "split")
     if split.type.rank == 0:
         require(given[0] > 0, f"split is {given[0]}")
+        g.require_room(-(-dim // given[0]))
         sizes = [min(given[0], dim - start) for start in range(0, dim, given[0])]
     else:
         sizes = list(given)
     require(all(s >= 0 for s in sizes) and sum(sizes) == dim, f"sizes {sizes} do not add up to {dim}")
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return TensorList(
-        tuple(g.window(x, axis, start, size) for start, size in zip(starts, sizes, strict=True)), x.type.dtype
-    )
+    starts = [end - size for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
+    with g.unrolling():
+        windows = tuple(g.window(x, axis, start, size) for start, size in zip(starts, sizes, strict=True))
+    return TensorList(windows, x.type.dtype)
 
 
 def sequence_map(g: Emitter, sequence: TensorList, /, *more: Held, body: GraphProto) -> tuple[Held, ...]:
@@ -83,7 +88,9 @@ def sequence_map(g: Emitter, sequence: TensorList, /, *more: Held, body: GraphPr
                 given.append(other.items[i])
             else:
                 given.append(other)
-        for held, result in zip(results, g.subgraph(body, given), strict=False):
+        with g.unrolling():
+            made = g.subgraph(body, given)
+        for held, result in zip(results, made, strict=False):
             held.append(tensor(result))
     return tuple(TensorList(tuple(r)) for r in results)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.tensors import dtype_of
-from fusec.ir import Value
+from fusec.ir import Array, Value
 from fusec.ops import Gather, MatMul, Pad, Transpose, pw
 from fusec.ops.spec import normalize_axis, require
 
@@ -55,29 +55,42 @@ def _dft(g: Emitter, x: Value, length: Value | None, axis: int, inverse: bool, o
         pads = [0] * (2 * rank)
         pads[rank + axis] = want - held
         x = g(Pad(tuple(pads)), x)
-    sign = 1.0 if inverse else -1.0
     if from_half:
-        # what is left out is the conjugate of what is there: its terms count twice
-        weight = np.where((np.arange(want) == 0) | (2 * np.arange(want) == n), 1.0, 2.0)
-        phase = 2 * math.pi * np.outer(np.arange(want), np.arange(n)) / n
-        real, imaginary = weight[:, None] * np.cos(phase) / n, -weight[:, None] * np.sin(phase) / n
-        return _product(g, x, axis, [real], [imaginary])
-    out = n // 2 + 1 if onesided else n
-    phase = 2 * math.pi * np.outer(np.arange(n), np.arange(out)) / n
+
+        def half(part: Array, j: Array, _: Array, k: Array) -> Array:
+            """What is left out is the conjugate of what is there: its terms count twice."""
+            weight = np.where((j == 0) | (2 * j == n), 1.0, 2.0)
+            phase = 2 * math.pi * (j * k) / n
+            return weight * np.where(part == 0, np.cos(phase), -np.sin(phase)) / n
+
+        return _product(g, x, axis, (1, n), half)
+    sign = 1.0 if inverse else -1.0
     scale = 1 / n if inverse else 1.0
-    cos, sin = np.cos(phase) * scale, sign * np.sin(phase) * scale
-    return _product(g, x, axis, [cos, sin], [-sin, cos])
+
+    def whole(part: Array, j: Array, result: Array, k: Array) -> Array:
+        phase = 2 * math.pi * (j * k) / n
+        sine = np.where(part == 0, sign, -sign) * np.sin(phase)
+        return scale * np.where(part == result, np.cos(phase), sine)
+
+    return _product(g, x, axis, (2, n // 2 + 1 if onesided else n), whole)
 
 
-def _product(g: Emitter, x: Value, axis: int, real: list[Any], imaginary: list[Any]) -> Value:
-    """Contract `axis` and the parts with the matrices of each result part: one product over both."""
+Entries = Callable[[Array, Array, Array, Array], Array]  # (part of x, its place, part of y, its place) -> factors
+
+
+def _product(g: Emitter, x: Value, axis: int, made: tuple[int, int], entries: Entries) -> Value:
+    """Contract `axis` and the parts with one matrix; `made` has the parts of the result and the length of its axis."""
     rank, parts = x.type.rank, x.type.shape[-1]
     lead = [d for d in range(rank - 1) if d != axis]
     turned = g(Transpose((*lead, rank - 1, axis)), x) if lead or axis == 0 else x
-    n, out, results = x.type.shape[axis], real[0].shape[1], len(real)
+    n, (results, out) = x.type.shape[axis], made
     flat = g.reshape(turned, (math.prod(x.type.shape[d] for d in lead), parts * n))
-    blocks = [np.concatenate(m, axis=1) for m in ((real, imaginary) if parts == 2 else (real,))]
-    matrix = g.constant(np.concatenate(blocks, axis=0).astype(x.type.dtype.numpy))
+
+    def factors(index: Array) -> Array:
+        row, column = np.divmod(index, results * out)
+        return entries(row // n, row % n, column // out, column % out)
+
+    matrix = g.indexed((parts * n, results * out), factors, x.type.dtype)
     y = g.reshape(g(MatMul(), flat, matrix), (*(x.type.shape[d] for d in lead), results, out))
     order = [rank - 1 if d == axis else lead.index(d) for d in range(rank - 1)]
     return g(Transpose((*order, rank - 2)), y)
@@ -103,8 +116,8 @@ def stft(
     size = int(g.number(length, "frame_length")) if length is not None else window.type.size if window else 0
     total = signal.type.shape[1]
     require(0 < size <= total, f"frames of {size} in a signal of {total}")
-    starts = np.arange(0, total - size + 1, hop, dtype=np.int64)
-    frames = g(Gather(1), signal, g.constant(starts[:, None] + np.arange(size)))  # [batch, frames, size, parts]
+    places = g.indexed(((total - size) // hop + 1, size), lambda i: i // size * hop + i % size)
+    frames = g(Gather(1), signal, places)  # [batch, frames, size, parts]
     if window is not None:
         require(window.type.shape == (size,), f"a window of shape {list(window.type.shape)} for frames of {size}")
         frames = g(pw("mul"), frames, g.reshape(window, (size, 1)))
@@ -118,22 +131,23 @@ def mel_weight_matrix(
     count, size = int(g.number(bins, "num_mel_bins")), int(g.number(length, "dft_length"))
     frequency = g.number(rate, "sample_rate")
     require(count > 0 and size > 0 and frequency > 0, f"{count} bins over {size} at {frequency}")
-    edges = [2595 * math.log10(1 + g.number(v, "an edge") / 700) for v in (low, high)]
+    bounds = [g.number(v, "an edge") for v in (low, high)]
+    require(0 <= bounds[0] <= bounds[1] < math.inf, f"edges of {bounds[0]} and {bounds[1]} Hz")
+    edges = [2595 * math.log10(1 + bound / 700) for bound in bounds]
     step = (edges[1] - edges[0]) / (count + 2)
-    points = edges[0] + step * np.arange(count + 2)
-    places = ((size + 1) * (700 * (10 ** (points / 2595) - 1)) // frequency).astype(int)
-    weights = np.zeros((size // 2 + 1, count))
-    for i in range(count):
-        left, centre, right = places[i : i + 3]
-        if left == centre:
-            weights[centre, i] = 1
-        else:
-            for k in range(left, centre + 1):
-                weights[k, i] = (k - left) / (centre - left)
-        if right > centre:
-            for k in range(centre, right):
-                weights[k, i] = (right - k) / (right - centre)
-    return g.constant(weights.astype(dtype_of(output_datatype).numpy))
+
+    def place(point: Array) -> Array:
+        """The row of the frequency that is so many steps above the lower edge."""
+        return (size + 1) * (700 * (10 ** ((edges[0] + step * point) / 2595) - 1)) // frequency
+
+    def weights(index: Array) -> Array:
+        row, triangle = np.divmod(index, count)
+        left, centre, right = (place(triangle + i) for i in range(3))
+        rising = np.where(left == centre, row == centre, (row - left) / (centre - left))
+        within = np.where((left <= row) & (row <= centre), rising, 0.0)
+        return np.where((centre <= row) & (row < right), (right - row) / (right - centre), within)
+
+    return g.indexed((size // 2 + 1, count), weights, dtype_of(output_datatype))
 
 
 def det(g: Emitter, x: Value, /) -> Value:

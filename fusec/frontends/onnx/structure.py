@@ -32,6 +32,11 @@ def captured(node: NodeProto) -> set[str]:
     return found
 
 
+def abridged(items: Sequence[str], shown: int = 4) -> str:
+    """The first items, and how many more there are."""
+    return ", ".join(items[:shown]) + (f" and {len(items) - shown} more" if len(items) > shown else "")
+
+
 def report(file: str, problems: Sequence[str]) -> ModelError:
     """One error for all the problems found."""
     if len(problems) == 1:

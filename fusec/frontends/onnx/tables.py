@@ -31,11 +31,24 @@ from fusec.frontends.onnx import (
 )
 from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.standard import has_body
+from fusec.frontends.onnx.structure import abridged
 
 OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
 DEFAULT_DOMAINS = ("", "ai.onnx")
-_NODES_SHOWN = 4
+# Ops that models use below the opset that has them, since onnxruntime takes them in any.
+_IN_ANY_OPSET = {"LayerNormalization": 17}
+MICROSOFT = "com.microsoft"
+# Ops of that domain that mean what ONNX's op of the same name means in this version.
+_MICROSOFT = {
+    "DequantizeLinear": 21,
+    "GatherND": 11,
+    "Gelu": 20,
+    "GridSample": 16,
+    "Pad": 11,
+    "QuantizeLinear": 21,
+    "Trilu": 14,
+}
 
 TABLE: Table = {
     **pointwise.TABLE,
@@ -75,10 +88,23 @@ def schema_of(op: str, opset: int, domain: str = "") -> defs.OpSchema | None:
 
 
 @cache
+def newest_versions() -> Mapping[str, int]:
+    """The newest version of each domain, but the default one, that has ops fusec may know."""
+    versions = {MICROSOFT: 1}
+    for schema in defs.get_all_schemas():
+        if schema.domain not in DEFAULT_DOMAINS:
+            versions[schema.domain] = max(schema.since_version, versions.get(schema.domain, 0))
+    return versions
+
+
+@cache
 def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
     """The function of the newest version in TABLE up to `opset`, and the schema of that op; None if there is none."""
-    if domain:
+    if domain == MICROSOFT and op in _MICROSOFT:
+        opset = _MICROSOFT[op]
+    elif domain:
         return None
+    opset = max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)
     versions = [since for name, since in TABLE if name == op and since <= opset]
     if schema is None or not versions or schema.since_version > REVIEWED_OPSET:
@@ -96,9 +122,8 @@ def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapp
             found.setdefault((node.domain, node.op_type), []).append(name)
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):
-        shown = ", ".join(repr(name) for name in names[:_NODES_SHOWN])
-        more = f" and {len(names) - _NODES_SHOWN} more" if len(names) > _NODES_SHOWN else ""
-        lines.append(f"{_described(domain, op, opset, opsets)}: node{'s' * (len(names) > 1)} {shown}{more}")
+        shown = abridged([repr(name) for name in names])
+        lines.append(f"{_described(domain, op, opset, opsets)}: node{'s' * (len(names) > 1)} {shown}")
     return lines
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from onnx import SparseTensorProto, TensorProto
 
 from fusec.errors import ModelError, VerifyError
-from fusec.frontends.onnx.emit import MAX_CONSTANT_BYTES, require_bytes
+from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, Literal, TensorType
 from fusec.ops.spec import require
 
@@ -53,6 +53,7 @@ _FIELDS = {
     DType.U32: "uint64_data",
     DType.U64: "uint64_data",
 }
+_TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
 def dtype_of(element_type: int) -> DType:
@@ -83,13 +84,14 @@ class Tensors:
         require(not tensor.HasField("segment"), "segmented tensors are not supported")
         if tensor.data_location == TensorProto.EXTERNAL:
             return self._external(tensor, type)
+        _require_one_field(tensor)
         array = _packed(tensor, type) if type.dtype.is_narrow else _inline(tensor, type)
         return Literal(type, lambda: array, tensor.name)
 
     def sparse(self, tensor: SparseTensorProto) -> Literal:
         """A dense literal; values and indices are checked now, the dense array is made when first read."""
         type = TensorType(shape_of(tensor.dims), dtype_of(tensor.values.data_type))
-        require_bytes(type, MAX_CONSTANT_BYTES, "the dense form of a sparse tensor,")
+        require_constant(type, "the dense form of a sparse tensor,")
         values = self.literal(tensor.values).array.reshape(-1)
         indices = self.literal(tensor.indices).array
         require(indices.dtype == np.int64, f"indices of a sparse tensor are {indices.dtype}, not int64")
@@ -171,6 +173,13 @@ def _inside(folder: Path, location: str) -> Path:
 def _number(text: str, what: str) -> int:
     require(text.isascii() and text.isdigit() and len(text) < 20, f"external data with the {what} {text!r}")
     return int(text)
+
+
+def _require_one_field(tensor: TensorProto) -> None:
+    """VerifyError if the elements are given twice: the two need not agree, and readers differ in which they take."""
+    fields = [name for name in _TYPED if getattr(tensor, name)]
+    fields += ["raw_data"] if tensor.HasField("raw_data") else []
+    require(len(fields) <= 1, f"holds its elements twice, in {' and '.join(fields)}: keep one of them")
 
 
 def _packed(tensor: TensorProto, type: TensorType) -> np.ndarray[Any, Any]:

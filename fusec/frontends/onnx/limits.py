@@ -1,0 +1,33 @@
+"""Limit what an import computes: a small file can ask for a constant of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import SizeError
+from fusec.ir import Array, TensorType
+from fusec.tensor_type import MAX_CONSTANT_BYTES
+
+_BLOCK = 1 << 20
+
+
+def require_constant(type: TensorType, what: str = "a constant") -> None:
+    """SizeError if a constant of that type is larger than the limit."""
+    if type.nbytes > MAX_CONSTANT_BYTES:
+        raise SizeError(type, type.nbytes, MAX_CONSTANT_BYTES, what)
+
+
+def by_blocks(type: TensorType, values: Callable[[Array], Any]) -> Array:
+    """Fill an array with `values` of the indices 0, 1, … of its elements in row-major order.
+
+    `values` sees a block of indices at a time, so that only the array itself takes much memory.
+    """
+    flat = np.empty(type.size, type.dtype.numpy)
+    with np.errstate(all="ignore"):
+        for start in range(0, type.size, _BLOCK):
+            index = np.arange(start, min(start + _BLOCK, type.size), dtype=np.int64)
+            flat[start : start + len(index)] = values(index)
+    return flat.reshape(type.shape)
