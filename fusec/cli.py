@@ -235,8 +235,11 @@ def explain(
     channels_last: cli_io.ChannelsLast = False,
     must_fuse: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
+        typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one step each."),
     ] = None,
+    cudnn_only: Annotated[
+        bool, typer.Option("--cudnn-only", help="With --must-fuse: only steps that cuDNN runs count.")
+    ] = False,
     cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
     as_json: cli_io.AsJson = False,
 ) -> None:
@@ -259,7 +262,7 @@ def explain(
             for pattern in must_fuse or ():
                 miss = ""
                 try:
-                    assert_fused(compiled.program, pattern)
+                    assert_fused(compiled.program, pattern, cudnn_only)
                 except CheckError as error:
                     miss = str(error)
                 checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
