@@ -379,6 +379,7 @@ class Executable:
         pattern: a glob over op names, such as `conv*+add+relu`.
         cudnn_only: only steps that cuDNN runs count, not those of a kernel of fusec's or of cuBLASLt.
         """
+        self.compiled.require_answers(f"holding {pattern!r} in place")
         assert_fused(self.compiled.program, pattern, cudnn_only, self.libraries() if cudnn_only else None)
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:

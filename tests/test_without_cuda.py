@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +65,31 @@ def test_a_model_is_imported_without_cuda() -> None:
         """
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def command(hidden: tuple[str, ...], *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a fresh process where these packages are not found."""
+    code = f"import sys; sys.modules |= dict.fromkeys({hidden!r}); from fusec.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+
+
+def test_a_model_runs_in_simulation_without_cuda(tmp_path: Path) -> None:
+    model = tmp_path / "net.txt"
+    model.write_text('graph "g" (%x: f32[4,6]) {\n  %y = exp(%x)\n  %z = mul(%y, %x)\n  return %z\n}\n')
+    done = command(("cudnn", "cupy", "cupyx", "nvidia", "torch"), "run", str(model), "--target", "t4")
+    assert done.returncode == 0, done.stderr
+    assert "ran on simulated" in done.stdout and "cuDNN was not asked" in done.stdout
+    assert done.stderr == ""
+
+
+def test_fuzzing_without_hypothesis_is_one_line(tmp_path: Path) -> None:
+    done = command(("hypothesis",), "fuzz", "--examples", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fusec: error: fuzzing needs Hypothesis, which is not installed: pip install 'fusec[fuzz]'\n"
+    )
+    done = command(("hypothesis",), "fuzz", "replay", str(tmp_path / "none"))
+    assert (done.returncode, done.stderr) == (2, f"fusec: error: {tmp_path / 'none'}: no such folder\n")
 
 
 @pytest.mark.parametrize("module", ["fusec", "fusec.driver", "fusec.cli"])
