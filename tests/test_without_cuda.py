@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fusec.errors import TargetError
+from fusec.gpu.deviceless import INSTALL
+from fusec.gpu.process import WorkerProcess
+from fusec.target import load
+
 BLOCK = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -80,6 +85,18 @@ def test_a_model_runs_in_simulation_without_cuda(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ran on simulated" in done.stdout and "cuDNN was not asked" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.cudnn
+def test_libraries_without_the_frontend_are_an_error_that_names_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where torch brought cuDNN's library and NVRTC."""
+    (tmp_path / "cudnn.py").write_text("raise ModuleNotFoundError(\"No module named 'cudnn'\")")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TargetError) as caught:
+        WorkerProcess(load("t4"), False)
+    assert str(caught.value) == f"No module named 'cudnn': {INSTALL}; or take --target cpu"
 
 
 def test_fuzzing_without_hypothesis_is_one_line(tmp_path: Path) -> None:

@@ -134,6 +134,20 @@ def test_from_python_there_is_a_warning_and_nothing_is_claimed(model: Path, tmp_
             claim()
 
 
+def test_rounding_as_the_source_asks_the_rules_too(model: Path) -> None:
+    args = ("compile", model, *SHAPE, "--precision", "fp16", "--rounding", "source")
+    assert LABEL in ran(*args) and json.loads(ran(*args, "--json"))["cudnn_asked"] is False
+
+
+def test_a_dynamic_model_asks_the_rules_for_each_size(model: Path) -> None:
+    net = library.compile_dynamic(model)
+    with pytest.warns(CudnnNotAskedWarning, match=LABEL):
+        net.at({"x": (1, 8, 8, 8)})
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8)).astype(np.float32)
+    assert_close(net(x), evaluate(driver.frontends.load(model, {"x": x.shape}), {"x": x})["y"], 1e-5)
+    assert not net.at({"x": x.shape}).compiled.asked
+
+
 def test_a_gpu_that_cannot_be_used_is_an_error(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver.device, "is_present", lambda target: target.name == "h200")
     monkeypatch.setattr(driver.device, "device_name", lambda: "NVIDIA H200")
