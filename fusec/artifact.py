@@ -17,7 +17,7 @@ from fusec import __version__, container, lockfile
 from fusec.compiled import Compiled
 from fusec.container import Reader, written
 from fusec.errors import FusecError, ModelError, VerifyError
-from fusec.gpu import device
+from fusec.gpu import device, deviceless
 from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.worker import decode, encode
@@ -64,6 +64,8 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
     Raises FusecError if these are not one model in one precision, or the file cannot be written.
     """
     first = compiled[0]
+    for each in compiled:
+        each.require_answers(f"{path}: a compiled model")
     source = _text(first.source)
     for other in compiled[1:]:
         if other.options != first.options or _text(other.source) != source:
@@ -180,7 +182,8 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     data = file.json(member)
     try:
         program = _program(graph, data, weights)
-        compiled = Compiled(source, program, goal, options, _LateJudge(goal, options.tensor_cores))
+        judge = None if deviceless.is_absent() else _LateJudge(goal, options.tensor_cores)
+        compiled = Compiled(source, program, goal, options, judge)
         keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
         return _with_plans(file, compiled, data["plans"], keys, store)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:

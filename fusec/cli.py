@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -158,6 +158,7 @@ def compile(
             lies = ", channels last" if "order" in spec else ""
             print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}{lies}")
     print(f"  {words}")
+    cli_io.print_note(compiled.note)
 
 
 @app.command()
@@ -211,11 +212,13 @@ def run(
         errors = running.distances(model, feeds, named) if compare is not None else {}
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
     if as_json:
-        print(cli_io.json_text({"model": model, "device": executable.device, "seconds": seconds, "outputs": rows}))
+        told = {"model": model, "device": executable.device, "cudnn_asked": executable.compiled.asked}
+        print(cli_io.json_text({**told, "seconds": seconds, "outputs": rows}))
     else:
         for row in rows:
             print(f"{row['name']}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
         print(f"ran on {executable.device} in {seconds:.3f} s")
+        cli_io.print_note(executable.compiled.note)
         for name, error in errors.items():
             print(f"relative L2 distance from {compare}: {name} {error:.1e} (allowed {tolerance:.0e})")
     bad = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
@@ -235,8 +238,11 @@ def explain(
     channels_last: cli_io.ChannelsLast = False,
     must_fuse: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one cuDNN graph each."),
+        typer.Option(metavar="PATTERN", help="Fail unless chains like 'conv*+add+relu' are one step each."),
     ] = None,
+    cudnn_only: Annotated[
+        bool, typer.Option("--cudnn-only", help="With --must-fuse: only steps that cuDNN runs count.")
+    ] = False,
     cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
     as_json: cli_io.AsJson = False,
 ) -> None:
@@ -257,9 +263,10 @@ def explain(
             )
             precision = compiled.options.precision
             for pattern in must_fuse or ():
+                compiled.require_answers(f"--must-fuse {pattern!r}")
                 miss = ""
                 try:
-                    assert_fused(compiled.program, pattern)
+                    assert_fused(compiled.program, pattern, cudnn_only)
                 except CheckError as error:
                     miss = str(error)
                 checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
@@ -313,7 +320,9 @@ def verify(
             report("verify", steps, total)
 
         result = verifying.verify(compiled, seed, progress=done) if ready is None else ready.verify(seed, done)
-    print(cli_io.json_text({"model": model, "target": compiled.target.name, **result.to_json()}) if as_json else result)
+    told = {"model": model, "target": compiled.target.name, "cudnn_asked": compiled.asked}
+    print(cli_io.json_text({**told, **result.to_json()}) if as_json else result)
+    cli_io.print_note("" if as_json else compiled.note)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)
         raise CheckError(f"{model}: {bad} of {len(result.checks)} checks failed")
@@ -377,7 +386,7 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
         ]
 
     graph = compiled.graph
-    explanation = explained(compiled.program, compiled.target, cores=False)
+    explanation = replace(explained(compiled.program, compiled.target, cores=False), asked=compiled.asked)
     data = {
         "model": request.model,
         "target": compiled.target.name,
@@ -386,6 +395,7 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
         "totals": explanation.totals,
+        "cudnn_asked": compiled.asked,
         "seconds": seconds,
     }
     return data, explanation.summary

@@ -38,6 +38,8 @@ def bench(
     """Time a model: compiling it, calling it, its steps at once and one by one. In simulation without a GPU."""
     from fusec import bench as timing
     from fusec import cli_run
+    from fusec.runtime import SimulatorBackend
+    from fusec.target import CPU
 
     cli_io.check_writable(trace)
     limit, left_out = cli_io.budget_of(budget), cli_io.left_out(disable, deterministic, rounding)
@@ -55,10 +57,14 @@ def bench(
     if as_json:
         spent = {} if executable.spent is None else executable.spent.by_what
         parts = {what: round(each.seconds, 3) for what, each in spent.items()}
-        print(cli_io.json_text({"model": model, "compile_s": compile_s, "compile": parts, **measured.to_json()}))
+        told = {"model": model, "cudnn_asked": executable.compiled.asked, "compile_s": compile_s, "compile": parts}
+        print(cli_io.json_text({**told, **measured.to_json()}))
         return
     how = "loaded" if model.endswith(".fusec") else "compiled"
     print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
+    if executable.device in (SimulatorBackend.name, CPU):
+        print("NumPy ran the steps: these times say nothing of a GPU")
+    cli_io.print_note(executable.compiled.note)
     if profile:
         print(measured.table())
         if executable.spent is not None:

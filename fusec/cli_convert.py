@@ -35,8 +35,10 @@ def convert(
     cli_io.write_whole(output, lambda file: file.write(data))
     program = compiled.program
     summary = {"model": model, "output": str(output), "target": compiled.target.name, "bytes": len(data)}
+    summary["cudnn_asked"] = compiled.asked
     if as_json:
         counts = {"nodes": len(program.graph), "steps": len(program.steps), "launches": program.launches}
         print(cli_io.json_text({**summary, **counts}))
         return
     print(f"{output}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}")
+    cli_io.print_note(compiled.note)

@@ -10,6 +10,7 @@ import re
 import stat
 import sys
 import tokenize
+import warnings
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from fusec.errors import FusecError
+from fusec.errors import CudnnNotAskedWarning, FusecError
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")]
-Target = Annotated[str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200.")]
+Target = Annotated[
+    str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200; cpu: NumPy.")
+]
 Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are fp32 in all.")]
 Shapes = Annotated[
     list[str] | None,
@@ -131,6 +134,12 @@ def _array(path: Path) -> Any:
         raise FusecError(f"{path}: not a readable .npy file: {reason}") from error
 
 
+def print_note(note: str) -> None:
+    """Print what a result is labelled with, if anything."""
+    if note:
+        print(note)
+
+
 def json_text(data: Any) -> str:
     """One JSON document."""
     return json.dumps(_plain(data), indent=1, allow_nan=False)
@@ -201,6 +210,14 @@ class _LateBars(Progress):
         late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
         if late:
             yield self.make_tasks_table(late)
+
+
+@contextlib.contextmanager
+def told_by_label() -> Generator[None]:
+    """Suppress the warning that cuDNN was not asked: a command prints it with its result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CudnnNotAskedWarning)
+        yield
 
 
 @contextlib.contextmanager

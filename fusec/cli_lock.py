@@ -49,7 +49,8 @@ def build(
     if not model.endswith(".fusec"):
         shapes = cli_io.shapes_of(shape or ())
         options: dict[str, Any] = {"precision": precision, "shapes": shapes, "disable": tuple(disable or ())}
-        return driver.build(model, target=target, progress=report, channels_last=channels_last, **options)
+        with cli_io.told_by_label():
+            return driver.build(model, target=target, progress=report, channels_last=channels_last, **options)
     compiled = driver.load_artifact(model, target).compiled
     check_options(model, compiled, precision, shape, disable, channels_last)
     return compiled
@@ -153,6 +154,8 @@ def save(path: Path, compiled: Sequence[Compiled], report: Report, kept: Sequenc
     from fusec.plan_store import PlanStore
     from fusec.plans import Entry
 
+    for each in compiled:
+        each.require_answers(f"{path}: a compiled model")
     store = PlanStore()
     plans: dict[tuple[str, str], Sequence[Entry]] = {}
     ready = compiled if kept is None else [each.compiled for each in kept]

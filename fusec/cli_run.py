@@ -33,9 +33,10 @@ def ready(
         shapes = cli_io.shapes_of(shape or ())
         chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
         chosen["channels_last"] = channels_last
-        return driver.compile(
-            model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
-        )
+        with cli_io.told_by_label():
+            return driver.compile(
+                model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
+            )
     if locked is not None:
         raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
     executable = driver.load(model, target=target, tune=tune)

@@ -40,6 +40,7 @@ def to_bytes(compiled: Compiled) -> bytes:
 def properties(compiled: Compiled) -> dict[str, str]:
     """What the model's metadata says."""
     return {
+        **({"fusec.note": compiled.note} if compiled.note else {}),
         "fusec.version": importlib.import_module("fusec").__version__,
         "fusec.target": compiled.target.name,
         "fusec.precision": compiled.options.precision,
@@ -66,6 +67,8 @@ def notes(compiled: Compiled) -> Mapping[Node, Mapping[str, str]]:
 
 
 def _plans(verdict: Legal) -> str:
+    if not verdict.plans:
+        return "none: cuDNN was not asked"
     first = verdict.plans[0]
     how = "precompiled" if first.precompiled else "compiled at run time"
     return f"{len(verdict.plans)}, first: engine {first.engine}, {how}, {first.workspace_bytes} bytes of workspace"

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from fusec import account, artifact, frontends, lockfile, passes
 from fusec.builder import Builder
-from fusec.compiled import Compiled
+from fusec.compiled import NOT_ASKED, Compiled
 from fusec.cudnn_graph import CudnnGraph
-from fusec.errors import CheckError, ExecutionError, FusecError, ModelError, TargetError
+from fusec.errors import CheckError, CudnnNotAskedWarning, ExecutionError, FusecError, ModelError, TargetError
 from fusec.family import Family
-from fusec.gpu import device
+from fusec.gpu import device, deviceless
 from fusec.gpu.ahead import Builders
 from fusec.gpu.forms import arrange, runs_as_kernel
-from fusec.gpu.judge import CudnnJudge
+from fusec.gpu.judge import CudnnJudge, NoJudge, RulesJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, print_node, quote
 from fusec.ops import Scatter
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, run
 from fusec.passes.edges import chosen, keep
+from fusec.passes.partition import Oracle as Judge
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
 from fusec.passes.partition.settle import settle
@@ -38,17 +39,14 @@ from fusec.program import Program
 from fusec.rounding import HALVES
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.shared import SharedWeights
-from fusec.target import Target
+from fusec.target import CPU, DEFAULT, Target
 from fusec.target import load as load_target
-from fusec.verdict import Refused, Verdict
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 P = ParamSpec("P")
-CPU = "cpu"  # the target that is no GPU
-DEFAULT_TARGET = "h200"  # what `auto` stands for on a machine without a GPU
 
 
 def _accounted(function: Callable[P, Executable]) -> Callable[P, Executable]:
@@ -87,7 +85,8 @@ def compile(
     model: an ONNX path, ONNX bytes, a ModelProto, the text form, a Graph (which is not changed), or a Builder.
     target: `auto` (the GPU of this machine, or else an H200 in simulation) or one of `fusec targets`.
         It runs on the GPU if there is one of that kind, else through the simulator. `cpu`: op by op in NumPy,
-        nothing is put to cuDNN; for training on a machine without a GPU.
+        nothing is put to cuDNN; for training on a machine without a GPU. Where nothing of cuDNN is installed, fusec's
+        rules alone say what fuses, with a CudnnNotAskedWarning.
     precision: fp32, tf32, fp16 or bf16, all with fp32 accumulation.
     shapes: concrete shapes, by input name, for inputs with symbolic dims.
     state: inputs that stay on the device between calls (`Executable.bind`, `step`), each with the name of the output
@@ -132,14 +131,14 @@ def compile(
     if deterministic:
         disable = frozenset(disable) | {UNORDERED}
     if target == CPU:
-        return Executable(
-            _for_cpu(model, precision, shapes, disable, state or {}, channels_last), SimulatorBackend(CPU)
-        )
+        compiled = _for_cpu(model, precision, shapes, disable, state or {}, channels_last)
+        return Executable(compiled, SimulatorBackend(CPU))
     with device.woken(target):
         model = _read(model, shapes)
     goal = resolve_target(target)
     here = device.is_present(goal)
-    oracle = Oracle(goal, device=here, hand_over=here) if family is None else None
+    absent = deviceless.is_absent()
+    oracle = Oracle(goal, device=here, hand_over=here) if family is None and not absent else None
     built = partial(
         build,
         model,
@@ -271,6 +270,8 @@ def build(
     oracle: Oracle | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`. oracle: whom to ask what cuDNN takes."""
+    if target == CPU:
+        return _for_cpu(model, precision, shapes, disable, state or {}, channels_last)
     _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
     if rounding not in ROUNDINGS:
@@ -287,14 +288,8 @@ def build(
     pipeline = passes.PIPELINE
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
-    cudnn = None if family is None else family.judge
-    if cudnn is None:
-        if oracle is None:
-            oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
-        cudnn = CudnnJudge(oracle, options.tensor_cores)
-    if family is not None:
-        family.judge = cudnn
-    judge = AsSource(cudnn) if options.as_source else cudnn
+    asked = _judge(goal, options, oracle, family)
+    judge = AsSource(asked) if options.as_source else asked
 
     def cut(graph: Graph) -> Program:
         keep(graph, options)
@@ -305,6 +300,36 @@ def build(
     program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
     program = concat_in_place(program, judge, options)
     return Compiled(source, program, goal, options, judge)
+
+
+def _judge(goal: Target, options: Options, oracle: Oracle | None, family: Family | None) -> Judge:
+    """Choose who says what fuses: cuDNN, or fusec's rules alone where nothing of it is installed.
+
+    The rules keep the path that a GPU takes, so `run` and `verify` check passes, lowered graphs and all.
+    """
+    if family is not None and family.judge is not None:
+        return family.judge
+    if deviceless.is_absent():
+        if device.is_present(goal):
+            _require_cudnn()
+        warnings.warn(NOT_ASKED, CudnnNotAskedWarning, stacklevel=2)
+        judge = RulesJudge(options.tensor_cores)
+    else:
+        if oracle is None:
+            oracle = Oracle(goal, device=device.is_present(goal)) if family is None else family.oracle(goal)
+        judge = CudnnJudge(oracle, options.tensor_cores)
+    if family is not None:
+        family.judge = judge
+    return judge
+
+
+def _require_cudnn() -> None:
+    """Raise TargetError where the GPU is here, and cuDNN to run on it is not."""
+    if deviceless.is_absent():
+        raise TargetError(
+            f"cuDNN, which runs programs on this machine's {device.device_name()}, is not installed: "
+            f"{deviceless.INSTALL}; or take --target cpu (FUSEC_DEVICE=none hides the GPU)"
+        )
 
 
 def _cudnn_graphs(compiled: Compiled, own_kernels: bool = False) -> dict[str, CudnnGraph]:
@@ -344,13 +369,6 @@ def _options(
     return Options(precision, frozenset(disable), tuple(state.items()), chosen(source, channels_last, state))
 
 
-class _NoJudge:
-    """Who is asked where nothing is put to cuDNN."""
-
-    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
-
-
 def _for_cpu(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     precision: str,
@@ -365,7 +383,7 @@ def _for_cpu(
     options = _options(source, precision, {*disable, "layout"}, state, channels_last)
     graph = run(passes.PIPELINE, source.clone(), options)
     keep(graph, options)
-    return Compiled(source, kernels_only(graph), load_target(DEFAULT_TARGET), options, _NoJudge())
+    return Compiled(source, kernels_only(graph), load_target(CPU), options, NoJudge())
 
 
 def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "quick") -> Executable:
@@ -379,6 +397,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
     with device.woken(target):
         found = load_artifact(path, target)
     if device.is_present(found.compiled.target):
+        _require_cudnn()
         _require_types_of_the_device(found.compiled.graph)
         from fusec.gpu.backend import CudnnBackend  # as in `compile`
 
@@ -429,4 +448,4 @@ def resolve_target(name: str) -> Target:
     """The target of that name; `auto` is the GPU of this machine, or an H200 where there is none."""
     if name != "auto":
         return load_target(name)
-    return device.detect() or load_target(DEFAULT_TARGET)
+    return device.detect() or load_target(DEFAULT)

@@ -38,5 +38,9 @@ class ExecutionError(FusecError):
     """Bad arguments of a call, or a failure while a compiled program runs."""
 
 
+class CudnnNotAskedWarning(UserWarning):
+    """Nothing of cuDNN is installed: what fuses was said by fusec's rules alone."""
+
+
 class CheckError(FusecError):
     """A check the user asked for (verify, must-fuse) did not hold."""

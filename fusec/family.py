@@ -15,10 +15,10 @@ from fusec.gpu import device
 from fusec.gpu.ahead import Builders
 from fusec.gpu.follow import Followed, follow
 from fusec.gpu.forms import Decided
-from fusec.gpu.judge import CudnnJudge
 from fusec.gpu.oracle import Oracle
 from fusec.gpu.sizes import NEAR, SizePlans
 from fusec.ir import Graph
+from fusec.passes.partition import Oracle as Judge
 from fusec.plans import Choice, Entry
 from fusec.runtime import Executable
 from fusec.shared import SharedWeights
@@ -35,7 +35,7 @@ class Family:
     more_sizes: there may be others."""
 
     weights: SharedWeights = field(default_factory=SharedWeights)
-    judge: CudnnJudge | None = None
+    judge: Judge | None = None
     share_kernels: bool = False
     first_plans: bool = False
     carries: bool = False

@@ -64,6 +64,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
     """What this machine's cuDNN and fusec would change of a lock, a line each: steps that fuse otherwise, spellings
     that were not measured, plans and kernels no longer to be had. `builds` as for `lockfile.apply`."""
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
+    compiled.require_answers(f"{lock.origin}: comparing it for {target.name}")
     lines = [
         f"{name}: {lock.versions.get(name) or 'none'} -> {version or 'none'}"
         for name, version in versions().items()

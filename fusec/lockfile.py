@@ -76,6 +76,7 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
     the first of `plans`, else the first that cuDNN built when it was asked."""
     entries: dict[tuple[str, str], Locked] = {}
     for c in compiled:
+        c.require_answers(f"a lock for {c.target.name}")
         if isinstance(c.decided, Lock):
             found = [entry for entry in c.decided.entries if entry.target == c.target.name]
         else:
@@ -155,6 +156,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
     asked about plans that cuDNN did not list (default: it is let try, without a device).
     """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
+    compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
     try_ = builds or tries(target)
     forms: dict[str, tuple[Part, ...]] = {}
     choices: dict[str, Choice] = {}

@@ -1,4 +1,6 @@
-"""Hold a fusion in place: every chain of ops that a pattern names must run as one cuDNN step.
+"""Hold a fusion in place: every chain of ops that a pattern names must run as one step.
+
+cuDNN, a kernel of fusec's or cuBLASLt may run it: on a GPU the fastest does. `cudnn_only` insists on cuDNN.
 
 A pattern is a glob over op names joined by `+`, as reports print them: `conv*+add+relu` matches
 `conv+add+relu` and `conv+bias+add+relu`. A chain starts at any op and follows results to their users
@@ -11,55 +13,75 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from fusec.errors import CheckError
 from fusec.ir import Node, Return
 from fusec.ops import Cast, Pointwise
-from fusec.program import Kind, Partition, Program, display_name
+from fusec.program import Partition, Program, display_name
 from fusec.verdict import Refused
 
 MAX_CHAIN = 24  # ops; cuDNN steps of more than that are not proposed
 _CLOSEST = 5
+_CUDNN = "cudnn"
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A place where the pattern occurs and is cut into several steps."""
+    """A place where the pattern occurs and is not one step of those that count. runners: who runs each step."""
 
     chain: tuple[Node, ...]
     steps: tuple[Partition, ...]
+    runners: tuple[str, ...]
     reason: str
 
     def __str__(self) -> str:
         names = "+".join(map(display_name, self.chain))
         origin = ", ".join(dict.fromkeys(o for node in self.chain for o in node.origin)) or "no source node"
-        parts = " | ".join(f"{step.kind.value} {step.signature}" for step in self.steps)
+        each = zip(self.runners, self.steps, strict=True)
+        parts = " | ".join(f"{runner} {step.signature}" for runner, step in each)
         return f"{names} ({origin}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
 
 
-def check(program: Program, pattern: str) -> tuple[int, list[Miss]]:
-    """How many places match the pattern, and those among them that are not one cuDNN step."""
+def check(
+    program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
+) -> tuple[int, list[Miss]]:
+    """Count the places that match the pattern, and return those among them that are not one step.
+
+    cudnn_only: only steps that cuDNN runs count.
+    libraries: who runs each step, where plans were chosen (`Executable.libraries`); else its kind says so.
+    """
+    known = libraries or {}
+
+    def runner(step: Partition) -> str:
+        return known.get(step, step.kind.value)
+
     ends = _matches(program, Glob(pattern))
     misses: list[Miss] = []
     for runs in ends.values():
-        if not any(run.cuts == 0 and program.step_of[run.node].kind is Kind.CUDNN for run in runs):
+        whole = [program.step_of[run.node] for run in runs if run.cuts == 0]
+        if not any(not cudnn_only or runner(step) == _CUDNN for step in whole):
             chain = min(runs, key=lambda run: (run.cuts, run.length)).nodes()
-            misses.append(Miss(chain, _steps(program, chain), _reason(program, chain)))
+            steps = _steps(program, chain)
+            misses.append(Miss(chain, steps, tuple(map(runner, steps)), _reason(program, chain)))
     return len(ends), misses
 
 
-def assert_fused(program: Program, pattern: str) -> None:
-    """CheckError unless the pattern occurs and each of its places is one cuDNN step."""
-    places, misses = check(program, pattern)
+def assert_fused(
+    program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
+) -> None:
+    """Raise CheckError unless the pattern occurs and each of its places is one step; parameters as for `check`."""
+    places, misses = check(program, pattern, cudnn_only, libraries)
     if not places:
         there = list(dict.fromkeys(step.signature for step in program.steps))
         close = difflib.get_close_matches(pattern, there, _CLOSEST, cutoff=0.0)
         raise CheckError(f"no chain of ops matches {pattern!r}; closest steps: {', '.join(close)}")
     if misses:
         lines = "\n".join(f"  {miss}" for miss in misses)
-        raise CheckError(f"{len(misses)} of {places} places that match {pattern!r} are not one cuDNN step:\n{lines}")
+        wanted = "one cuDNN step" if cudnn_only else "one step"
+        raise CheckError(f"{len(misses)} of {places} places that match {pattern!r} are not {wanted}:\n{lines}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -373,10 +373,14 @@ class Executable:
         works = {step: step if lowered is None else lowered.graph for step, lowered in steps}
         return {step: self.backend.library(work) for step, work in works.items() if step.kind is not Kind.VIEW}
 
-    def assert_fused(self, pattern: str) -> None:
-        """CheckError unless every chain of ops that matches the glob, such as `conv*+add+relu`, is one
-        partition, and there is at least one."""
-        assert_fused(self.compiled.program, pattern)
+    def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
+        """Raise CheckError unless every chain of ops that matches the glob runs as one step, and there is at least one.
+
+        pattern: a glob over op names, such as `conv*+add+relu`.
+        cudnn_only: only steps that cuDNN runs count, not those of a kernel of fusec's or of cuBLASLt.
+        """
+        self.compiled.require_answers(f"holding {pattern!r} in place")
+        assert_fused(self.compiled.program, pattern, cudnn_only, self.libraries() if cudnn_only else None)
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
         """Read the inputs and run; results are then in memory."""

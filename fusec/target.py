@@ -6,11 +6,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 from fusec.errors import TargetError
+
+CPU = "cpu"  # the target that is no GPU: NumPy, op by op
+DEFAULT = "h200"  # what stands for a GPU where there is none
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ def names() -> list[str]:
 
 @functools.cache
 def load(name: str) -> Target:
-    """The target of that name; TargetError listing the known ones."""
+    """Load the target of that name; TargetError listing the known ones. `cpu` has the figures of the default."""
+    if name == CPU:
+        return replace(load(DEFAULT), name=CPU)
     if name not in names():
         raise TargetError(f"no target {name!r}; targets are {', '.join(names())}")
     data = _read(name)

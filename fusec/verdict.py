@@ -18,7 +18,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Legal:
-    """Accepted: at least one of `plans` was built, or, of a graph that differs in its sizes alone, the same one."""
+    """Accepted: at least one of `plans` was built, or, of a graph that differs in its sizes alone, the same one.
+
+    Without plans nothing was asked of cuDNN: see `PROPOSED`."""
 
     plans: tuple[Plan, ...]
 
@@ -28,7 +30,9 @@ class Legal:
 
     @property
     def kind(self) -> str:
-        """`precompiled` if any plan is, else `runtime`."""
+        """`precompiled` if any plan is, else `runtime`; `proposed` if cuDNN was not asked."""
+        if not self.plans:
+            return "proposed"
         return "precompiled" if self.precompiled else "runtime"
 
 
@@ -42,3 +46,6 @@ class Refused:
 
 
 Verdict = Legal | Refused
+
+# What fusec's rules say of a graph that they would put to cuDNN, where cuDNN cannot be asked. It claims no plan.
+PROPOSED = Legal(())

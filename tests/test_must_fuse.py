@@ -76,7 +76,7 @@ def test_a_cut_chain_is_named_with_its_source_and_the_reason() -> None:
     assert "conv+bias+relu (first) runs as cudnn conv+bias | cudnn relu: no relu today" in message
 
 
-def test_a_kernel_cannot_be_part_of_a_cudnn_step() -> None:
+def test_ops_of_two_steps_are_not_one() -> None:
     with pytest.raises(CheckError, match=r"(?s)1 of 1 places.*relu\+softmax.*kernel softmax"):
         assert_fused(program(), "relu+softmax")
 
@@ -115,3 +115,15 @@ def test_gates_do_not_multiply_the_work() -> None:
     assert check(program(text=text), "*sigmoid+mul+tanh") == (0, [])
     assert check(program(AcceptAll(), text), "sigmoid+mul*") == (40, [])
     assert time.perf_counter() - start < 5
+
+
+def test_who_runs_a_step_does_not_matter_unless_it_shall_be_cudnn() -> None:
+    of = program()
+    assert check(of, "softmax") == (1, []), "a kernel's"
+    assert_fused(of, "conv*+relu", cudnn_only=True)
+    with pytest.raises(CheckError, match=r"1 of 1 places .* not one cuDNN step:\n.* runs as kernel softmax"):
+        assert_fused(of, "softmax", cudnn_only=True)
+    blas = {step: "cublaslt" for step in of.steps if "conv" in step.signature}
+    assert_fused(of, "conv*+relu", libraries=blas)
+    with pytest.raises(CheckError, match=r"2 of 2 places .*\n.* runs as cublaslt conv\+bias\+relu"):
+        assert_fused(of, "conv*+relu", cudnn_only=True, libraries=blas)

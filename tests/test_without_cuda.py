@@ -5,8 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+
+from fusec.errors import TargetError
+from fusec.gpu.deviceless import INSTALL
+from fusec.gpu.process import WorkerProcess
+from fusec.target import load
 
 BLOCK = """
 import sys
@@ -64,6 +70,43 @@ def test_a_model_is_imported_without_cuda() -> None:
         """
     )
     assert done.stdout == "1\n", done.stderr
+
+
+def command(hidden: tuple[str, ...], *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a fresh process where these packages are not found."""
+    code = f"import sys; sys.modules |= dict.fromkeys({hidden!r}); from fusec.cli import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=False)
+
+
+def test_a_model_runs_in_simulation_without_cuda(tmp_path: Path) -> None:
+    model = tmp_path / "net.txt"
+    model.write_text('graph "g" (%x: f32[4,6]) {\n  %y = exp(%x)\n  %z = mul(%y, %x)\n  return %z\n}\n')
+    done = command(("cudnn", "cupy", "cupyx", "nvidia", "torch"), "run", str(model), "--target", "t4")
+    assert done.returncode == 0, done.stderr
+    assert "ran on simulated" in done.stdout and "cuDNN was not asked" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.cudnn
+def test_libraries_without_the_frontend_are_an_error_that_names_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where torch brought cuDNN's library and NVRTC."""
+    (tmp_path / "cudnn.py").write_text("raise ModuleNotFoundError(\"No module named 'cudnn'\")")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TargetError) as caught:
+        WorkerProcess(load("t4"), False)
+    assert str(caught.value) == f"No module named 'cudnn': {INSTALL}; or take --target cpu"
+
+
+def test_fuzzing_without_hypothesis_is_one_line(tmp_path: Path) -> None:
+    done = command(("hypothesis",), "fuzz", "--examples", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fusec: error: fuzzing needs Hypothesis, which is not installed: pip install 'fusec[fuzz]'\n"
+    )
+    done = command(("hypothesis",), "fuzz", "replay", str(tmp_path / "none"))
+    assert (done.returncode, done.stderr) == (2, f"fusec: error: {tmp_path / 'none'}: no such folder\n")
 
 
 @pytest.mark.parametrize("module", ["fusec", "fusec.driver", "fusec.cli"])

@@ -14,7 +14,7 @@ from fusec.core_search import Core, CoreSearch
 from fusec.explain.compare import compare
 from fusec.explain.data import Accepted, Cause, Decline, Edge, Explanation, Step
 from fusec.frame import VIEWS
-from fusec.gpu.judge import CudnnJudge
+from fusec.gpu.judge import CudnnJudge, asks_cudnn
 from fusec.ir import Constant, Graph, Node, Value, print_attribute, print_node
 from fusec.lower_cudnn import WITHOUT
 from fusec.ops import Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
@@ -38,6 +38,7 @@ STAGES = {
     "crash": "cuDNN ended its process on it, so it is never asked for",
     "fusec": "cuDNN was not the one to decline: fusec's own choice",
     "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
+    "proposed": "fusec's rules propose it alone; no step was made of it because the rest of its candidate was declined",
 }
 
 COPIES = "elements change places in memory here, so it is no view; cuDNN graphs do not copy"
@@ -52,14 +53,16 @@ def explain(
     libraries: Mapping[Partition, str] | None = None,
 ) -> Explanation:
     """Explain a program. With a `judge` and `cores`, each distinct refusal is reduced to its smallest core,
-    at most 60 questions each; without, what the partitioner was told is all there is. libraries: who runs steps,
+    at most 60 questions each; without, or with one that does not ask cuDNN, what the partitioner was told is all there
+    is. libraries: who runs steps,
     where plans were chosen (`Executable.libraries`)."""
     libraries = libraries or {}
     steps = tuple(_step(index, step, libraries.get(step, "")) for index, step in enumerate(program.steps))
     kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
     left_out = _grouped(_left_out(step, program.refusals, judge) for step in kernels)
     declined = _grouped((_declined(r), r) for r in _minimal(program))
-    if judge is not None and cores:
+    asked = asks_cudnn(judge)
+    if judge is not None and cores and asked:
         loose = CudnnJudge(judge.oracle, True) if isinstance(judge, CudnnJudge) and not judge.tensor_cores else None
         search = CoreSearch(judge, loose)
         total = len(left_out) + len(declined)
@@ -67,7 +70,7 @@ def explain(
         declined = [_with_cause(search, *entry, progress, i, total) for i, entry in enumerate(declined, len(left_out))]
         if progress is not None and total:
             progress("refused cores", total, total)
-    return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined))
+    return Explanation(target.name, steps, tuple(d for d, _ in left_out), tuple(d for d, _ in declined), asked)
 
 
 def _step(index: int, step: Partition, library: str = "") -> Step:
@@ -126,7 +129,8 @@ def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None
         if isinstance(verdict, Refused):
             alone = Refusal((node,), body, verdict)
     if alone is None:
-        return Decline(name, name, "none", "", "", STAGES["none"], places), None
+        stage = "none" if asks_cudnn(judge) else "proposed"
+        return Decline(name, name, stage, "", "", STAGES[stage], places), None
     return replace(_declined(alone), op=name), alone
 
 

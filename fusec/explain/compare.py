@@ -21,8 +21,13 @@ _TOTALS = (
 def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
     """A table with a column per target. Explanations are of one model, compiled alike but for the target."""
     names = [name for name, _ in explanations]
+    asked = all(not e.note for _, e in explanations)
     rows: list[tuple[str, ...]] = [
-        (label, *(_number(key, e.totals[key]) for _, e in explanations)) for key, label in _TOTALS
+        (
+            label if asked or key != "cudnn" else "steps proposed to cuDNN",
+            *(_number(key, e.totals[key]) for _, e in explanations),
+        )
+        for key, label in _TOTALS
     ]
     parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
     groups = _groups([e.steps for _, e in explanations])

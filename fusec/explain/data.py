@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fusec.compiled import label
 from fusec.explain.table import GAP, bytes_text, cut, listed, table, wrapped
 
 WIDTH = 118
@@ -41,7 +42,8 @@ class Step:
     ops: str
     values: tuple[str, ...]  # results of its nodes, by their names in the optimised graph
     nodes: tuple[str, ...]  # source-model nodes
-    engine: str  # precompiled, runtime, or cublaslt, where that runs it instead; empty where neither does
+    # precompiled, runtime, or cublaslt, where that runs it instead; proposed, if cuDNN was not asked; else empty
+    engine: str
     plans: int
     precompiled: int
     spelling: tuple[str, ...]  # what was reassociated, in words
@@ -52,7 +54,7 @@ class Step:
 
     @property
     def runs_as(self) -> str:
-        """`precompiled`, `runtime`, `cublaslt`, `kernel` or `view`."""
+        """`precompiled`, `runtime`, `cublaslt`, `proposed`, `kernel` or `view`."""
         return self.engine or self.kind
 
 
@@ -101,12 +103,20 @@ class Decline:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The steps of a program for one target, the ops left out of cuDNN, the fusions declined."""
+    """The steps of a program for one target, the ops left out of cuDNN, the fusions declined.
+
+    asked: whether cuDNN was; else its steps are what fusec's rules propose."""
 
     target: str
     steps: tuple[Step, ...]
     left_out: tuple[Decline, ...]
     declined: tuple[Decline, ...]
+    asked: bool = True
+
+    @property
+    def note(self) -> str:
+        """What the explanation is labelled with; empty if cuDNN was asked."""
+        return label(self.asked, self.target)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -128,16 +138,17 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Plain data, ready for json.dumps."""
         data = asdict(self)
-        return {"target": data.pop("target"), "totals": self.totals, **data}
+        return {"target": data.pop("target"), "totals": self.totals, "cudnn_asked": data.pop("asked"), **data}
 
     @property
     def summary(self) -> str:
         """The totals in words."""
         t = self.totals
         cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
+        steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
+        steps = "steps proposed to cuDNN" if self.note else steps
         return (
-            f"{self.target}: {t['launches']} launches: {t['cudnn']} cuDNN steps ({t['precompiled']} precompiled, "
-            f"{t['runtime']} compiled at run time), {cublaslt}{t['kernels']} other kernels; "
+            f"{self.target}: {t['launches']} launches: {t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels; "
             f"{t['views']} views cost nothing. {bytes_text(t['read_bytes'])} read, "
             f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
         )
@@ -148,7 +159,9 @@ class Explanation:
         for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
             if declines:
                 parts.append("\n".join([title, *(line for d in declines for line in _decline(d))]))
-        return "\n\n".join(parts) or "Every op is in a cuDNN step and no fusion was declined."
+        every = "in a step proposed to cuDNN" if self.note else "in a cuDNN step"
+        found = "\n\n".join(parts) or f"Every op is {every} and no fusion was declined."
+        return "\n".join([*wrapped(self.note, "", WIDTH), "", found]) if self.note else found
 
     def __str__(self) -> str:
         return "\n\n".join(["\n".join(_steps(self.steps)), "\n".join(wrapped(self.summary, "", WIDTH)), self.reasons()])

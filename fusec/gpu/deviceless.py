@@ -22,6 +22,8 @@ from pathlib import Path
 from fusec.cache import folder
 from fusec.errors import TargetError
 
+INSTALL = "pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')"
+
 # What the stand-in answers. cuDNN loads modules and reads kernel attributes while it finalises plans; a
 # handle that is never launched serves. Everything else reports CUDA_ERROR_NO_DEVICE (100), the truth.
 _NO_DEVICE = 100
@@ -144,6 +146,13 @@ def cudnn_version() -> str:
         return ""
 
 
+def is_absent() -> bool:
+    """Say whether nothing of cuDNN is installed, neither its frontend nor its library.
+
+    Then fusec's rules answer. Where a part of it is there, the rest is missing by mistake, and that is an error."""
+    return importlib.util.find_spec("cudnn") is None and not cudnn_version()
+
+
 def cudnn_number() -> str:
     """cuDNN's version as it numbers itself, `91900` for 9.19.0, without loading a wheel; empty if there is none."""
     version = cudnn_version()
@@ -171,7 +180,7 @@ def load_nvrtc() -> ctypes.CDLL:
         except OSError as error:
             raise TargetError(
                 f"{Path(name).name} does not load ({error}); without it cuDNN hides its runtime-compiled engines: "
-                "pip install 'fusec[cu13]' (or 'fusec[cu12]')"
+                f"{INSTALL}; or take --target cpu"
             ) from error
     assert library is not None
     return library

@@ -16,7 +16,7 @@ from fusec.gpu.device import device_name
 from fusec.gpu.oracle import Oracle
 from fusec.target import load, names
 
-_INSTALL = "pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')"
+_INSTALL = deviceless.INSTALL
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""The oracle of the partitioner: lower a body, put the graph to cuDNN, hand back its verdict."""
+"""The oracles of the partitioner: cuDNN itself, and fusec's own rules where cuDNN cannot be asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu.oracle import Oracle
+from fusec.hazards import deadly, misread
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
-from fusec.verdict import Refused, Verdict
+from fusec.passes.partition import Oracle as Judge
+from fusec.passes.partition import canonical_key
+from fusec.passes.partition.strict import AsSource
+from fusec.verdict import PROPOSED, Refused, Verdict
 
 
 class CudnnJudge:
@@ -30,3 +34,57 @@ class CudnnJudge:
         answers = self.oracle.judge(list(graphs.values()))
         verdicts.update(zip(graphs, answers, strict=True))
         return [verdicts[index] for index in range(len(bodies))]
+
+
+class OfflineJudge:
+    """Refuses what `lower` refuses or a hazard forbids; `legal` decides the rest by the body and its canonical key.
+
+    Each body is lowered once, however often it is asked about.
+    """
+
+    def __init__(self, tensor_cores: bool, legal: Callable[[Graph, str], Verdict]):
+        self._tensor_cores = tensor_cores
+        self._legal = legal
+        self._known: dict[str, Verdict] = {}
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [self._verdict(body) for body in bodies]
+
+    def _verdict(self, body: Graph) -> Verdict:
+        key = canonical_key(body)
+        if key not in self._known:
+            self._known[key] = refusal(body, self._tensor_cores) or self._legal(body, key)
+        return self._known[key]
+
+
+class RulesJudge(OfflineJudge):
+    """Judges bodies by fusec's own rules: proposes what they do not refuse.
+
+    It answers where cuDNN is not installed. Its answers name no plan, and are never kept on disk.
+    """
+
+    def __init__(self, tensor_cores: bool):
+        super().__init__(tensor_cores, lambda body, key: PROPOSED)
+
+
+class NoJudge:
+    """Declines every body: for a program of NumPy alone."""
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
+
+
+def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
+    """Say why a body is never put to cuDNN: it does not lower, or is known to be computed wrongly or to kill."""
+    try:
+        graph = lower(body, tensor_cores).graph
+    except LoweringError as error:
+        return Refused("lower", "FUSEC", str(error))
+    hazard = deadly(graph) or misread(graph)
+    return Refused("validate", "FUSEC_HAZARD", hazard) if hazard else None
+
+
+def asks_cudnn(judge: Judge | None) -> bool:
+    """Say whether a program's verdicts are cuDNN's; None is the judge of a program that was compiled elsewhere."""
+    inner = judge.oracle if isinstance(judge, AsSource) else judge
+    return not isinstance(inner, (RulesJudge, NoJudge))

@@ -17,7 +17,7 @@ from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import FusecError, LoweringError
-from fusec.gpu.deviceless import bring_up, check_nvrtc, load_nvrtc
+from fusec.gpu.deviceless import INSTALL, bring_up, check_nvrtc, load_nvrtc
 from fusec.gpu.reasons import reason_of
 from fusec.hazards import wrong_plan
 from fusec.target import Target, load
@@ -195,6 +195,9 @@ def serve(name: str, device: bool, begin: Callable[[Target], tuple[Any, Answer]]
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
         cudnn, respond = begin(target)
         ready = {"cudnn": cudnn.backend_version(), "nvrtc": nvrtc}
+    except ModuleNotFoundError as error:
+        out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
+        return 2
     except (FusecError, ImportError, OSError, RuntimeError) as error:
         out.write(json.dumps({"failed": str(error)}) + "\n")
         return 2

@@ -38,6 +38,7 @@ def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
     """
     check_folder(folder)
     check_step(compiled.program, index)
+    compiled.require_answers(f"step {index}: a report about it")
     step, lowered = compiled.program.steps[index], compiled.lowered[index]
     assert lowered is not None  # a cuDNN step
     what = f"step {index} of {compiled.source.name}: {step.signature}"

@@ -1,14 +1,28 @@
 """Property-based testing of fusion: strategies for graphs, the properties that must hold of them, and findings.
 
-Needs Hypothesis: pip install 'fusec[fuzz]'. docs/fuzzing.md is the way in.
+Needs Hypothesis: pip install 'fusec[fuzz]'; findings are run again without it. Public names are imported when first
+used, so that whatever needs Hypothesis can say so. docs/fuzzing.md is the way in.
 """
 
 from __future__ import annotations
 
-from fusec.testing.case import Case, MismatchError, Property, Trust
-from fusec.testing.properties import PROPERTIES, keeps_meaning
-from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
-from fusec.testing.uniform import register
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fusec.testing.case import Case, MismatchError, Property, Trust
+    from fusec.testing.properties import PROPERTIES, keeps_meaning
+    from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+    from fusec.testing.uniform import register
+
+_HOMES = {
+    **dict.fromkeys(("Case", "MismatchError", "Property", "Trust"), "case"),
+    **dict.fromkeys(("PROPERTIES", "keeps_meaning"), "properties"),
+    **dict.fromkeys(
+        ("cases", "dtypes", "graphs", "ops", "orders", "shapes", "single_ops", "tensor_types"), "strategies"
+    ),
+    "register": "uniform",
+}
 
 __all__ = [
     "PROPERTIES",
@@ -27,3 +41,13 @@ __all__ = [
     "single_ops",
     "tensor_types",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fusec.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fusec.testing.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

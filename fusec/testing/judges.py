@@ -6,16 +6,12 @@ What lowers is legal to the first four in different measure, so that between the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 
-from fusec.errors import LoweringError
-from fusec.gpu.judge import CudnnJudge
+from fusec.gpu.judge import CudnnJudge, OfflineJudge
 from fusec.gpu.oracle import Oracle as CudnnOracle
-from fusec.hazards import deadly, misread
 from fusec.ir import Constant, Graph
-from fusec.lower_cudnn import lower
-from fusec.passes.partition import canonical_key
 from fusec.passes.partition.grow import ANCHORS
 from fusec.passes.partition.oracle import Oracle
 from fusec.target import load
@@ -30,37 +26,6 @@ DECLINED = Refused("plan", "FUSEC", "the judge declines it")
 
 # In a hundred, by the first byte of a digest: refused, compiled at run time, the generic engine; else precompiled.
 _MOODS = ((30, DECLINED), (55, RUNTIME), (65, GENERIC))
-
-
-class OfflineJudge:
-    """Refuses what `lower` refuses or a hazard forbids, and says of the rest what `legal` says.
-
-    Each body is lowered once, however often it is asked about.
-    """
-
-    def __init__(self, tensor_cores: bool, legal: Callable[[Graph, str], Verdict]):
-        self._tensor_cores = tensor_cores
-        self._legal = legal
-        self._known: dict[str, Verdict] = {}
-
-    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
-        return [self._verdict(body) for body in bodies]
-
-    def _verdict(self, body: Graph) -> Verdict:
-        key = canonical_key(body)
-        if key not in self._known:
-            self._known[key] = refusal(body, self._tensor_cores) or self._legal(body, key)
-        return self._known[key]
-
-
-def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
-    """Why a body is never put to cuDNN: it does not lower, or is known to be computed wrongly or to kill."""
-    try:
-        graph = lower(body, tensor_cores).graph
-    except LoweringError as error:
-        return Refused("lower", "FUSEC", str(error))
-    hazard = deadly(graph) or misread(graph)
-    return Refused("validate", "FUSEC_HAZARD", hazard) if hazard else None
 
 
 def lowers(case: Case) -> Oracle:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from fusec.gpu import judge as offline
 from fusec.ir import Constant, Graph
 from fusec.passes.partition import partition
 from fusec.program import Kind, Program
@@ -59,20 +60,20 @@ def test_what_lowers_is_legal(name: str, kind: str) -> None:
 
 
 def test_hazards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judges, "deadly", lambda graph: "would kill")
+    monkeypatch.setattr(offline, "deadly", lambda graph: "would kill")
     (verdict,) = JUDGES["lowers"](Case()).judge([body("relu")])
     assert verdict == Refused("validate", "FUSEC_HAZARD", "would kill")
 
 
 def test_a_body_is_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Graph] = []
-    lower = judges.lower
+    lower = offline.lower
 
     def counted(graph: Graph, tensor_cores: bool = True) -> object:
         asked.append(graph)
         return lower(graph, tensor_cores)
 
-    monkeypatch.setattr(judges, "lower", counted)
+    monkeypatch.setattr(offline, "lower", counted)
     judge = JUDGES["moody"](Case())
     first = judge.judge([body("relu"), body("tanh"), body("relu")])
     assert judge.judge([body("tanh"), body("relu")]) == [first[1], first[0]]

@@ -67,8 +67,8 @@ def penalty(nodes: Sequence[Node], verdict: Legal | None = None) -> float:
 
 
 def is_fast(verdict: Legal) -> bool:
-    """Whether a precompiled engine other than the generic one is offered."""
-    return any(p.precompiled and p.engine != GENERIC_ENGINE for p in verdict.plans)
+    """Say whether a precompiled engine other than the generic one is offered; assumed where cuDNN was not asked."""
+    return not verdict.plans or any(p.precompiled and p.engine != GENERIC_ENGINE for p in verdict.plans)
 
 
 def is_depthwise(node: Node) -> bool:
