@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test lint check fuzz examples training newest torch format clean
+.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch format clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -22,6 +22,14 @@ test: $(VENV)/.test
 	$(MAKE) --no-print-directory fuzz
 	$(MAKE) --no-print-directory examples
 	$(MAKE) --no-print-directory demo
+
+# The same, then the tests that take long; those of planted faults take hours.
+test-all: test
+	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2 -m slow
+
+# Of those that take long, onnx's own test suite, compiled and run in simulation.
+onnx-suite: $(VENV)/.test
+	FUSEC_REQUIRE_CUDNN=1 $(BIN)/python -m pytest -n 2 -m slow tests/onnx_suite
 
 # Every check that reads the code without running it.
 lint: $(VENV)/.test

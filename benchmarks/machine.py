@@ -22,18 +22,23 @@ def made(commit: str = "") -> dict[str, str]:
     return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": commit}
 
 
-def gpu() -> dict[str, Any]:
+def device() -> dict[str, Any]:
     """The GPU at hand and the libraries that drive it."""
     import cudnn
     import cupy
-    import torch
 
     return {
         "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "driver": cupy.cuda.runtime.driverGetVersion(),
         "cudnn": cudnn.backend_version(),
-        "torch": torch.__version__,
     }
+
+
+def gpu() -> dict[str, Any]:
+    """The same, and torch, which others are measured with."""
+    import torch
+
+    return {**device(), "torch": torch.__version__}
 
 
 # What tells the rows of a result file apart, where cases can be measured one by one.
@@ -42,6 +47,7 @@ KEYS = {
     "choices.json": ("choice", "model", "batch", "precision"),
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
+    "onnx_suite.json": ("device",),
     "penalties.json": ("penalty",),
 }
 

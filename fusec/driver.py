@@ -9,6 +9,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -79,6 +80,8 @@ def compile(
     lock: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     family: Family | None = None,
+    simulate: bool = False,
+    oracle: Oracle | None = None,
 ) -> Executable:
     """Compile a model for a GPU and return it ready to call.
 
@@ -105,6 +108,8 @@ def compile(
     lock: a `fusec.lock`: its plans are taken, nothing is timed, and CheckError is raised where it decides none or
         cuDNN does not offer the one it names.
     family: shares constants and more with the other programs it was given to.
+    simulate: run in simulation, also where the target's GPU is present.
+    oracle: asks cuDNN for many models, for the same target, and keeps its processes; None: one for this model alone.
     `Executable.spent` says where the time went. Raises ModelError, TargetError.
     """
     if tune not in LEVELS:
@@ -125,6 +130,8 @@ def compile(
             channels_last=channels_last,
             lock=lock,
             progress=progress,
+            simulate=simulate,
+            oracle=oracle,
         )
         executable.bind(**first)
         return executable
@@ -133,12 +140,15 @@ def compile(
     if target == CPU:
         compiled = _for_cpu(model, precision, shapes, disable, state or {}, channels_last)
         return Executable(compiled, SimulatorBackend(CPU))
-    with device.woken(target):
+    with nullcontext() if simulate else device.woken(target):
         model = _read(model, shapes)
     goal = resolve_target(target)
-    here = device.is_present(goal)
-    absent = deviceless.is_absent()
-    oracle = Oracle(goal, device=here, hand_over=here) if family is None and not absent else None
+    here = not simulate and device.is_present(goal)
+    shared_oracle = oracle is not None
+    if oracle is not None and oracle.target != goal:
+        raise FusecError(f"the oracle asks about {oracle.target.name}, not about {goal.name}")
+    if oracle is None and family is None and not deviceless.is_absent():
+        oracle = Oracle(goal, device=here, hand_over=here)
     built = partial(
         build,
         model,
@@ -172,7 +182,7 @@ def compile(
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
             known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
-            if oracle is not None:
+            if oracle is not None and not shared_oracle:
                 oracle.close()  # its processes hold memory of the GPU
             backend = CudnnBackend("none", progress, deterministic=same, **known)
             executable = Executable(compiled, backend, weights)
@@ -184,7 +194,7 @@ def compile(
             return _of_another_size(compiled, built, family, tune, budget, progress)
         shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
         if oracle is not None:
-            shared["builders"] = Builders(oracle, same, ends=True)
+            shared["builders"] = Builders(oracle, same, ends=not shared_oracle)
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
         executable = _improved(compiled, backend, weights)
         if family is None:  # one of many sizes is wanted soon

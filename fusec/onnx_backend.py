@@ -1,47 +1,77 @@
-"""fusec as a backend of onnx: `onnx.backend.base.Backend` over the front end and the reference semantics on the CPU.
+"""fusec as a backend of onnx: `onnx.backend.base.Backend` over `fusec.compile`, as users call it.
 
-Shapes are concrete in fusec, so a model is imported for the shapes of the inputs it is run with. Where a shape or a
-branch depends on the *value* of an input (Reshape's operand as a graph input), that input alone is made a constant.
+Device `CPU` runs the compiled program in simulation, `CUDA` runs it on the GPU. Shapes are concrete in fusec, so a
+model is compiled for the shapes of the inputs it is run with. Where a shape or a branch depends on the *value* of an
+input (Reshape's operand as a graph input), that input alone is made a constant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 from onnx.backend.base import Backend, BackendRep
 
+from fusec import driver
 from fusec.errors import ExecutionError
 from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
+from fusec.gpu import device as gpu
+from fusec.gpu.oracle import Oracle
 from fusec.ir import Graph
-from fusec.reference import evaluate
+from fusec.runtime import Executable
 
 Array = np.ndarray[Any, Any]
+_GPUS = ("CUDA", "CUDA:0")
 
 
 class FusecBackendRep(BackendRep):
-    """A model to be run; `graph` is what the last call ran."""
+    """A model to be run. `graph` is what the last call imported, `executable` what it ran."""
 
-    def __init__(self, model: ModelProto):
+    def __init__(self, model: ModelProto, compile: Callable[[Graph], Executable] = driver.compile):
         self.model = model
         self.graph: Graph | None = None
+        self.executable: Executable | None = None
+        self._compile = compile
+        self._bound: dict[str, Bound] = {}  # inputs that are constants of the executable
+        self._lengths: dict[str, int] = {}  # of its outputs that are sequences
         held = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
         self.inputs = [v.name for v in model.graph.input if v.name not in held]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs in the model's order, arrays or lists of arrays; inputs in its order or by name."""
         given = self.named(inputs)
-        graph, lengths = self.compiled(given)
-        self.graph = graph
-        arrays = {v.name: given[v.name] for v in graph.inputs}
-        results = evaluate(graph, arrays)
+        executable = self._executable(given)
+        results = executable.run(None, {spec.name: given[spec.name] for spec in executable.inputs})
+        names = [spec.name for spec in executable.outputs]
+        return self.outputs(dict(zip(names, results, strict=True)), self._lengths)
+
+    def outputs(self, results: Mapping[str, Array], lengths: Mapping[str, int]) -> tuple[Any, ...]:
+        """The model's outputs from those of its graph, where each tensor of a sequence is one."""
         return tuple(
             [results[f"{v.name}[{i}]"] for i in range(lengths[v.name])] if v.name in lengths else results[v.name]
             for v in self.model.graph.output
         )
+
+    def _executable(self, given: Mapping[str, Bound]) -> Executable:
+        """The last executable if it fits these inputs, else a new one: shapes and constants are compiled in."""
+        if self.executable is not None and self._fits(self.executable, given):
+            return self.executable
+        self.graph, self._lengths = self.compiled(given)
+        self.executable = self._compile(self.graph)
+        free = {spec.name for spec in self.executable.inputs}
+        # copies, since a caller may fill the same arrays anew
+        self._bound = {name: copy.deepcopy(value) for name, value in given.items() if name not in free}
+        return self.executable
+
+    def _fits(self, executable: Executable, given: Mapping[str, Bound]) -> bool:
+        free = ((given[spec.name], spec.shape) for spec in executable.inputs)
+        shapes = all(isinstance(value, np.ndarray) and value.shape == shape for value, shape in free)
+        return shapes and all(_same(given[name], value) for name, value in self._bound.items())
 
     def compiled(self, given: Mapping[str, Bound]) -> tuple[Graph, dict[str, int]]:
         """The graph for these inputs, and the lengths of the outputs that are sequences."""
@@ -73,14 +103,41 @@ class FusecBackendRep(BackendRep):
         return {n: v if isinstance(v, list) else np.asarray(v) for n, v in given.items() if n in self.inputs}
 
 
+def _same(a: Bound, b: Bound) -> bool:
+    """Whether two values of an input, arrays or lists of them, are the same bits."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b
+
+
 class FusecBackend(Backend):
     """`prepare(model).run(inputs)`, `run_model` and `run_node`, as onnx's own test suite calls them."""
 
     @classmethod
-    def prepare(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> FusecBackendRep:
-        """Something to run; the model is imported when the shapes of its inputs are known, at the first run."""
-        _require_cpu(device)
-        return FusecBackendRep(model)
+    def prepare(
+        cls,
+        model: ModelProto,
+        device: str = "CPU",
+        *,
+        target: str = "auto",
+        precision: str = "fp32",
+        tune: str = "none",
+        oracle: Oracle | None = None,
+        **kwargs: Any,
+    ) -> FusecBackendRep:
+        """Something to run; the model is compiled when the shapes of its inputs are known, at the first run.
+
+        device: `CPU` runs in simulation, also where there is a GPU; `CUDA` runs on the GPU.
+        target, precision, tune, oracle: as for `fusec.compile`.
+        kwargs: what onnx's runner hands to every backend, such as tolerances; not read.
+        """
+        simulate = _simulates(device)
+        if not simulate and not gpu.is_present(driver.resolve_target(target)):
+            raise ExecutionError(f"target {target!r} is not this machine's GPU; device 'CPU' runs it in simulation")
+        options = {"target": target, "precision": precision, "tune": tune}
+        return FusecBackendRep(model, partial(driver.compile, simulate=simulate, oracle=oracle, **options))
 
     @classmethod
     def run_model(cls, model: ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
@@ -106,16 +163,25 @@ class FusecBackend(Backend):
         graph = helper.make_graph([node], node.name or node.op_type, infos, outputs)
         opset = kwargs.get("opset_version")
         imports = [helper.make_opsetid(node.domain, opset)] if opset else None
-        return cls.run_model(helper.make_model(graph, opset_imports=imports), arrays, device)
+        return cls.run_model(helper.make_model(graph, opset_imports=imports), arrays, device, **kwargs)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        return device.split(":")[0].upper() == "CPU"
+        """`CPU`, which is the simulator, and `CUDA` where there is a GPU; fusec uses the first one."""
+        return _is_cpu(device) or (device.upper() in _GPUS and gpu.device_name() is not None)
 
 
-def _require_cpu(device: str) -> None:
-    if not FusecBackend.supports_device(device):
-        raise ExecutionError(f"the backend runs on the CPU, not on {device!r}")
+def _is_cpu(device: str) -> bool:
+    return device.split(":")[0].upper() == "CPU"
+
+
+def _simulates(device: str) -> bool:
+    """Whether a device is the simulator; ExecutionError for one that is not here."""
+    if FusecBackend.supports_device(device):
+        return _is_cpu(device)
+    if device.upper() in _GPUS:
+        raise ExecutionError(f"device {device!r}: this machine has no NVIDIA GPU; device 'CPU' runs in simulation")
+    raise ExecutionError(f"device {device!r} is neither 'CPU', which runs in simulation, nor 'CUDA', the first GPU")
 
 
 prepare = FusecBackend.prepare

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import calls, choices, penalties, tables
+from benchmarks import calls, choices, onnx_suite, penalties, tables
 from benchmarks.machine import bring, keep
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
@@ -131,3 +132,28 @@ def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch
     text = "\n".join(tables.peers())
     assert "†: fusec's images lie channels last" in text
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]
+
+
+def test_onnx_suite_counts_each_case_once() -> None:
+    found = {
+        ("Node", "test_add"): Outcome(),
+        ("Node", "test_adam"): Outcome(refused=refusals(RECORD.read_text())["test_adam"]),
+        ("Node", "test_abs"): Outcome(failed="AssertionError: 1 is not 2"),
+        ("Simple", "test_shrink"): Outcome(refused="why not"),
+    }
+    row = onnx_suite.row(found, "cpu")
+    assert row["families"]["Node"] == {"cases": 3, "refused": 1, "failed": 1}
+    assert row["wrong"] == ["test_abs: AssertionError: 1 is not 2", "test_shrink: why not"]
+    *_, line = onnx_suite.table([{**row, "target": "h200", "cudnn": 92200, "commit": "0123456789"}]).splitlines()
+    assert line == "| simulation (h200) | 92200 | 4 | 1 | 2 | 1 | 0123456 |"
+
+
+def test_onnx_suite_knows_what_a_gpu_alone_refuses() -> None:
+    case = ("Node", "test_cast_FLOAT_to_FLOAT4E2M1")
+    refused = Outcome(refused="%y: f4e2m1 runs in simulation only, not on a GPU")
+    assert unlike_the_record({case: refused}, "cuda") == [] == unlike_the_record({case: Outcome()}, "cpu")
+    assert unlike_the_record({case: refused}, "cpu") == [f"{case[1]}: {refused.refused}"]
+    passes = "passes, and the record lists it as refused"
+    assert unlike_the_record({case: Outcome()}, "cuda") == [f"{case[1]}: {passes}"]
+    (line,) = unlike_the_record({case: Outcome(refused="no memory")}, "cuda")
+    assert line.startswith(f"{case[1]}: refused with 'no memory', not ")

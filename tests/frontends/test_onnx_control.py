@@ -12,7 +12,6 @@ from onnx import TensorProto, helper
 from fusec.errors import ModelError
 from fusec.frontends import load
 from fusec.frontends.onnx.load import load_bound
-from fusec.onnx_backend import prepare, run_node, supports_device
 from fusec.reference import evaluate
 
 X = info("x", [2, 3])
@@ -166,20 +165,3 @@ def test_ops_defined_by_others_are_imported_by_their_definition() -> None:
     ops = _agrees(proto, q=value)
     assert {"matmul", "softmax"} <= set(ops)
     assert "where" not in ops  # the guard against rows that see nothing: with this mask there are none
-
-
-def test_the_backend_makes_constants_only_of_inputs_that_decide_shapes() -> None:
-    shape = info("shape", [2], TensorProto.INT64)
-    proto = model([node("Reshape", ["x", "shape"], ["y"])], [X, shape], ["y"])
-    rep = prepare(proto)
-    (y,) = rep.run([X_VALUE, np.array([3, 2])])
-    assert y.shape == (3, 2)
-    assert rep.graph is not None
-    assert [v.name for v in rep.graph.inputs] == ["x"]
-
-
-def test_the_backend_runs_a_node() -> None:
-    (y,) = run_node(node("Relu", ["x"], ["y"]), [X_VALUE])
-    np.testing.assert_array_equal(y, np.maximum(X_VALUE, 0))
-    assert supports_device("CPU")
-    assert not supports_device("CUDA")

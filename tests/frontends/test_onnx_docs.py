@@ -1,4 +1,5 @@
-"""docs/onnx.md holds the table of ops as the code prints it, and the counts of onnx's suite as the record has them."""
+"""docs/onnx.md holds the table of ops as the code prints it, and what onnx's suite comes to, as the record and the
+committed runs have it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 from onnx_suite.suite import RECORD, counts
 
+from benchmarks.onnx_suite import table
+from benchmarks.tables_of_costs import read
 from fusec.frontends.onnx.__main__ import WHY_NOT, markdown, schemas, ways
 
 DOC = Path(__file__).parents[2] / "docs" / "onnx.md"
@@ -22,9 +25,10 @@ def _counted() -> str:
     ("begin", "end", "made"),
     [
         ("<!-- begin: counts -->\n", "<!-- end: counts -->", _counted),
+        ("<!-- begin: runs -->\n", "<!-- end: runs -->", lambda: table(read("onnx_suite.json")["rows"])),
         ("<!-- begin: python -m fusec.frontends.onnx -->\n", "<!-- end -->", lambda: markdown() + "\n"),
     ],
-    ids=["counts", "ops"],
+    ids=["counts", "runs", "ops"],
 )
 def test_what_is_generated_is_what_the_code_gives(
     begin: str, end: str, made: object, request: pytest.FixtureRequest

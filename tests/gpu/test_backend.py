@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -742,3 +743,32 @@ def test_a_program_with_no_other_than_unordered_plans_says_so(machine: Machine, 
     machine.unordered = set(machine.engines)
     with pytest.raises(ExecutionError, match="Deselecting execution plan"):
         Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), deterministic=True))
+
+
+class Crew:
+    """An oracle whose processes many models share; it says who ended them."""
+
+    target, workers = load("h200"), 1
+
+    def __init__(self) -> None:
+        self.built: dict[str, Any] = {}
+        self.closed: list[str] = []
+
+    def close(self) -> None:
+        self.closed.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_processes_end_with_the_model_unless_others_share_them(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    from fusec import driver
+
+    crew = Crew()
+    _at_hand(tmp_path, monkeypatch, TEXT)
+    monkeypatch.setattr(driver, "Oracle", lambda *_, **__: crew)
+    net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
+    for thread in [t for t in threading.enumerate() if t.name == "fusec-builders-end"]:
+        thread.join()
+    assert crew.closed == ([] if shared else ["fusec-builders-end"])
+    check(net, 0)

@@ -1,10 +1,14 @@
-"""onnx's own backend test suite, run through `fusec.onnx_backend`: what each case comes to, and the record of that."""
+"""onnx's own backend test suite, run through `fusec.onnx_backend`: what each case comes to, and the record of that.
+
+Device `cpu` is simulation, `cuda` the GPU; `reference` evaluates the imported model, which is cheap and judges nothing
+of what is compiled.
+"""
 
 from __future__ import annotations
 
 import unittest
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,11 +17,15 @@ from typing import Any
 import onnx
 from onnx.backend.test import BackendTest
 
-from fusec.errors import ModelError
-from fusec.onnx_backend import FusecBackend
+from fusec.driver import resolve_target
+from fusec.errors import ModelError, TargetError
+from fusec.gpu.oracle import Oracle
+from fusec.onnx_backend import FusecBackend, FusecBackendRep
+from fusec.reference import evaluate
 
 RECORD = Path(__file__).parent / "record.txt"
 FAMILIES = ("Node", "Simple", "PyTorchConverted", "PyTorchOperator")
+ON_GPU, SIMULATED_ONLY = "On a GPU", "runs in simulation only"
 # Expected values computed in half precision throughout: off by one unit of it. fusec computes in f32 and rounds once.
 HALF = {"rtol": 2e-3}
 # The expected zeros are the rounding errors of another algorithm, 2e-7 of numbers around one.
@@ -26,47 +34,92 @@ WIDER = {
     **dict.fromkeys(("test_attention_4d_causal_fp16", "test_attention_4d_causal_fp16_expanded"), HALF),
     **dict.fromkeys(("test_dft_inverse", "test_dft_inverse_opset19"), NOISE),
 }
+Case = tuple[str, str]  # family and name, without the device
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`refused`: the words of the ModelError, empty if the case passed; `failed`: what else went wrong."""
+    """`refused`: the words of the error, empty if the case passed; `failed`: what else went wrong. `simulated`: the
+    model holds a type that no GPU takes."""
 
     refused: str = ""
     failed: str = ""
+    simulated: bool = False
+
+
+class Reference(FusecBackend):
+    """The imported models, node by node."""
+
+    @classmethod
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> FusecBackendRep:
+        _prepared.append(ReferenceRep(model))
+        return _prepared[-1]
+
+
+class ReferenceRep(FusecBackendRep):
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        given = self.named(inputs)
+        self.graph, lengths = self.compiled(given)
+        return self.outputs(evaluate(self.graph, {v.name: given[v.name] for v in self.graph.inputs}), lengths)
+
+
+class Shared(FusecBackend):
+    """fusec's backend with one oracle for all models of this process: else each model starts processes of its own."""
+
+    @classmethod
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> FusecBackendRep:
+        _prepared.append(super().prepare(model, device, oracle=_oracle(device), **kwargs))
+        return _prepared[-1]
+
+
+_prepared: list[FusecBackendRep] = []  # by the case that runs
+_BACKENDS = {"reference": Reference, "cpu": Shared, "cuda": Shared}
 
 
 @cache
-def suite() -> Mapping[str, type[unittest.TestCase]]:
+def _oracle(device: str) -> Oracle:
+    here = device == "CUDA"
+    return Oracle(resolve_target("auto"), device=here, hand_over=here)
+
+
+@cache
+def _suite(backend: type[FusecBackend]) -> Mapping[str, type[unittest.TestCase]]:
     """The test cases of each family; onnx makes the data of the node cases on the way, not without warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = BackendTest(FusecBackend, __name__, test_kwargs=WIDER).test_cases
+        made = BackendTest(backend, __name__, test_kwargs=WIDER).test_cases
     return {family: made[f"OnnxBackend{family}ModelTest"] for family in FAMILIES}
 
 
-def names(family: str) -> list[str]:
-    return [name for name in vars(suite()[family]) if name.startswith("test_") and name.endswith("_cpu")]
-
-
-def run(family: str, name: str) -> Outcome:
-    """One case; any exception but a ModelError is a failure, a wrong value among them."""
-    case: Any = suite()[family](name)
-    try:
-        getattr(case, name)()
-    except ModelError as error:
-        return Outcome(refused=" ".join(str(error).removeprefix("<model>: ").split()))
-    except Exception as error:  # noqa: BLE001  whatever it is, it is what this looks for
-        return Outcome(failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return Outcome()
-
-
-def outcomes() -> dict[tuple[str, str], Outcome]:
+def cases() -> list[Case]:
     """Every case of every family."""
-    return {(family, name): run(family, name) for family in FAMILIES for name in names(family)}
+    found = {family: (n for n in vars(tests) if n.endswith("_cpu")) for family, tests in _suite(Shared).items()}
+    return [(family, name.removesuffix("_cpu")) for family, names in found.items() for name in names]
 
 
-def record(found: Mapping[tuple[str, str], Outcome]) -> str:
+def run(case: Case, device: str) -> Outcome:
+    """One case on `cpu`, `cuda` or by `reference`; any exception but a refusal is a failure, a wrong value among
+    them."""
+    family, name = case
+    method = f"{name}_{'cpu' if device == 'reference' else device}"
+    test: Any = _suite(_BACKENDS[device])[family](method)
+    _prepared.clear()
+    refused = failed = ""
+    try:
+        getattr(test, method)()
+    except (ModelError, TargetError) as error:
+        refused = " ".join(str(error).removeprefix("<model>: ").split())
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what this looks for
+        failed = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    graphs = [rep.graph for rep in _prepared if rep.graph is not None]
+    return Outcome(refused, failed, any(v.type.dtype.is_narrow for graph in graphs for v in graph.values()))
+
+
+def outcomes(of: Iterable[Case], device: str) -> dict[Case, Outcome]:
+    return {case: run(case, device) for case in of}
+
+
+def record(found: Mapping[Case, Outcome]) -> str:
     """The page that is committed: how many passed, and each refusal by name."""
     lines = [
         f"# The backend test suite of onnx {onnx.__version__}, run by tests/onnx_suite; pytest --accept rewrites this.",
@@ -77,7 +130,10 @@ def record(found: Mapping[tuple[str, str], Outcome]) -> str:
         refused = sorted((name, o.refused) for name, o in mine.items() if o.refused)
         passed = sum(not (o.refused or o.failed) for o in mine.values())
         lines += ["", f"{family}: {passed} of {len(mine)} passed, {len(refused)} refused"]
-        lines += [f"  {name.removesuffix('_cpu')}: {words}" for name, words in refused]
+        lines += [f"  {name}: {words}" for name, words in refused]
+    simulated = sorted(name for (_, name), o in found.items() if o.simulated)
+    lines += ["", f"{ON_GPU}: {len(simulated)} more refused, whose types run in simulation only"]
+    lines += [f"  {name}" for name in simulated]
     return "\n".join(lines) + "\n"
 
 
@@ -92,9 +148,27 @@ def counts(text: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def listed(text: str) -> Sequence[str]:
-    """Names of the refused cases."""
-    return [line.split(":")[0].strip() for line in text.splitlines() if line.startswith("  ")]
+def refusals(text: str, device: str = "cpu") -> dict[str, str]:
+    """The cases that a record lists as refused on a device, and the words."""
+    everywhere, _, on_gpu = text.partition(f"\n{ON_GPU}: ")
+    split = (line.strip().partition(": ") for line in everywhere.splitlines() if line.startswith("  "))
+    found = {name: words for name, _, words in split}
+    more = (line.strip() for line in on_gpu.splitlines() if line.startswith("  "))
+    return found if device != "cuda" else {**found, **dict.fromkeys(more, SIMULATED_ONLY)}
+
+
+def unlike_the_record(found: Mapping[Case, Outcome], device: str) -> list[str]:
+    """What fails, and what is refused or passes where the record says otherwise, each in a line."""
+    listed = refusals(RECORD.read_text(), device)
+    lines: list[str] = []
+    for (_, name), outcome in found.items():
+        if outcome.failed:
+            lines.append(f"{name}: {outcome.failed}")
+        elif bool(outcome.refused) != (name in listed):
+            lines.append(f"{name}: {outcome.refused or 'passes, and the record lists it as refused'}")
+        elif outcome.refused and listed[name] not in outcome.refused:
+            lines.append(f"{name}: refused with {outcome.refused!r}, not {listed[name]!r}")
+    return lines
 
 
 @cache
@@ -109,7 +183,7 @@ def models() -> dict[str, Any]:
 
 def passing() -> Iterator[Any]:
     """The node cases that are not listed as refused, with their data."""
-    refused = set(listed(RECORD.read_text()))
+    refused = refusals(RECORD.read_text())
     yield from (case for name, case in models().items() if name not in refused)
 
 
