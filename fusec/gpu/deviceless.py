@@ -112,6 +112,7 @@ def _built(source: str, own: Path, stem: str) -> Path:
         if done.returncode:
             raise TargetError(f"{cc} could not build the stand-in for libcuda: {done.stderr.strip()[-300:]}")
         library = own / private.library_name(stem, made.read_bytes())
+        made.chmod(0o644)  # the umask may let others write it
         made.replace(library)  # atomic: another process may be doing the same
     return library
 

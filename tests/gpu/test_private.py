@@ -131,6 +131,15 @@ def test_a_read_only_folder_with_a_whole_stand_in_serves(own: Path, monkeypatch:
 
 
 @pytest.mark.cudnn
+def test_a_lax_umask_does_no_harm(own: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert deviceless.stand_in() == deviceless.stand_in()
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.cudnn
 def test_roots_stand_in_serves_other_users(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image that root built, with a cache that its user may read."""
     library = deviceless.stand_in()
