@@ -55,11 +55,11 @@ def bench(
     if as_json:
         spent = {} if executable.spent is None else executable.spent.by_what
         parts = {what: round(each.seconds, 3) for what, each in spent.items()}
-        print(cli_io.json_text({"model": model, "compile_s": compile_s, "compile": parts, **measured.to_json()}))
+        cli_io.say(cli_io.json_text({"model": model, "compile_s": compile_s, "compile": parts, **measured.to_json()}))
         return
     how = "loaded" if model.endswith(".fusec") else "compiled"
-    print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
+    cli_io.say(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if profile:
-        print(measured.table())
+        cli_io.say(measured.table())
         if executable.spent is not None:
-            print(f"compiling it took\n{executable.spent}")
+            cli_io.say(f"compiling it took\n{executable.spent}")

@@ -23,6 +23,7 @@ from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
 from fusec.passes.base import UNORDERED
 from fusec.passes.edges import names, require_known
+from fusec.printable import printable
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.storage import turned
 
@@ -123,7 +124,7 @@ class DynamicExecutable:
         symbols = {d for spec in self.inputs for d in spec.shape or () if isinstance(d, str) and d}
         for symbol, sizes in buckets.items():
             if symbol not in symbols:
-                known = ", ".join(sorted(symbols)) or "none"
+                known = printable(", ".join(sorted(symbols))) or "none"
                 raise ModelError(f"{source.file}: there is no symbolic dim {symbol!r}; those of the inputs: {known}")
             if not sizes or any(size < 1 for size in sizes):
                 raise FusecError(f"buckets of {symbol!r} are sizes from 1 on, not {list(sizes)}")
@@ -201,7 +202,7 @@ class DynamicExecutable:
             shape = shapes[spec.name]
             fits = len(shape) == len(spec.shape)
             if not fits or any(isinstance(d, int) and d != size for d, size in zip(spec.shape, shape, strict=True)):
-                want = ", ".join(str(d) if d != "" else "?" for d in spec.shape)
+                want = ", ".join(printable(str(d)) if d != "" else "?" for d in spec.shape)
                 raise ExecutionError(f"input {quote(spec.name)} has shape [{want}], the array {list(shape)}")
             for dim, size in zip(spec.shape, shape, strict=True):
                 if isinstance(dim, str) and dim:

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from fusec.errors import CheckError
 from fusec.ir import Node, Return
 from fusec.ops import Cast, Pointwise
+from fusec.printable import printable
 from fusec.program import Kind, Partition, Program, display_name
 from fusec.verdict import Refused
 
@@ -36,7 +37,7 @@ class Miss:
         names = "+".join(map(display_name, self.chain))
         origin = ", ".join(dict.fromkeys(o for node in self.chain for o in node.origin)) or "no source node"
         parts = " | ".join(f"{step.kind.value} {step.signature}" for step in self.steps)
-        return f"{names} ({origin}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
+        return f"{names} ({printable(origin)}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
 
 
 def check(program: Program, pattern: str) -> tuple[int, list[Miss]]:

@@ -24,6 +24,7 @@ import numpy as np
 from fusec import __version__
 from fusec.errors import FusecError
 from fusec.ir import Graph
+from fusec.printable import printable, printable_lines
 from fusec.testing.case import Case
 from fusec.testing.failure import DIED, HUNG, Failure, SkippedError, attempt, ops_of, signature
 from fusec.testing.packing import load_npz, save_npz, text_of
@@ -235,8 +236,8 @@ def replay(place: str | os.PathLike[str]) -> int:
         failure = check(finding)
     print(finding.graph)
     if failure is None:
-        print(f"{finding.property} holds: fixed")
+        print(printable(f"{finding.property} holds: fixed"))
         return 0
-    print(failure.traceback or failure.message, file=sys.stderr)
-    print(f"{finding.property} still fails: {failure.message}")
+    print(printable_lines(failure.traceback or failure.message), file=sys.stderr)
+    print(printable_lines(f"{finding.property} still fails: {failure.message}"))
     return 1
