@@ -27,7 +27,7 @@ from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, print_node, quote
 from fusec.ops import Scatter
-from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, run
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, names_of, run
 from fusec.passes.edges import chosen, keep
 from fusec.passes.partition import kernels_only, partition
 from fusec.passes.partition.in_place import concat_in_place
@@ -108,6 +108,7 @@ def compile(
     family: shares constants and more with the other programs it was given to.
     `Executable.spent` says where the time went. Raises ModelError, TargetError.
     """
+    disable = names_of("disable", disable)
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     if isinstance(model, Builder):
@@ -271,6 +272,7 @@ def build(
     oracle: Oracle | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`. oracle: whom to ask what cuDNN takes."""
+    disable = names_of("disable", disable)
     _check_options(precision, disable)
     report = progress or (lambda stage, done, total: None)
     if rounding not in ROUNDINGS:

@@ -147,6 +147,8 @@ def load(
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The shapes as tuples of Python integers; ModelError for anything that is no size."""
     sizes: dict[str, tuple[int, ...]] = {}
+    if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise ModelError(f"shapes are a dict of shapes by input name, such as {{'x': (1, 3)}}, not {shapes!r}")
     for name, shape in shapes.items():
         try:
             sizes[name] = tuple(operator.index(d) for d in shape)

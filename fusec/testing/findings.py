@@ -30,6 +30,7 @@ from fusec.testing.failure import DIED, HUNG, Failure, SkippedError, attempt, op
 from fusec.testing.packing import load_npz, save_npz, text_of
 from fusec.testing.resolve import absolute, property_of
 from fusec.text import parse
+from fusec.untrusted import read_json
 
 Array = np.ndarray[Any, Any]
 
@@ -183,7 +184,7 @@ def summary(finding: Finding, folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> Finding:
     """The finding in a folder. FusecError naming the file if it is not whole."""
     try:
-        data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+        data = read_json((folder / "finding.json").read_text(encoding="utf-8"))
         tables: dict[str, dict[str, Array]] = {
             name: load_npz(folder / f"{name}.npz", data["element_types"].get(name, {}))
             for name in ("weights", "inputs", "got", "expected")
