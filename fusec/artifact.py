@@ -23,6 +23,7 @@ from fusec.gpu.oracle import Oracle
 from fusec.gpu.worker import decode, encode
 from fusec.ir import Constant, Graph, Literal, Node, print_graph
 from fusec.passes.base import PRECISIONS, Options
+from fusec.passes.partition.spell import REWRITES
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
 from fusec.program import Kind, Partition, Program, Refusal, body_of
@@ -261,6 +262,8 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     for item in data["steps"]:
         taken = _nodes(nodes, item["nodes"])
         body = body_of(graph, taken) if item["body"] is None else parse(item["body"], weights)
+        if unknown := [name for name in item["spelling"] if name not in REWRITES]:
+            raise ValueError(f"no rewrite is named {unknown[0]!r}")
         verdict = None if item["verdict"] is None else decode(item["verdict"])
         if verdict is not None and not isinstance(verdict, Legal):
             raise ValueError("a step that cuDNN refused")
@@ -268,6 +271,8 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     refusals: list[Refusal] = []
     for item in data["refusals"]:
         taken, reason = _nodes(nodes, item["nodes"]), item["reason"]
+        if not taken:
+            raise ValueError("a refusal of no nodes")
         why = reason if isinstance(reason, str) else decode(reason)
         if isinstance(why, Legal):
             raise ValueError("a refusal that cuDNN accepted")
@@ -321,13 +326,15 @@ def _with_plans(
 def trust(path: str | Path, store: PlanStore | None = None) -> int:
     """Trust every serialized plan of a file from now on, for its maker is known; returns how many there are."""
     file, keeper = _open(Path(path)), store or PlanStore()
-    blobs = [
-        item["blob"]
-        for target in file.manifest["targets"]
-        for items in file.json(f"{target}/program.json")["plans"].values()
-        for item in items
-        if item["blob"] is not None
-    ]
-    for blob in blobs:
-        keeper.trust(bytes(file.check(blob)))
+    try:
+        blobs = [
+            bytes(file.check(item["blob"]))
+            for target in file.manifest["targets"]
+            for items in file.json(f"{target}/program.json")["plans"].values()
+            for item in items
+            if item["blob"] is not None
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: its lists of plans are not as fusec writes them: {error!r}") from error
+    keeper.trust(*blobs)
     return len(blobs)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fusec.errors import FusecError, ModelError
+from fusec.untrusted import read_json
 
 MANIFEST = "manifest.json"
 ALIGNMENT = 64  # of each member's first byte, in the file and so in memory
@@ -105,7 +106,7 @@ class Reader:
     def _manifest(self, archive: zipfile.ZipFile) -> dict[str, Any]:
         if MANIFEST not in self._places or archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
             raise ModelError(f"{self.path}: not a .fusec file: it has no {MANIFEST}")
-        manifest = json.loads(archive.read(MANIFEST))  # which checks the zip's own checksum
+        manifest = read_json(archive.read(MANIFEST))  # which checks the zip's own checksum
         members = manifest.get("members") if isinstance(manifest, dict) else None
         if not isinstance(members, dict):
             raise ModelError(f"{self.path}: {MANIFEST}: lists no members")
@@ -153,6 +154,6 @@ class Reader:
     def json(self, name: str) -> Any:
         """A member as JSON data, checked."""
         try:
-            return json.loads(self.text(name))
+            return read_json(self.text(name))
         except ValueError as error:
             raise ModelError(f"{self.path}: {name}: {error}") from error

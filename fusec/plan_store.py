@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from fusec.cache import folder as cache_folder
 from fusec.errors import FusecError
 from fusec.plans import Choice, Entry, Knobs, PlanKey
+from fusec.untrusted import read_json
 
 MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
 MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; the older half goes
@@ -369,7 +370,7 @@ def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     if data[:start] != _MAGIC + checksum:
         raise ValueError(f"{name[:16]}…: its checksum does not fit")
     head, _, blob = body.partition(b"\n")
-    header = json.loads(head)
+    header = read_json(head)
     if not isinstance(header, dict):
         raise ValueError(f"{name[:16]}…: no header")
     return header, blob

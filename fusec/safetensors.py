@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Literal, TensorType
+from fusec.untrusted import read_json
 
 # The format's names. Narrow types it has no name for, or packs, are bytes; the metadata says of what type.
 _NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} | {
@@ -60,7 +61,7 @@ def read(data: memoryview) -> dict[str, Literal]:
         length = int.from_bytes(data[:8], "little")
         if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
             raise ModelError("cut short, or no safetensors")
-        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + length]))
+        header: dict[str, Any] = read_json(bytes(data[8 : 8 + length]))
         said: dict[str, str] = header.pop("__metadata__", {})
         body = data[8 + length :]
         return {

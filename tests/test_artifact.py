@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +24,7 @@ from examples.models import light, randomised
 from fusec import artifact, container, frontends
 from fusec.compiled import Compiled
 from fusec.errors import FusecError, ModelError
+from fusec.explain import explain
 from fusec.ir import print_graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
@@ -288,6 +292,40 @@ def test_a_program_made_up_is_refused(path: Path, store: PlanStore, change: obje
     rewritten(path, "h200/program.json", json.dumps(data).encode())
     with pytest.raises(ModelError, match=words):
         artifact.load(path, "h200", store)
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each part of JSON data; of lists the first two items."""
+    yield path
+    if isinstance(data, dict):
+        for key in data:
+            yield from places(data[key], (*path, key))
+    elif isinstance(data, list):
+        for index in range(min(len(data), 2)):
+            yield from places(data[index], (*path, index))
+
+
+def test_whatever_is_altered_in_a_program_is_refused_or_explained(path: Path, store: PlanStore) -> None:
+    c = compiled()
+    artifact.save(path, [c], plans(c))
+    whole = container.Reader(path).json("h200/program.json")
+    assert whole["refusals"]
+    refused = 0
+    for place in list(places(whole)):
+        for bad in (None, True, -1, 10**20, "x", [], [0], [[]], {}, {"a": 1}):
+            data = copy.deepcopy({"whole": whole})
+            inside: Any = data
+            for part in ("whole", *place)[:-1]:
+                inside = inside[part]
+            inside[("whole", *place)[-1]] = bad
+            rewritten(path, "h200/program.json", json.dumps(data["whole"]).encode())
+            try:
+                artifact.trust(path, store)
+                found = artifact.load(path, "h200", store).compiled
+                assert str(explain(found.program, found.target, cores=False))
+            except FusecError:
+                refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fusec.gpu import deviceless
 from fusec.gpu.device import device_name
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered
+from fusec.printable import printable
 from fusec.program import Kind, Program
 from fusec.repro import data, texts
 from fusec.repro.source import script
@@ -83,24 +84,25 @@ def write_body(
             shutil.rmtree(beside, ignore_errors=True)
             raise
     except OSError as error:
-        raise FusecError(f"{folder}: cannot write: {error.strerror or error}") from error
+        raise FusecError(f"{printable(str(folder))}: cannot write: {error.strerror or error}") from error
     return folder
 
 
 def check_folder(folder: Path) -> Path:
     """Where the folder will be; FusecError unless it is new or empty, and can be made."""
+    named = printable(str(folder))
     try:
         goal = folder.resolve()
         if goal.exists() and not goal.is_dir():
-            raise FusecError(f"{folder}: exists and is no folder")
+            raise FusecError(f"{named}: exists and is no folder")
         if goal.is_dir() and any(goal.iterdir()):
-            raise FusecError(f"{folder}: exists and is not empty; name another folder, or remove it")
+            raise FusecError(f"{named}: exists and is not empty; name another folder, or remove it")
         if not goal.parent.is_dir():
-            raise FusecError(f"{folder}: there is no folder {goal.parent}")
+            raise FusecError(f"{named}: there is no folder {printable(str(goal.parent))}")
         if not os.access(goal.parent, os.W_OK):
-            raise FusecError(f"{folder}: the folder {goal.parent} cannot be written")
+            raise FusecError(f"{named}: the folder {printable(str(goal.parent))} cannot be written")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise FusecError(f"{folder}: {error}") from error
+        raise FusecError(f"{named}: {error}") from error
     return goal
 
 

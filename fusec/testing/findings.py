@@ -24,11 +24,13 @@ import numpy as np
 from fusec import __version__
 from fusec.errors import FusecError
 from fusec.ir import Graph
+from fusec.printable import printable, printable_lines
 from fusec.testing.case import Case
 from fusec.testing.failure import DIED, HUNG, Failure, SkippedError, attempt, ops_of, signature
 from fusec.testing.packing import load_npz, save_npz, text_of
 from fusec.testing.resolve import absolute, property_of
 from fusec.text import parse
+from fusec.untrusted import read_json
 
 Array = np.ndarray[Any, Any]
 
@@ -182,7 +184,7 @@ def summary(finding: Finding, folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> Finding:
     """The finding in a folder. FusecError naming the file if it is not whole."""
     try:
-        data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+        data = read_json((folder / "finding.json").read_text(encoding="utf-8"))
         tables: dict[str, dict[str, Array]] = {
             name: load_npz(folder / f"{name}.npz", data["element_types"].get(name, {}))
             for name in ("weights", "inputs", "got", "expected")
@@ -235,8 +237,8 @@ def replay(place: str | os.PathLike[str]) -> int:
         failure = check(finding)
     print(finding.graph)
     if failure is None:
-        print(f"{finding.property} holds: fixed")
+        print(printable(f"{finding.property} holds: fixed"))
         return 0
-    print(failure.traceback or failure.message, file=sys.stderr)
-    print(f"{finding.property} still fails: {failure.message}")
+    print(printable_lines(failure.traceback or failure.message), file=sys.stderr)
+    print(printable_lines(f"{finding.property} still fails: {failure.message}"))
     return 1
