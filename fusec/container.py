@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import json
 import mmap
-import os
 import struct
 import zipfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
+from fusec import atomic
 from fusec.errors import FusecError, ModelError
 
 MANIFEST = "manifest.json"
@@ -65,20 +65,13 @@ class Writer:
 @contextlib.contextmanager
 def written(path: Path) -> Generator[Writer]:
     """A writer of a file that takes its place at the end, if nothing failed. FusecError if it cannot be written."""
-    beside = path.resolve().with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with beside.open("xb") as file:
-                writer = Writer(file)
-                try:
-                    yield writer
-                finally:
-                    writer.close()
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path.resolve())
-        finally:
-            beside.unlink(missing_ok=True)
+        with atomic.written(path.resolve(), durable=True) as file:
+            writer = Writer(file)
+            try:
+                yield writer
+            finally:
+                writer.close()
     except OSError as error:
         raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
 
