@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Generator
@@ -91,7 +90,7 @@ def _own(parent: Path, make: Callable[[Path], int]) -> Generator[tuple[Path, int
 
 def _locked(parent: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
     while True:
-        path = parent / f".fusec-{secrets.token_hex(16)}.tmp"
+        path = parent / f".fusec-{os.urandom(16).hex()}.tmp"
         try:
             handle = make(path)
         except FileNotFoundError:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import os
-import secrets
 import sqlite3
 import time
 import warnings
@@ -169,7 +168,7 @@ class Store:
                 raise
             except sqlite3.DatabaseError:
                 pass  # damaged indeed
-            aside = self.path.with_suffix(f".damaged-{secrets.token_hex(8)}")
+            aside = self.path.with_suffix(f".damaged-{os.urandom(8).hex()}")
             warnings.warn(f"the cache {self.path} is damaged ({error}); set aside as {aside.name}", stacklevel=5)
             self.path.replace(aside)
             for journal in ("-wal", "-shm"):

@@ -82,6 +82,9 @@ def main() -> NoReturn:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         print(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
         status = EXIT_ERROR
+    except KeyboardInterrupt:  # while the command line was read, or after the command
+        print("fusec: interrupted", file=sys.stderr)
+        status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = EXIT_PIPE
         with contextlib.suppress(typer.Exit):

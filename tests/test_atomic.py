@@ -104,7 +104,7 @@ def test_a_planted_symlink_is_not_followed(tmp_path: Path, monkeypatch: pytest.M
     """Under the very name that the writer draws."""
     victim, goal = tmp_path / "victim", tmp_path / "goal"
     victim.write_text("precious")
-    monkeypatch.setattr("secrets.token_hex", lambda count: "0" * 2 * count)
+    monkeypatch.setattr("os.urandom", bytes)
     (tmp_path / f".fusec-{'0' * 32}.tmp").symlink_to(victim)
     with pytest.raises(FusecError, match="File exists"):
         cli_io.write_whole(goal, lambda file: file.write(b"new"))

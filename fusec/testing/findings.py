@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import sys
 from collections.abc import Mapping
@@ -103,7 +102,7 @@ def move(made: Path, goal: Path) -> Path:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             with contextlib.suppress(FileNotFoundError):  # another process moved it first
-                goal.replace(aside / secrets.token_hex(8))
+                goal.replace(aside / os.urandom(8).hex())
 
 
 def copy(made: Path, folder: Path) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fusec
+from fusec import lifeline
 from fusec.compiled import Compiled
 from fusec.ir import Graph, quote
 from fusec.testing.case import Case, MismatchError
@@ -44,7 +45,7 @@ def digest(compiled: Compiled) -> str:
 
 
 class Twin:
-    """A child process that compiles what it is sent. It ends with its parent, whose end of the pipe then closes."""
+    """A child process that compiles what it is sent. It ends with its parent (`fusec.lifeline`)."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
@@ -82,11 +83,13 @@ class Twin:
             seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
             root = str(Path(fusec.__file__).parent.parent)
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            handle = lifeline.handle()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fusec.testing.twin"],
+                [sys.executable, "-m", "fusec.testing.twin", str(handle)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                pass_fds=[handle],
                 text=True,
                 env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
             )
@@ -125,6 +128,7 @@ def _answer(line: str) -> dict[str, Any]:
 
 def main() -> None:
     """Answer one line of JSON for each that comes, until there are no more."""
+    lifeline.hold(int(sys.argv[1]))
     for line in sys.stdin:
         print(json.dumps(_answer(line)), flush=True)
 
