@@ -28,13 +28,14 @@ from fusec import (
     cli_lock,
     cli_machine,
     cli_repro,
+    cli_signals,
 )
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
 
-EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, cli_signals.EXIT_INTERRUPTED, 141
 TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that `run --compare` lets pass
 
 
@@ -75,6 +76,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 def main() -> NoReturn:
     """The entry point: run the command line of this process."""
+    cli_signals.watch()
     try:
         status = app(prog_name="fusec", standalone_mode=False)
         sys.stdout.flush()
