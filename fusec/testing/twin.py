@@ -24,8 +24,8 @@ from fusec.testing.packing import decode, encode
 from fusec.testing.prepared import compile_once
 
 PATIENCE_S = 120.0  # far beyond any compilation of a graph that properties are tried on
-
-
+# its parent's end comes first: the imports take seconds
+_START = "from fusec.lifeline import hold; hold({handle}); from fusec.testing.twin import main; main()"
 _NAME = re.compile(r'%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-])')
 
 
@@ -85,7 +85,7 @@ class Twin:
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
             handle = lifeline.handle()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fusec.testing.twin", str(handle)],
+                [sys.executable, "-c", _START.format(handle=handle)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -128,10 +128,5 @@ def _answer(line: str) -> dict[str, Any]:
 
 def main() -> None:
     """Answer one line of JSON for each that comes, until there are no more."""
-    lifeline.hold(int(sys.argv[1]))
     for line in sys.stdin:
         print(json.dumps(_answer(line)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
