@@ -28,6 +28,7 @@ from fusec import (
     cli_lock,
     cli_machine,
     cli_repro,
+    cli_signals,
 )
 from fusec.errors import CheckError, FusecError
 from fusec.printable import printable
@@ -35,7 +36,7 @@ from fusec.printable import printable
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
 
-EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, cli_signals.EXIT_INTERRUPTED, 141
 TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that `run --compare` lets pass
 
 
@@ -76,6 +77,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 def main() -> NoReturn:
     """The entry point: run the command line of this process."""
+    cli_signals.watch()
     try:
         with cli_io.plain_warnings():
             status = app(prog_name="fusec", standalone_mode=False)
@@ -84,6 +86,9 @@ def main() -> NoReturn:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         cli_io.say(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
         status = EXIT_ERROR
+    except KeyboardInterrupt:  # while the command line was read, or after the command
+        print("fusec: interrupted", file=sys.stderr)
+        status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = EXIT_PIPE
         with contextlib.suppress(typer.Exit):

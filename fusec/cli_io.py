@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fusec import atomic
 from fusec.errors import CudnnNotAskedWarning, FusecError
 from fusec.printable import printable, printable_lines
 
@@ -184,20 +185,10 @@ def check_writable(path: Path | None) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file that is there whole or not at all: beside it first, then in its place."""
     check_writable(path)
-    goal = path.resolve()  # through a link: replace what it points to, not the link
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with beside.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            if goal.exists():
-                beside.chmod(stat.S_IMODE(goal.stat().st_mode))
-            beside.replace(goal)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        # through a link: replace what it points to, not the link
+        with atomic.written(path.resolve(), durable=True) as file:
+            write(file)
     except OSError as error:
         raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
 

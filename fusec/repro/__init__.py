@@ -9,14 +9,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec import __version__
+from fusec import __version__, atomic
 from fusec.compiled import Compiled
 from fusec.errors import FusecError
 from fusec.gpu import deviceless
@@ -69,20 +68,15 @@ def write_body(
     }
     model, missing = _onnx(body)
     files["README.txt"] = texts.readme(title, target, seed if feeds is None else None, missing)
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     try:
-        try:
-            beside.mkdir()
+        with atomic.folder(goal.parent) as made:
             for name, text in files.items():
-                (beside / name).write_text(text, encoding="utf-8")
+                (made / name).write_text(text, encoding="utf-8")
             if model is not None:
-                (beside / "partition.onnx").write_bytes(model)
-            data.save(beside / "inputs.npz", contents.before)
-            data.save(beside / "expected.npz", contents.expected)
-            beside.rename(goal)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
+                (made / "partition.onnx").write_bytes(model)
+            data.save(made / "inputs.npz", contents.before)
+            data.save(made / "expected.npz", contents.expected)
+            made.rename(goal)
     except OSError as error:
         raise FusecError(f"{printable(str(folder))}: cannot write: {error.strerror or error}") from error
     return folder
