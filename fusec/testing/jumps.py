@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Node, Op
+from fusec.ir import Node
 from fusec.ops import Cast
 from fusec.testing.edges import (
     PRODUCTS,
@@ -22,8 +22,8 @@ from fusec.testing.samples import SAFETY, Rounding, Samples
 Array = np.ndarray[Any, Any]
 
 
-def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding, unit: float) -> Array | None:
-    """Where the result may lie on the other side of a jump, None for nowhere; unit: how far a quotient is rounded."""
+def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
+    """Where the result may lie on the other side of a jump, None for nowhere."""
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
@@ -41,8 +41,6 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         nowhere = np.ones(result.shape, np.bool_)
     if label is None or not any(v.type.dtype.is_float for v in node.operands):
         return nowhere
-    if op.name == "floor_mod" and not rounding.meaning:
-        return _quotient_flips(op, operands, unit)
     if all(s.exact for s in operands):
         return nowhere
     reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
@@ -52,15 +50,4 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         moved = [x if r is None else x + s * r for x, r, s in zip(plain, reach, signs, strict=False)]
         there = label(op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
-    return flipped if flipped.any() else None
-
-
-def _quotient_flips(op: Op, operands: list[Samples], unit: float) -> Array | None:
-    """Lowered, floor_mod takes the floor of a quotient that was rounded."""
-    x, y = (s.plain for s in operands)
-    quotient, error = x / y, (SAFETY * s.spread() for s in operands)
-    dx, dy = error
-    reach = np.abs(quotient) * (4 * unit + dx / np.abs(x) + dy / np.abs(y))
-    whole = (np.rint(quotient) * y == x) & (dx == 0) & (dy == 0)
-    flipped = ~whole & (np.floor(quotient - reach) != np.floor(quotient + reach))
     return flipped if flipped.any() else None
