@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from frontends.onnx_models import run
 from helpers import assert_close
 from onnx import TensorProto, helper
 
@@ -193,3 +194,17 @@ def test_products_of_integers_are_exact_and_wrap_around(precision: str, rng: np.
 def test_a_gemm_of_integers_has_whole_factors() -> None:
     with pytest.raises(ModelError, match=r"node 'layer' \(Gemm\): alpha 0\.5 and beta 3\.0 of i64 must be whole"):
         fusec.compile(_counted(0.5))
+
+
+@pytest.mark.parametrize("alpha", [4.0, -4.0])
+def test_a_gemm_that_overflows_does_so_to_its_own_side(alpha: float) -> None:
+    """Weights times alpha would be infinite, and a sum of infinities of both signs NaN."""
+    weight = onnx.numpy_helper.from_array(np.array([[3e38], [3e38]], np.float32), "w")
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], "layer", alpha=alpha)
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 2]), ("y", [2, 1]))]
+    graph = helper.make_graph([node], "g", info[:1], info[1:], [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.array([[-1.0, 0.5], [0.0, 0.01]], np.float32)
+    want = run(proto, {"x": x})[0]
+    assert np.isinf(want[0, 0]) and np.isfinite(want[1, 0])
+    np.testing.assert_allclose(fusec.compile(proto, target="h200", tune="none")(x), want, rtol=1e-6)
