@@ -26,6 +26,12 @@ WIDER = {
     **dict.fromkeys(("test_attention_4d_causal_fp16", "test_attention_4d_causal_fp16_expanded"), HALF),
     **dict.fromkeys(("test_dft_inverse", "test_dft_inverse_opset19"), NOISE),
 }
+# The suite aligns corners to a fractional length. ONNX's text, torch and onnxruntime align them to whole elements;
+# tests/frontends/test_onnx_resize.py compares these with onnxruntime.
+CORNERS = "disputed: corners are aligned to the rounded length, as torch and onnxruntime do"
+DISPUTED = dict.fromkeys(
+    ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"), CORNERS
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ def run(family: str, name: str) -> Outcome:
     except ModelError as error:
         return Outcome(refused=" ".join(str(error).removeprefix("<model>: ").split()))
     except Exception as error:  # noqa: BLE001  whatever it is, it is what this looks for
+        if isinstance(error, AssertionError) and name.removesuffix("_cpu") in DISPUTED:
+            return Outcome(refused=DISPUTED[name.removesuffix("_cpu")])
         return Outcome(failed=f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Outcome()
 
@@ -70,13 +78,13 @@ def record(found: Mapping[tuple[str, str], Outcome]) -> str:
     """The page that is committed: how many passed, and each refusal by name."""
     lines = [
         f"# The backend test suite of onnx {onnx.__version__}, run by tests/onnx_suite; pytest --accept rewrites this.",
-        "# All cases pass but those listed here, which are refused with the words given.",
+        "# All cases pass but those listed here, which are refused with the words given, or disputed.",
     ]
     for family in FAMILIES:
         mine = {name: o for (kind, name), o in found.items() if kind == family}
         refused = sorted((name, o.refused) for name, o in mine.items() if o.refused)
         passed = sum(not (o.refused or o.failed) for o in mine.values())
-        lines += ["", f"{family}: {passed} of {len(mine)} passed, {len(refused)} refused"]
+        lines += ["", f"{family}: {passed} of {len(mine)} passed, {len(refused)} refused or disputed"]
         lines += [f"  {name.removesuffix('_cpu')}: {words}" for name, words in refused]
     return "\n".join(lines) + "\n"
 
