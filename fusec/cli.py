@@ -87,7 +87,7 @@ def main() -> NoReturn:
         cli_io.say(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
         status = EXIT_ERROR
     except KeyboardInterrupt:  # while the command line was read, or after the command
-        print("fusec: interrupted", file=sys.stderr)
+        cli_io.say("fusec: interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = EXIT_PIPE

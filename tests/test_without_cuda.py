@@ -94,8 +94,9 @@ def test_libraries_without_the_frontend_are_an_error_that_names_both_ways(
     """As where torch brought cuDNN's library and NVRTC."""
     (tmp_path / "cudnn.py").write_text("raise ModuleNotFoundError(\"No module named 'cudnn'\")")
     monkeypatch.syspath_prepend(tmp_path)
+    worker = WorkerProcess(load("t4"), False)
     with pytest.raises(TargetError) as caught:
-        WorkerProcess(load("t4"), False)
+        worker.wait_ready()
     assert str(caught.value) == f"No module named 'cudnn': {INSTALL}; or take --target cpu"
 
 

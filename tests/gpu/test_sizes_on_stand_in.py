@@ -41,7 +41,7 @@ class Workers(Oracle):
     def start(self, count: int | None = None) -> None:
         self.started += count is None  # for sizes to come
 
-    def _put(self, graph: CudnnGraph) -> Verdict:
+    def _put(self, graph: CudnnGraph, ended: int | None = None) -> Verdict:
         self.judged.append(graph)
         if self._refused(graph):
             return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "of that size")
@@ -191,7 +191,7 @@ def test_where_a_plan_taken_over_does_not_build_the_size_is_measured(machine: Ma
     run(exe, 4)
     (oracle,) = workers
     oracle.refuses = {6}
-    oracle._put = lambda graph: Legal((Plan(7, ((2, 0),), True, 0, True),))  # type: ignore[method-assign]  # legal after all
+    oracle._put = lambda graph, ended=None: Legal((Plan(7, ((2, 0),), True, 0, True),))  # type: ignore[method-assign]  # legal after all
     machine.emitted.clear()
     run(exe, 6)
     assert machine.emitted, "here, by name or by measuring"
