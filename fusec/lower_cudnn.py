@@ -82,6 +82,9 @@ WITHOUT: Mapping[str, str] = {
     **dict.fromkeys(("is_nan", "is_inf", "logical_xor"), _NO_MODE),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _NO_MODE),
     **dict.fromkeys(("shift_left", "shift_right"), _NO_MODE),
+    # quotients lose digits: floor(x / y) * y is NaN where y is infinite, and the sign of a zero is lost
+    "mod": "cuDNN does not say what its mode gives for infinities, zero divisors and large quotients",
+    "floor_mod": "cuDNN's modes only reach it by a rounded quotient, which is NaN for an infinite divisor",
     "gen_index": "the axis is lost when dims are merged to the frame",
     "elu_backward": "cuDNN's takes no alpha",
     "batch_norm": "cuDNN has no engine for inference batch norm; fold it or decompose it",

@@ -162,14 +162,6 @@ def _prelu(b: CudnnBuilder, node: Node) -> None:
     steps.last("binary_select", x, steps.step("mul", x, slope), above)
 
 
-def _floor_mod(b: CudnnBuilder, node: Node) -> None:
-    if not node.result.type.dtype.is_float:
-        raise LoweringError(f"floor_mod in {node.result.type.dtype.value}: cuDNN would compute it in fp32")
-    steps = Steps(b, node)
-    x, y = steps.operands
-    steps.last("sub", x, steps.step("mul", steps.step("floor", steps.step("div", x, y)), y))
-
-
 def _cast(b: CudnnBuilder, node: Node) -> None:
     source, target = node.operands[0].type.dtype, node.result.type.dtype
     if not target.is_float or source not in STORED:
@@ -186,7 +178,7 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
 _SAME_MODE = (
     *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
     *("sigmoid", "sin", "softplus", "sqrt", "tan", "tanh", "gelu", "gelu_tanh", "swish", "leaky_relu", "logical_not"),
-    *("add", "add_square", "sub", "mul", "div", "max", "min", "mod", "pow"),
+    *("add", "add_square", "sub", "mul", "div", "max", "min", "pow"),
     *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "logical_and", "logical_or"),
     *("relu_backward", "leaky_relu_backward", "sigmoid_backward", "tanh_backward", "gelu_backward"),
     *("gelu_tanh_backward", "softplus_backward", "swish_backward"),
@@ -205,6 +197,5 @@ POINTWISE: Mapping[str, Callable[[CudnnBuilder, Node], None]] = {
     "softsign": _softsign,
     "thresholded_relu": _thresholded_relu,
     "prelu": _prelu,
-    "floor_mod": _floor_mod,
     "cast": _cast,
 }

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from frontends.onnx_models import run
 from helpers import assert_close
 from onnx import TensorProto, helper
 
@@ -165,3 +166,45 @@ def test_bad_options_are_named() -> None:
         fusec.compile(model(), tune="max")
     with pytest.raises(FusecError, match="no pass or rule is named nonsense"):
         fusec.compile(model(), disable=["nonsense"])
+
+
+def _counted(alpha: float = 1.0) -> onnx.ModelProto:
+    """A product of integers with another one's transpose, and a Gemm over it."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Gemm", ["a", "x", "c"], ["y"], "layer", transB=1, alpha=alpha, beta=3.0),
+    ]
+    weights = [
+        onnx.numpy_helper.from_array(np.full(s, 2**61 + 7, np.int64), n) for n, s in (("w", (5, 5)), ("c", (4,)))
+    ]
+    info = [helper.make_tensor_value_info(n, TensorProto.INT64, s) for n, s in (("x", [4, 5]), ("y", [4, 4]))]
+    graph = helper.make_graph(nodes, "g", info[:1], info[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_products_of_integers_are_exact_and_wrap_around(precision: str, rng: np.random.Generator) -> None:
+    x = rng.integers(-(2**62), 2**62, (4, 5))
+    exe = fusec.compile(_counted(-2.0), target="h200", precision=precision, tune="none")
+    w, c = np.int64(2**61 + 7), np.full(4, 2**61 + 7, np.int64)
+    want = (x @ np.full((5, 5), w)) @ x.T * np.int64(-2) + c * np.int64(3)
+    np.testing.assert_array_equal(exe(x), want)
+
+
+def test_a_gemm_of_integers_has_whole_factors() -> None:
+    with pytest.raises(ModelError, match=r"node 'layer' \(Gemm\): alpha 0\.5 and beta 3\.0 of i64 must be whole"):
+        fusec.compile(_counted(0.5))
+
+
+@pytest.mark.parametrize("alpha", [4.0, -4.0])
+def test_a_gemm_that_overflows_does_so_to_its_own_side(alpha: float) -> None:
+    """Weights times alpha would be infinite, and a sum of infinities of both signs NaN."""
+    weight = onnx.numpy_helper.from_array(np.array([[3e38], [3e38]], np.float32), "w")
+    node = helper.make_node("Gemm", ["x", "w"], ["y"], "layer", alpha=alpha)
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 2]), ("y", [2, 1]))]
+    graph = helper.make_graph([node], "g", info[:1], info[1:], [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.array([[-1.0, 0.5], [0.0, 0.01]], np.float32)
+    want = run(proto, {"x": x})[0]
+    assert np.isinf(want[0, 0]) and np.isfinite(want[1, 0])
+    np.testing.assert_allclose(fusec.compile(proto, target="h200", tune="none")(x), want, rtol=1e-6)

@@ -5,20 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fusec.ir import Array, Op, TensorType
-from fusec.ops.spec import broadcast, require, require_arity, require_float, widened
+from fusec.ir import Array, DType, Op, TensorType
+from fusec.ops.spec import broadcast, require, require_arity, widened
+
+INTEGERS = (DType.I32, DType.I64, DType.U32, DType.U64)  # those that ONNX multiplies
 
 
 @dataclass(frozen=True)
 class MatMul(Op):
-    """a[…, M, K] @ b[…, K, N] -> […, M, N]; both of rank 2 or more, batch dims broadcast."""
+    """a[…, M, K] @ b[…, K, N] -> […, M, N]; both of rank 2 or more, batch dims broadcast.
+
+    Floats, or integers of 32 and 64 bits, which wrap around.
+    """
 
     name: ClassVar[str] = "matmul"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 2)
         a, b = operands
-        require_float(self.name, a, b)
+        takes = a.dtype.is_float or a.dtype in INTEGERS
+        require(takes, f"{self.name} takes floats or integers of 32 or 64 bits, not {a.dtype.value}")
+        require(a.dtype == b.dtype, f"operands differ in dtype: {a.dtype.value}, {b.dtype.value}")
         require(a.rank >= 2 and b.rank >= 2, f"operands have shapes {list(a.shape)} and {list(b.shape)}")
         require(a.shape[-1] == b.shape[-2], f"inner dims differ: {list(a.shape)} and {list(b.shape)}")
         batch = broadcast([a.shape[:-2], b.shape[:-2]])

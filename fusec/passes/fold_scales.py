@@ -18,7 +18,7 @@ from fusec.ops.spec import broadcast
 from fusec.passes.base import Options
 from fusec.passes.linear import scale_inputs, scale_outputs, single_use, weight_place
 from fusec.passes.rewrite import Rewriter, local, rewrite
-from fusec.passes.weights import contents, derive, per_channel
+from fusec.passes.weights import contents, derive, overflows, per_channel
 
 LINEAR = ("conv", "conv_transpose", "matmul")
 
@@ -102,9 +102,11 @@ def _shift_before(graph: Graph, node: Node) -> Value | None:
     place = _output_shape(node)
     if vector is None or place is None:
         return None
+    type, through = TensorType(place, node.result.type.dtype), _Through(node.op, vector)
+    if overflows(type, [w.literal], through):
+        return None
     plain = graph.insert(node.op, [x, w], before=node, types=[node.result.type], names=[node.result.name]).result
-    type = TensorType(place, node.result.type.dtype)
-    bias = derive(graph, node, type, [w.literal], _Through(node.op, vector), f"{node.result.name}.bias")
+    bias = derive(graph, node, type, [w.literal], through, f"{node.result.name}.bias")
     return graph.insert(pw("add"), [plain, bias], before=node, types=[node.result.type]).result
 
 
@@ -166,7 +168,7 @@ def _scaled(graph: Graph, y: Value, f: Value, before: Node) -> Value | None:
 
 
 def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> Value | None:
-    """The constant a + b or a * b; None if it would be larger than both, or no float."""
+    """The constant a + b or a * b; None if it would be larger than both, overflow, or be no float."""
     if a.literal is None or b.literal is None or not a.type.dtype.is_float:
         return None
     try:
@@ -182,6 +184,8 @@ def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> V
     def combine(x: Array, y: Array) -> Array:
         return compute(x.astype(np.float64), y.astype(np.float64))
 
+    if overflows(type, [a.literal, b.literal], combine):
+        return None
     return derive(graph, before, type, [a.literal, b.literal], combine, larger)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fusec.ir import Array, Graph, Node, Value
 from fusec.ops import Conv, ConvTranspose, MatMul
 from fusec.passes.rewrite import use_count
-from fusec.passes.weights import along, contents, derive, product
+from fusec.passes.weights import along, contents, derive, overflows, product
 
 Vector = np.ndarray[Any, Any]
 
@@ -22,29 +22,35 @@ def single_use(value: Value) -> bool:
 
 
 def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: Node) -> Value | None:
-    """The node's result times `factor` along `axis`, the factor being put into its constant weight."""
+    """The node's result times `factor` along `axis`, the factor being put into its constant weight.
+
+    None if no weight takes it.
+    """
     place = weight_place(node, axis)
     if place is None:
         return None
     op, weight = node.op, node.operands[place]
-    assert weight.literal is not None
     if isinstance(op, Conv):
         shaped = along(factor, weight.type.rank, 0)
     elif isinstance(op, ConvTranspose):
         shaped = _transposed_filters(op, weight, factor)
     else:
         shaped = along(factor, weight.type.rank, weight.type.rank - (1 if place == 1 else 2))
-    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped), weight.literal)
+    scaled = _scaled(graph, weight, shaped, before)
+    if scaled is None:
+        return None
     operands = [scaled if i == place else v for i, v in enumerate(node.operands)]
     return graph.insert(
         op, operands, before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
     ).result
 
 
-def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Node) -> Value:
-    """The node on x * factor (per input channel; a matrix product's last dim), as the node on `x`."""
+def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Node) -> Value | None:
+    """The node on x * factor (per input channel; a matrix product's last dim), as the node on `x`.
+
+    None if its weight does not take the factor.
+    """
     op, weight = node.op, node.operands[1]
-    assert weight.literal is not None
     rank = weight.type.rank
     if isinstance(op, Conv):
         filters = factor.reshape(op.groups, 1, -1)
@@ -54,7 +60,9 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
         shaped = along(factor, rank, 0)
     else:
         shaped = along(factor, rank, rank - 2)
-    scaled = derive(graph, before, weight.type, [weight.literal], _Scaled(shaped), weight.literal)
+    scaled = _scaled(graph, weight, shaped, before)
+    if scaled is None:
+        return None
     return graph.insert(
         op, [x, scaled], before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
     ).result
@@ -76,6 +84,15 @@ def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vec
     shape = (op.groups, channels // op.groups, per_group)
     spread = np.broadcast_to(factor.reshape(op.groups, 1, per_group), shape)
     return spread.reshape(channels, per_group, *[1] * (weight.type.rank - 2))
+
+
+def _scaled(graph: Graph, weight: Value, factor: Vector, before: Node) -> Value | None:
+    """The constant weight times the factor; None if one of its numbers would overflow."""
+    assert weight.literal is not None
+    scaling = _Scaled(factor)
+    if overflows(weight.type, [weight.literal], scaling):
+        return None
+    return derive(graph, before, weight.type, [weight.literal], scaling, weight.literal)
 
 
 class _Scaled:

@@ -49,6 +49,19 @@ def derive(
     return node.result
 
 
+def overflows(type: TensorType, sources: Sequence[Literal], compute: Callable[..., Array]) -> bool:
+    """Tell whether `derive` would make an infinity or NaN of finite numbers.
+
+    An infinite weight times zero is NaN, where the spelling in the model is a number or overflows to its own side.
+    Large constants are not looked at: that would read a model's weights while it is compiled.
+    """
+    if max([type.nbytes, *(s.type.nbytes for s in sources)]) > EAGER_BYTES:
+        return False
+    with np.errstate(all="ignore"):
+        made = np.asarray(compute(*(s.array for s in sources))).astype(type.dtype.numpy)
+        return not np.isfinite(made).all() and all(np.isfinite(s.array).all() for s in sources)
+
+
 def _key(compute: Callable[..., Array]) -> Hashable:
     """What another computation of the same has, too; of a function with variables of its own it is not known."""
     known = getattr(compute, "key", None)

@@ -22,8 +22,8 @@ from fusec.testing.samples import SAFETY, Rounding, Samples
 Array = np.ndarray[Any, Any]
 
 
-def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding, unit: float) -> Array | None:
-    """Where the result may lie on the other side of a jump, None for nowhere; unit: how far a quotient is rounded."""
+def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
+    """Where the result may lie on the other side of a jump, None for nowhere."""
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
@@ -41,8 +41,6 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         nowhere = np.ones(result.shape, np.bool_)
     if label is None or not any(v.type.dtype.is_float for v in node.operands):
         return nowhere
-    if op.name == "floor_mod" and not rounding.meaning:
-        return _quotient_flips(op, operands, unit)
     if all(s.exact for s in operands):
         return nowhere
     reach = [SAFETY * s.spread() if s.plain.dtype.kind == "f" else None for s in operands]
@@ -62,14 +60,3 @@ def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array 
         lost = lost_in_attention(op, list(arrays), result)
         found = lost if found is None else found if lost is None else found | lost
     return found
-
-
-def _quotient_flips(op: Op, operands: list[Samples], unit: float) -> Array | None:
-    """Lowered, floor_mod takes the floor of a quotient that was rounded."""
-    x, y = (s.plain for s in operands)
-    quotient, error = x / y, (SAFETY * s.spread() for s in operands)
-    dx, dy = error
-    reach = np.abs(quotient) * (4 * unit + dx / np.abs(x) + dy / np.abs(y))
-    whole = (np.rint(quotient) * y == x) & (dx == 0) & (dy == 0)
-    flipped = ~whole & (np.floor(quotient - reach) != np.floor(quotient + reach))
-    return flipped if flipped.any() else None

@@ -125,7 +125,7 @@ class _Sampler:
         floating = any(v.type.dtype.is_float for v in node.results)
         exact = is_move(op) or (not floating) or is_single(op)
         summed = False if exact else is_exact(node, plain, *self._precision(node))
-        flipped = flips(node, operands, results[0], self.rounding, self.unit)
+        flipped = flips(node, operands, results[0], self.rounding)
         made = [self._undisturbed(r) for r in results]
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)

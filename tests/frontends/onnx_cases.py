@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,6 +159,9 @@ def _pointwise() -> list[Case]:
         Case("Clip", 6, [f32(3, 5)]),
         Case("Clip", 11, [f32(3, 5), scalar(0.0), scalar(6.0)]),
         Case("Clip", 11, [f32(3, 5), None, scalar(0.5)]),
+        Case("Clip", 11, [f32(20), scalar(0.0), scalar(math.nan)]),
+        Case("Clip", 11, [f32(20), lambda rng: scalar(math.nan), lambda rng: scalar(0.4)]),
+        Case("Clip", 11, [f32(20), lambda rng: scalar(-0.3), lambda rng: scalar(math.nan)]),
         Case("Clip", 11, [f32(3, 5), lambda rng: scalar(-0.3), lambda rng: scalar(0.4)]),
         Case("Clip", 11, [integers(9), scalar(-2, np.int64), scalar(3, np.int64)], oldest=12),
         Case("Cast", 6, [f32(9)], {"to": TensorProto.INT32}),
@@ -230,6 +234,10 @@ def _products() -> list[Case]:
         Case("MatMul", 1, [f32(4), f32(2, 4, 5)]),
         Case("MatMul", 1, [f32(2, 3, 4), f32(4)]),
         Case("MatMul", 1, [f32(4), f32(4)]),
+        Case("MatMul", 1, [integers(3, 4, dtype=np.int32), integers(4, 5, dtype=np.int32)], oldest=9),
+        Case("MatMul", 1, [integers(2, 3, 4, low=-(2**62), high=2**62), integers(4)], oldest=9),
+        Case("MatMul", 1, [integers(3, 4, low=0, dtype=np.uint32), integers(4, 5, low=0, dtype=np.uint32)], oldest=9),
+        Case("MatMul", 1, [integers(3, 4, low=0, dtype=np.uint64), integers(4, 5, low=0, dtype=np.uint64)], oldest=9),
         Case("Gemm", 7, [f32(3, 4), f32(4, 5), f32(5)]),
         Case("Gemm", 7, [f32(4, 3), f32(5, 4), f32(3, 1)], {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
         Case("Gemm", 7, [f32(3, 4), f32(4, 5), f32(3, 5)], {"beta": 0.0}),
@@ -338,6 +346,13 @@ def _shapes() -> list[Case]:
         Case("Slice", 10, [x, i64(1), i64(2**62), i64(2), i64(2)]),
         Case("Slice", 10, [x, i64(0, 0), i64(2, 2)]),
         Case("Slice", 10, [x, i64(-1), i64(-(2**62)), i64(-1), i64(-2)], oldest=11),
+        *(
+            Case("Slice", 10, [integers(n), i64(start), i64(end), i64(0), i64(step)], oldest=11)
+            for n in (1, 3)
+            for start in (-(2**62), -8, -n - 1, -n)
+            for end in (-(2**62), -8, -n, -n + 1, 0, 5)
+            for step in (-1, -2, 1)
+        ),
         Case("Slice", 10, [x, np.array([3], np.int32), np.array([0], np.int32), np.array([1], np.int32)]),
         Case("Pad", 2, [x], {"pads": [0, 1, 2, 1, 0, 0], "value": 1.5}),
         Case("Pad", 2, [x], {"pads": [0, 1, 2, 1, 0, 0], "mode": "reflect"}),

@@ -440,6 +440,7 @@ OTHERS: dict[str, Sequence[Case]] = {
     "matmul": [
         Case(MatMul(), ((3, 4), (4, 5)), onnx_op("MatMul"), normal),
         Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), normal),
+        Case(MatMul(), ((2, 1, 3, 4), (7, 4, 5)), onnx_op("MatMul"), integers(-(2**62), 2**62)),
     ],
     "batch_norm": [
         Case(

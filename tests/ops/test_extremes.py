@@ -9,7 +9,8 @@ import pytest
 from ops.cases import CASES, POINTWISE, Case
 from ops.onnx_oracle import run
 
-from fusec.ir import DType
+import fusec
+from fusec.ir import DType, Graph, TensorType
 from fusec.ops import BatchNorm, Cast, Conv, LayerNorm, MatMul, MaxPool, Reduce, pw
 
 EXTREMES = np.array(
@@ -89,6 +90,21 @@ def test_integers_wrap_and_divide_without_warning() -> None:
     assert pw("neg").reference(np, low)[0] == low
     assert pw("abs").reference(np, low)[0] == low
     assert pw("add").reference(np, low, one)[0] == 127
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16], ids=str)
+@pytest.mark.parametrize("name", ["mod", "floor_mod"])
+def test_a_compiled_remainder_is_the_reference_at_infinities_and_zeros(name: str, dtype: DType) -> None:
+    """cuDNN would take floor_mod from a rounded quotient, which is NaN for an infinite divisor."""
+    values = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 3.0, -3.0, 1e4, 0.1], dtype.numpy)
+    x, y = np.repeat(values, len(values)), np.tile(values, len(values))
+    graph = Graph("g")
+    operands = [graph.add_input(key, TensorType(x.shape, dtype)) for key in "xy"]
+    graph.set_outputs([graph.add(pw(name), *operands)])
+    (got,) = fusec.compile(graph, target="h200", precision="fp32", tune="none").run(None, {"x": x, "y": y})
+    (want,) = pw(name).reference(np, x, y)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got[got == 0]), np.signbit(want[want == 0]))
 
 
 def test_overflow_of_half_precision_is_infinite() -> None:

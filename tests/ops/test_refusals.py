@@ -143,7 +143,8 @@ REFUSALS: list[tuple[Op, str, str]] = [
     (AvgPool((2,), (1,), (0, 0), (1,)), "i8[1,2,5]", "avg_pool takes floating-point operands, not i8"),
     # products and norms
     (MatMul(), "f32[2,3]", "matmul takes 2 operands, not 1"),
-    (MatMul(), "i32[2,3] i32[3,2]", "matmul takes floating-point operands, not i32"),
+    (MatMul(), "i8[2,3] i8[3,2]", "matmul takes floats or integers of 32 or 64 bits, not i8"),
+    (MatMul(), "i32[2,3] i64[3,2]", "operands differ in dtype: i32, i64"),
     (MatMul(), "f32[3] f32[3,2]", "operands have shapes [3] and [3, 2]"),
     (MatMul(), "f32[2,3] f32[2,3]", "inner dims differ: [2, 3] and [2, 3]"),
     (MatMul(), "f32[2,1,3] f32[3,3,1]", "shapes [2], [3] do not broadcast"),

@@ -66,7 +66,7 @@ def slice_10(
 def _slice(
     g: Emitter, x: Value, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int], steps: Sequence[int]
 ) -> Value:
-    """Out-of-range bounds are clamped as Python's slices clamp them."""
+    """Clamp out-of-range bounds as Python's slices do, but one: backwards, a start below the first element is that."""
     shape = x.type.shape
     require(
         len(starts) == len(ends) == len(axes) == len(steps),
@@ -76,6 +76,8 @@ def _slice(
     begin, size, by = [0] * len(shape), list(shape), [1] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         require(step != 0, "a step is 0")
+        if step < 0:
+            start = max(start, -shape[axis])
         taken = range(*slice(start, end, step).indices(shape[axis]))
         begin[axis], size[axis], by[axis] = (taken.start if taken else 0), len(taken), step
     if tuple(size) == shape and all(step > 0 for step in by):

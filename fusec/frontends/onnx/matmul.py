@@ -32,6 +32,8 @@ def gemm(
     transB: int = 0,  # noqa: N803
 ) -> Value:
     require(a.type.rank == b.type.rank == 2, f"takes matrices, not {list(a.type.shape)} and {list(b.type.shape)}")
+    whole = float(alpha).is_integer() and float(beta).is_integer()
+    require(a.type.dtype.is_float or whole, f"alpha {alpha} and beta {beta} of {a.type.dtype.value} must be whole")
     left = g(Transpose((1, 0)), a) if transA else a
     right = g(Transpose((1, 0)), b) if transB else b
     y = g(MatMul(), left, right)

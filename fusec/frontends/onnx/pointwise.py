@@ -100,6 +100,7 @@ def clip_6(g: Emitter, x: Value, /, *, max: float = 3.40282347e38, min: float = 
 
 
 def clip(g: Emitter, x: Value, low: Value | None = None, high: Value | None = None, /) -> Value:
+    """A bound that is NaN bounds nothing, as onnxruntime has it; the text of ONNX says nothing of it."""
     for bound in (low, high):
         require(bound is None or bound.type.size == 1, "a bound must be a single number")
         require(bound is None or bound.type.dtype is x.type.dtype, f"a bound differs in dtype from {x!r}")
@@ -111,12 +112,21 @@ def clip(g: Emitter, x: Value, low: Value | None = None, high: Value | None = No
             math.inf if high is None else g.number(high, "the upper bound"),
         )
     if low is not None:
-        x = g(pw("max"), x, g.reshape(low, ()))
-    return x if high is None else g(pw("min"), x, g.reshape(high, ()))
+        x = g(pw("max"), x, _bound(g, low, -math.inf))
+    return x if high is None else g(pw("min"), x, _bound(g, high, math.inf))
+
+
+def _bound(g: Emitter, bound: Value, nothing: float) -> Value:
+    """A bound that is computed, as a scalar; `nothing` in place of NaN."""
+    bound = g.reshape(bound, ())
+    if not bound.type.dtype.is_float:
+        return bound
+    return g(pw("where"), g(pw("is_nan"), bound), g.scalar(nothing, bound), bound)
 
 
 def _clip(g: Emitter, x: Value, low: float, high: float) -> Value:
     """Bounds no value of the dtype goes beyond are dropped, so that relu and clip to a max look the same everywhere."""
+    low, high = (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
     if x.type.dtype.is_float:
         largest = float(np.finfo(np.float32).max)
         low, high = (-math.inf if low <= -largest else low), (math.inf if high >= largest else high)

@@ -17,6 +17,7 @@ from fusec.gpu.kernels import (
     finite,
     gate,
     instance,
+    integer_product,
     lists,
     pointwise,
     pool_backward,
@@ -48,6 +49,7 @@ FAMILIES: tuple[Family, ...] = (
     few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
     few_filters.few_filters,
     sampled.sampled,
+    integer_product.integer_product,
     rotary.rotary,
     finite.finite,
 )

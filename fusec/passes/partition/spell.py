@@ -129,6 +129,8 @@ def as_convolution(body: Graph) -> Graph | None:
         return None
     product = products[0]
     x, w = product.operands
+    if not x.type.dtype.is_float:
+        return None
     columns = product.result.type.shape[-1]
     lead = product.result.type.shape[:-1]
     rows = math.prod(lead)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fusec.ir import TensorType, Value
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, MatMul, Rotary, Transpose
+from fusec.ops.matmul import INTEGERS
 from fusec.testing.builder import Builder, Unfit
 
 
@@ -29,6 +30,10 @@ def multiply(b: Builder, x: Value, columns: int = 0) -> Value:
 
 
 def matmul(b: Builder) -> None:
+    if b.chance(10):  # integers, which no library multiplies
+        shape = tuple(b.pick([1, 2, 3, 5]) for _ in range(b.pick([2, 2, 3])))
+        multiply(b, b.fresh(TensorType(shape, b.pick(INTEGERS))))
+        return
     multiply(b, b.float_value(2, 4))
 
 

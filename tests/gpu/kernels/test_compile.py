@@ -17,6 +17,7 @@ from gpu.kernels.test_few_pixels import few_cases as few_pixels_cases
 from gpu.kernels.test_gate_kernels import gate_cases
 from gpu.kernels.test_group_norm_kernels import cases as group_norm_cases
 from gpu.kernels.test_instance_kernels import cases as instance_cases
+from gpu.kernels.test_integer_products import integer_cases
 from gpu.kernels.test_list_kernels import list_cases
 from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
 from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
@@ -67,6 +68,7 @@ def cases() -> list[Case]:
         *around_samples(),
         *rotary_cases(),
         *list_cases(),
+        *integer_cases(),
     ]
 
 
