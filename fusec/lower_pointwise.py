@@ -84,8 +84,8 @@ def _elu(b: CudnnBuilder, node: Node) -> None:
     if alpha == 1.0:
         steps = Steps(b, node)
         steps.last("elu", *steps.operands)
-        return
-    _exponential_below_zero(b, node, above=1.0, inner=1.0, outer=alpha)
+    else:
+        _exponential_below_zero(b, node, above=1.0, inner=1.0, outer=alpha)
 
 
 def _exponential_below_zero(b: CudnnBuilder, node: Node, *, above: float, inner: float, outer: float) -> None:

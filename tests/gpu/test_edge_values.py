@@ -76,6 +76,19 @@ def test_some_rows_give_what_they_mean_simulated_and_emulated() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_sum_of_squares_of_an_infinity_is_infinite(dtype: str) -> None:
+    found = [d for _, _, some in here.emulated([table()[f"channel_sums {dtype}"]]) for d in some]
+    assert {d.label for d in found if d.kind != "denormals"} <= {"inf and -inf"}
+
+
+@needs_compiler
+def test_the_emulator_flushes_denormals_as_the_gpu_does() -> None:
+    ((_, _, found),) = here.emulated([table()["abs f32"]])
+    assert [(d.kind, d.label, d.got) for d in found] == [("denormals", "denormal", "0")]
+
+
+@needs_compiler
 @pytest.mark.slow
 def test_all_rows_give_what_they_mean_simulated_and_emulated() -> None:
     _holds(_on_cpu(list(table().values())))

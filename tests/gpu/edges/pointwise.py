@@ -126,7 +126,15 @@ def _behind(op: Pointwise) -> Iterator[Row]:
     def by_matmul(g: Any, x: Any, w: Any, *rest: Any) -> Any:
         return g.add(op, g.add(MatMul(), x, w), *rest)
 
-    yield row(f"matmul+{op.name} {text}", op.name, [x, w, *rest], by_matmul, constants=(1,), labels=named[:, None], single=True)
+    yield row(
+        f"matmul+{op.name} {text}",
+        op.name,
+        [x, w, *rest],
+        by_matmul,
+        constants=(1,),
+        labels=named[:, None],
+        single=True,
+    )
     image, filters = _image(x), np.ascontiguousarray(w.T).reshape(16, 16, 1, 1)
     more_images = [_image(r) for r in rest]
     nhwc = channels_last(4)

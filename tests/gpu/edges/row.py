@@ -64,7 +64,9 @@ class Row:
             labels = self.labels
             if labels.ndim != len(shape) and labels.size == np.prod(shape):
                 labels = labels.reshape(shape)  # statistics of channels
-            if labels.ndim == len(shape) and all(s in (1, n) or s > n for s, n in zip(labels.shape, shape, strict=True)):
+            if labels.ndim == len(shape) and all(
+                s in (1, n) or s > n for s, n in zip(labels.shape, shape, strict=True)
+            ):
                 labels = labels[tuple(slice(0, max(n, 1)) for n in shape)]  # a shorter result of the first ones
             try:
                 return np.broadcast_to(labels, shape)
