@@ -331,8 +331,13 @@ def test_an_epilogue_reads_the_image_through_a_tensor_of_its_own(rng: np.random.
 
 @pytest.mark.parametrize(
     ("name", "attributes"),
-    [("elu", {"alpha": 0.7}), ("selu", {}), ("celu", {"alpha": 1.7}), ("leaky_relu", {"alpha": 2.0})]
-    + [("leaky_relu", {"alpha": -0.5})],
+    [
+        ("elu", {"alpha": 0.7}),
+        ("selu", {}),
+        ("celu", {"alpha": 1.7}),
+        ("leaky_relu", {"alpha": 2.0}),
+        ("leaky_relu", {"alpha": -0.5}),
+    ],
 )
 def test_an_activation_of_nan_is_nan(name: str, attributes: dict[str, float]) -> None:
     """Its lowering chooses between two sides: cuDNN's max and min would give a number."""

@@ -200,7 +200,7 @@ class ChannelSource:
         spread = f"(acc1[0] - acc0[0] * acc0[0] / {kind}({self.count})) / {kind}({self.count})"
         if isinstance(op, ChannelSums):
             chain.define(self.part.anchor.results[0], f"mean * {kind}({self.count})")
-            # one infinity, or a square that overflows, leaves a NaN in what is around the mean: the sum tells them apart
+            # An infinity, or a square that overflows, leaves NaN around the mean. The sum tells it from a real NaN.
             chain.inside.append(f"const {kind} squares = ({spread} + mean * mean) * {kind}({self.count});")
             infinite = f"squares != squares && mean == mean ? {kind}(INFINITE) : squares"
             chain.define(self.part.anchor.results[1], infinite)

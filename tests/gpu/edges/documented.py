@@ -81,7 +81,7 @@ DOCUMENTED = (
         ", nan$",
     ),
     Documented(
-        "gelu_backward, gelu_tanh_backward, swish_backward at infinities and numbers near the largest of fp32: NaN or 0",
+        "gelu_backward, gelu_tanh_backward, swish_backward at infinities and near the largest number of fp32: NaN or 0",
         "cuDNN multiplies powers of x, which overflow, by exponentials that vanish",
         ("value", "nan for a number", "nan for infinity"),
         ("cudnn",),
@@ -145,7 +145,7 @@ DOCUMENTED = (
         "inf|max",
     ),
     Documented(
-        "norms, their gradients, and squeeze-and-excitation of numbers near the largest of fp32: NaN, infinity or the bias",
+        "norms, their gradients, squeeze-and-excitation near the largest number of fp32: NaN, infinity or the bias",
         "sums and squares are taken in fp32, and overflow",
         NUMBERS,
         ("cudnn", "kernel"),
@@ -206,10 +206,9 @@ def section() -> str:
         [
             "## Edge values",
             "",
-            "NaN, infinities, zeros, denormals and the largest numbers give what an op means, in every form that it has:",
-            "as a cuDNN graph, as a kernel of fusec's, and by CuPy. These are the exceptions that an H200 shows. The table",
-            "is `tests/gpu/edges/documented.py`; `pytest -m gpu tests/gpu/test_edge_values.py` runs each op and holds it to",
-            "them.",
+            "NaN, infinities, zeros, denormals and the largest numbers give what an op means. That holds for every form",
+            "of an op: cuDNN graphs, fusec's kernels, and CuPy. These are the exceptions that an H200 shows. The table is",
+            "`tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/test_edge_values.py` holds each op to it.",
             "",
             "| who | what | why |",
             "|---|---|---|",
