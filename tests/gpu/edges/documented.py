@@ -206,8 +206,8 @@ def section() -> str:
         [
             "## Edge values",
             "",
-            "NaN, infinities, zeros, denormals and the largest numbers give what an op means. That holds for every form",
-            "of an op: cuDNN graphs, fusec's kernels, and CuPy. These are the exceptions that an H200 shows. The table is",
+            "NaN, infinities, zeros, denormals and the largest numbers give what an op means. That holds for cuDNN",
+            "graphs, for fusec's kernels, and for CuPy. These are the exceptions that an H200 shows. The table is in",
             "`tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/test_edge_values.py` holds each op to it.",
             "",
             "| who | what | why |",
