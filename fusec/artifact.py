@@ -7,6 +7,7 @@ handed on only if this machine trusts it (`PlanStore.trusts`); else engine and k
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,10 +24,11 @@ from fusec.gpu.oracle import Oracle
 from fusec.gpu.worker import decode, encode
 from fusec.ir import Constant, Graph, Literal, Node, print_graph
 from fusec.passes.base import PRECISIONS, Options
+from fusec.passes.partition.spell import REWRITES
 from fusec.plan_store import PlanStore
 from fusec.plans import Choice, Entry
 from fusec.program import Kind, Partition, Program, Refusal, body_of
-from fusec.safetensors import read, write
+from fusec.safetensors import header_bytes, read, write
 from fusec.target import Target
 from fusec.target import load as load_target
 from fusec.text import parse
@@ -160,7 +162,7 @@ def targets(path: str | Path) -> tuple[str, ...]:
 
 
 def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
-    """What a file holds for a target; weights are read when first used, from a memory map.
+    """What a file holds for a target; those of the model as imported are read when first used.
 
     `store` says which serialized plans are trusted (default: this machine's). Raises ModelError naming the
     member if anything in the file is not as it was written, TargetError for an unknown target.
@@ -174,8 +176,7 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
     orders = tuple((str(name), tuple(map(int, order))) for name, order in told.get("orders", ()))
     options = Options(told["precision"], frozenset(told["disable"]), state, orders)
-    weights = _weights(file, WEIGHTS)
-    file.check(WEIGHTS)
+    weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     graph = _graph(file, f"{target}/graph.txt", weights)
     source = _graph(file, SOURCE, {**_late_weights(file), **weights})
     member = f"{target}/program.json"
@@ -224,27 +225,30 @@ def _are_orders(told: Any) -> bool:
     return True
 
 
-def _weights(file: Reader, member: str) -> dict[str, Literal]:
+def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
     try:
-        return read(file.view(member))
+        return read(data)
     except ModelError as error:
         raise ModelError(f"{file.path}: {member}: {error}") from error
 
 
 def _late_weights(file: Reader) -> dict[str, Literal]:
     """Those only the model as imported has; nothing needs them to run, so they are checked when first read."""
-    checked: list[bool] = []
+    room, lock, checked = file.room(SOURCE_WEIGHTS), threading.Lock(), list[bool]()
+    file.fill(SOURCE_WEIGHTS, room[:8])
+    file.fill(SOURCE_WEIGHTS, room[: header_bytes(room)])
 
     def late(literal: Literal) -> Literal:
         def load() -> Any:
-            if not checked:
-                file.check(SOURCE_WEIGHTS)
-                checked.append(True)
+            with lock:
+                if not checked:
+                    file.check(SOURCE_WEIGHTS, room)
+                    checked.append(True)
             return literal.array
 
         return Literal(literal.type, load, literal.label)
 
-    return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS).items()}
+    return {name: late(literal) for name, literal in _weights(file, SOURCE_WEIGHTS, room.toreadonly()).items()}
 
 
 def _graph(file: Reader, member: str, weights: Mapping[str, Literal]) -> Graph:
@@ -261,6 +265,8 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     for item in data["steps"]:
         taken = _nodes(nodes, item["nodes"])
         body = body_of(graph, taken) if item["body"] is None else parse(item["body"], weights)
+        if unknown := [name for name in item["spelling"] if name not in REWRITES]:
+            raise ValueError(f"no rewrite is named {unknown[0]!r}")
         verdict = None if item["verdict"] is None else decode(item["verdict"])
         if verdict is not None and not isinstance(verdict, Legal):
             raise ValueError("a step that cuDNN refused")
@@ -268,6 +274,8 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     refusals: list[Refusal] = []
     for item in data["refusals"]:
         taken, reason = _nodes(nodes, item["nodes"]), item["reason"]
+        if not taken:
+            raise ValueError("a refusal of no nodes")
         why = reason if isinstance(reason, str) else decode(reason)
         if isinstance(why, Legal):
             raise ValueError("a refusal that cuDNN accepted")
@@ -321,13 +329,15 @@ def _with_plans(
 def trust(path: str | Path, store: PlanStore | None = None) -> int:
     """Trust every serialized plan of a file from now on, for its maker is known; returns how many there are."""
     file, keeper = _open(Path(path)), store or PlanStore()
-    blobs = [
-        item["blob"]
-        for target in file.manifest["targets"]
-        for items in file.json(f"{target}/program.json")["plans"].values()
-        for item in items
-        if item["blob"] is not None
-    ]
-    for blob in blobs:
-        keeper.trust(bytes(file.check(blob)))
+    try:
+        blobs = [
+            bytes(file.check(item["blob"]))
+            for target in file.manifest["targets"]
+            for items in file.json(f"{target}/program.json")["plans"].values()
+            for item in items
+            if item["blob"] is not None
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: its lists of plans are not as fusec writes them: {error!r}") from error
+    keeper.trust(*blobs)
     return len(blobs)

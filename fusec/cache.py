@@ -2,11 +2,13 @@
 
 SQLite's journal survives kill -9; every entry carries a checksum, and one that fails it counts as absent.
 A file that SQLite cannot read is set aside and begun anew: nothing in it is more than an answer to a
-question that can be asked again.
+question that can be asked again. Where the folder is read-only, the file serves what it holds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import sqlite3
@@ -15,13 +17,16 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import platformdirs
 from filelock import FileLock
 
+from fusec import atomic
 from fusec.errors import FusecError
 
 MAX_ENTRIES = 100_000  # some 2 KB each; the oldest go first
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # a folder cannot be written for good
 BUSY_S = 60.0  # how long to wait for another process that writes
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT, checksum TEXT, written REAL)"
 _Result = TypeVar("_Result")
@@ -37,12 +42,17 @@ def folder() -> Path:
     return path
 
 
+class ReadOnlyError(FusecError):
+    """A cache could not be written, because its file system or its folder is read-only for this process."""
+
+
 class Store:
     """A mapping from key to text in `path`. FusecError if the file cannot be used at all."""
 
     def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
         self.path = path or folder() / "answers.sqlite"
         self.max_entries = max_entries
+        self._said = False  # that the folder is read-only
 
     def get(self, keys: Iterable[str]) -> dict[str, str]:
         """The texts of those keys that are there and whole."""
@@ -56,7 +66,10 @@ class Store:
                     found[key] = row[0]
             return found
 
-        return self._do(read)
+        try:
+            return self._do(read)
+        except ReadOnlyError:
+            return self._read_only(read) or {}
 
     def put(self, texts: Mapping[str, str]) -> None:
         """Write entries, replacing those of the same key; the oldest beyond `max_entries` are dropped."""
@@ -72,10 +85,32 @@ class Store:
                     (count - self.max_entries,),
                 )
 
-        self._do(write)
+        try:
+            self._do(write)
+        except ReadOnlyError:
+            if not self._said:
+                self._said = True
+                text = f"the cache {self.path} is read-only: it serves what it holds, nothing new is remembered"
+                warnings.warn(text, stacklevel=4)
 
     def __len__(self) -> int:
-        return self._do(lambda connection: int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0]))
+        def count(connection: sqlite3.Connection) -> int:
+            return int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
+
+        try:
+            return self._do(count)
+        except ReadOnlyError:
+            return self._read_only(count) or 0
+
+    def _read_only(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
+        """`action` on a file that must not be written, nor its journal made; None if nothing can be read there."""
+        # `immutable` needs no journal. It is second: it leaves out what a journal that is there still holds.
+        for way in ("mode=ro", "mode=ro&immutable=1"):
+            with contextlib.suppress(sqlite3.Error):
+                uri = f"file:{quote(str(self.path.absolute()))}?{way}"
+                with contextlib.closing(sqlite3.connect(uri, timeout=BUSY_S, uri=True)) as connection:
+                    return action(connection)
+        return None
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """`action` as one transaction; a damaged file is set aside and the action done on a new one."""
@@ -89,9 +124,17 @@ class Store:
                 self._set_aside(error)
                 return self._transaction(action)
         except (sqlite3.Error, OSError) as error:
-            raise FusecError(
-                f"cannot use the cache {self.path} ({error}); set FUSEC_CACHE to another folder"
-            ) from error
+            kind = ReadOnlyError if self._is_read_only(error) else FusecError
+            raise kind(f"cannot use the cache {self.path} ({error}); set FUSEC_CACHE to another folder") from error
+
+    def _is_read_only(self, error: Exception) -> bool:
+        if isinstance(error, OSError):
+            return error.errno in READ_ONLY
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more closely why
+        # a journal that cannot be made is a file that cannot be opened: so many other things are, too
+        return code == sqlite3.SQLITE_READONLY or (
+            code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK)
+        )
 
     def _transaction(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         if not self.path.exists():
@@ -103,21 +146,18 @@ class Store:
         """Make the file if it is not there, whole from the first moment: others never see it half made."""
         if self.path.exists():
             return
-        made = self.path.with_suffix(f".new-{os.getpid()}")
-        connection = sqlite3.connect(made)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(_SCHEMA)
-        connection.close()
-        made.replace(self.path)
+        with atomic.folder(self.path.parent) as scratch:  # SQLite makes a journal next to its file
+            made = scratch / self.path.name
+            with contextlib.closing(sqlite3.connect(made)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute(_SCHEMA)
+            made.replace(self.path)
 
     def _connected(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        connection = sqlite3.connect(self.path, timeout=BUSY_S)
-        try:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
             connection.execute("PRAGMA synchronous=NORMAL")
             with connection:
                 return action(connection)
-        finally:
-            connection.close()
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         with self._lock():
@@ -128,7 +168,7 @@ class Store:
                 raise
             except sqlite3.DatabaseError:
                 pass  # damaged indeed
-            aside = self.path.with_suffix(f".damaged-{os.getpid()}-{time.time_ns()}")
+            aside = self.path.with_suffix(f".damaged-{os.urandom(8).hex()}")
             warnings.warn(f"the cache {self.path} is damaged ({error}); set aside as {aside.name}", stacklevel=5)
             self.path.replace(aside)
             for journal in ("-wal", "-shm"):

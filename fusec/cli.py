@@ -28,13 +28,15 @@ from fusec import (
     cli_lock,
     cli_machine,
     cli_repro,
+    cli_signals,
 )
 from fusec.errors import CheckError, FusecError
+from fusec.printable import printable
 
 if TYPE_CHECKING:
     from fusec.compiled import Compiled
 
-EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+EXIT_CHECK, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, cli_signals.EXIT_INTERRUPTED, 141
 TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that `run --compare` lets pass
 
 
@@ -75,19 +77,24 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 def main() -> NoReturn:
     """The entry point: run the command line of this process."""
+    cli_signals.watch()
     try:
-        status = app(prog_name="fusec", standalone_mode=False)
+        with cli_io.plain_warnings():
+            status = app(prog_name="fusec", standalone_mode=False)
         sys.stdout.flush()
     except _UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-        print(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
+        cli_io.say(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
         status = EXIT_ERROR
+    except KeyboardInterrupt:  # while the command line was read, or after the command
+        print("fusec: interrupted", file=sys.stderr)
+        status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = EXIT_PIPE
         with contextlib.suppress(typer.Exit):
             _reader_left()
     except OSError as error:  # the last of the output: a full disk
-        print(f"fusec: error: {_os_error(error)}", file=sys.stderr)
+        cli_io.say(f"fusec: error: {_os_error(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = EXIT_ERROR
     sys.exit(status if isinstance(status, int) else 0)
@@ -95,7 +102,7 @@ def main() -> NoReturn:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"fusec {__version__}")
+        cli_io.say(f"fusec {__version__}")
         raise typer.Exit
 
 
@@ -150,14 +157,14 @@ def compile(
         text = cli_io.json_text(summary) + "\n"
         cli_io.write_whole(output, lambda file: file.write(text.encode()))
     if as_json:
-        print(cli_io.json_text(summary))
+        cli_io.say(cli_io.json_text(summary))
         return
-    print(f"{model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s")
+    cli_io.say(f"{model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s")
     for kind in ("inputs", "outputs"):
         for spec in summary[kind]:
             lies = ", channels last" if "order" in spec else ""
-            print(f"  {kind[:-1]:7}{spec['name']}: {spec['dtype']} {spec['shape']}{lies}")
-    print(f"  {words}")
+            cli_io.say(f"  {kind[:-1]:7}{printable(spec['name'])}: {spec['dtype']} {spec['shape']}{lies}")
+    cli_io.say(f"  {words}")
     cli_io.print_note(compiled.note)
 
 
@@ -213,15 +220,16 @@ def run(
     rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
     if as_json:
         told = {"model": model, "device": executable.device, "cudnn_asked": executable.compiled.asked}
-        print(cli_io.json_text({**told, "seconds": seconds, "outputs": rows}))
+        cli_io.say(cli_io.json_text({**told, "seconds": seconds, "outputs": rows}))
     else:
         for row in rows:
-            print(f"{row['name']}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
-        print(f"ran on {executable.device} in {seconds:.3f} s")
+            name = printable(str(row["name"]))
+            cli_io.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
+        cli_io.say(f"ran on {executable.device} in {seconds:.3f} s")
         cli_io.print_note(executable.compiled.note)
         for name, error in errors.items():
-            print(f"relative L2 distance from {compare}: {name} {error:.1e} (allowed {tolerance:.0e})")
-    bad = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
+            cli_io.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
+    bad = [f"{printable(name)} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
     if bad:
         raise CheckError(f"{model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")
 
@@ -272,13 +280,13 @@ def explain(
                 checks.append({"target": goal, "pattern": pattern, "ok": not miss, "message": miss})
     if as_json:
         targets = [explanation.to_json() for _, explanation in explained]
-        print(cli_io.json_text({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
+        cli_io.say(cli_io.json_text({"model": model, "precision": precision, "targets": targets, "must_fuse": checks}))
     else:
         if len(explained) > 1:
             reasons = [f"{goal}\n{explanation.reasons()}" for goal, explanation in explained]
-            print("\n\n".join([explaining.compare(explained), *reasons]))
+            cli_io.say("\n\n".join([explaining.compare(explained), *reasons]))
         else:
-            print(explained[0][1])
+            cli_io.say(explained[0][1])
     missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
     if missed:
         raise CheckError("must-fuse does not hold\n" + "\n".join(missed))
@@ -321,7 +329,7 @@ def verify(
 
         result = verifying.verify(compiled, seed, progress=done) if ready is None else ready.verify(seed, done)
     told = {"model": model, "target": compiled.target.name, "cudnn_asked": compiled.asked}
-    print(cli_io.json_text({**told, **result.to_json()}) if as_json else result)
+    cli_io.say(cli_io.json_text({**told, **result.to_json()}) if as_json else result)
     cli_io.print_note("" if as_json else compiled.note)
     if not result.ok:
         bad = sum(not check.ok for check in result.checks)
@@ -370,7 +378,7 @@ def _reader_left() -> NoReturn:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    cli_io.say(message, file=sys.stderr)
     raise typer.Exit(status)
 
 

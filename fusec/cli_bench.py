@@ -58,14 +58,14 @@ def bench(
         spent = {} if executable.spent is None else executable.spent.by_what
         parts = {what: round(each.seconds, 3) for what, each in spent.items()}
         told = {"model": model, "cudnn_asked": executable.compiled.asked, "compile_s": compile_s, "compile": parts}
-        print(cli_io.json_text({**told, **measured.to_json()}))
+        cli_io.say(cli_io.json_text({**told, **measured.to_json()}))
         return
     how = "loaded" if model.endswith(".fusec") else "compiled"
-    print(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
+    cli_io.say(f"{model} in {executable.compiled.options.precision}, {how} in {compile_s:.2f} s, {measured}")
     if executable.device in (SimulatorBackend.name, CPU):
-        print("NumPy ran the steps: these times say nothing of a GPU")
+        cli_io.say("NumPy ran the steps: these times say nothing of a GPU")
     cli_io.print_note(executable.compiled.note)
     if profile:
-        print(measured.table())
+        cli_io.say(measured.table())
         if executable.spent is not None:
-            print(f"compiling it took\n{executable.spent}")
+            cli_io.say(f"compiling it took\n{executable.spent}")

@@ -10,6 +10,7 @@ import typer
 
 from fusec import cli_io
 from fusec.cli_io import AsJson
+from fusec.printable import printable
 
 # What a command needs is imported inside it, as in cli.py.
 
@@ -23,11 +24,11 @@ def info(as_json: AsJson = False) -> None:
 
     found = PlanStore().info()
     if as_json:
-        print(cli_io.json_text({**asdict(found), "folder": str(found.folder)}))
+        cli_io.say(cli_io.json_text({**asdict(found), "folder": str(found.folder)}))
         return
     sizes = f"{found.bytes} of {found.max_bytes} bytes"
-    print(f"{found.folder}: {found.entries} plans, {found.blobs} of them serialized; {sizes}")
-    print(
+    cli_io.say(f"{printable(str(found.folder))}: {found.entries} plans, {found.blobs} of them serialized; {sizes}")
+    cli_io.say(
         f"{found.forms} measured forms; {found.quarantined} plans in quarantine; "
         f"{found.trusted} serialized plans trusted"
     )
@@ -39,7 +40,7 @@ def clear(as_json: AsJson = False) -> None:
     from fusec.plan_store import PlanStore
 
     count = PlanStore().clear()
-    print(cli_io.json_text({"cleared": count}) if as_json else f"{count} plans forgotten")
+    cli_io.say(cli_io.json_text({"cleared": count}) if as_json else f"{count} plans forgotten")
 
 
 @app.command()
@@ -51,7 +52,7 @@ def export(
 
     cli_io.check_writable(file)
     count = PlanStore().export(file)
-    print(cli_io.json_text({"exported": count}) if as_json else f"{count} plans written to {file}")
+    cli_io.say(cli_io.json_text({"exported": count}) if as_json else f"{count} plans written to {file}")
 
 
 @app.command("import")
@@ -63,7 +64,7 @@ def import_(
     from fusec.plan_store import PlanStore
 
     count = PlanStore().import_(file)
-    print(cli_io.json_text({"imported": count}) if as_json else f"{count} plans taken over from {file}")
+    cli_io.say(cli_io.json_text({"imported": count}) if as_json else f"{count} plans taken over from {file}")
 
 
 @app.command()
@@ -75,4 +76,4 @@ def trust(
     from fusec import artifact
 
     count = artifact.trust(file)
-    print(cli_io.json_text({"trusted": count}) if as_json else f"{count} serialized plans of {file} are trusted")
+    cli_io.say(cli_io.json_text({"trusted": count}) if as_json else f"{count} serialized plans of {file} are trusted")

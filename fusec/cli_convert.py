@@ -38,7 +38,7 @@ def convert(
     summary["cudnn_asked"] = compiled.asked
     if as_json:
         counts = {"nodes": len(program.graph), "steps": len(program.steps), "launches": program.launches}
-        print(cli_io.json_text({**summary, **counts}))
+        cli_io.say(cli_io.json_text({**summary, **counts}))
         return
-    print(f"{output}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}")
+    cli_io.say(f"{output}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}")
     cli_io.print_note(compiled.note)

@@ -103,16 +103,16 @@ def replay(
         rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
         if not as_json:
             state = f"still fails: {words.splitlines()[0]}" if words else "fixed"
-            print(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
+            cli_io.say(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
     failing = sum(row["fails"] for row in rows)
     if as_json:
-        print(cli_io.json_text({"findings": rows, "failing": failing}))
+        cli_io.say(cli_io.json_text({"findings": rows, "failing": failing}))
     if failing:
         raise CheckError(f"{failing} of {len(rows)} findings still fail")
 
 
 def _print(report: Report, as_json: bool) -> None:
-    print(cli_io.json_text(report.to_json()) if as_json else report)
+    cli_io.say(cli_io.json_text(report.to_json()) if as_json else report)
     sys.stdout.flush()
 
 
@@ -129,6 +129,6 @@ def _display(terminal: bool) -> Generator[Callable[[Report], None]]:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
-            print(f"fusec fuzz: {report.seconds:.0f} s, {report.line}", file=sys.stderr, flush=True)
+            cli_io.say(f"fusec fuzz: {report.seconds:.0f} s, {report.line}", file=sys.stderr, flush=True)
 
     yield line

@@ -20,7 +20,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from fusec import atomic
 from fusec.errors import CudnnNotAskedWarning, FusecError
+from fusec.printable import printable, printable_lines
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="An ONNX file, or a graph in fusec's text form.")]
 Target = Annotated[
@@ -137,12 +139,23 @@ def _array(path: Path) -> Any:
 def print_note(note: str) -> None:
     """Print what a result is labelled with, if anything."""
     if note:
-        print(note)
+        say(note)
 
 
 def json_text(data: Any) -> str:
-    """One JSON document."""
-    return json.dumps(_plain(data), indent=1, allow_nan=False)
+    """One JSON document, in which escapes stand for all characters that a terminal could obey."""
+    return json.dumps(_plain(data), indent=1, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print a text that may hold names from a model or a file: no character of them reaches the terminal raw.
+
+    Line breaks are fusec's own, but for those in what the command line gave, such as a file's name.
+    """
+    told = printable_lines(str(text))
+    for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
+        told = told.replace(printable_lines(given), printable(given))
+    print(told, file=file, flush=flush)
 
 
 def _plain(data: Any) -> Any:
@@ -162,7 +175,7 @@ def check_writable(path: Path | None) -> None:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             raise FusecError(f"{path}: exists and is not a regular file")
         if not path.resolve().parent.is_dir():
-            raise FusecError(f"{path}: there is no folder {path.parent}")
+            raise FusecError(f"{path}: there is no folder {printable(str(path.parent))}")
         if not os.access(path.resolve().parent, os.W_OK):
             raise FusecError(f"{path}: the folder {path.parent} cannot be written")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
@@ -172,20 +185,10 @@ def check_writable(path: Path | None) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file that is there whole or not at all: beside it first, then in its place."""
     check_writable(path)
-    goal = path.resolve()  # through a link: replace what it points to, not the link
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with beside.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            if goal.exists():
-                beside.chmod(stat.S_IMODE(goal.stat().st_mode))
-            beside.replace(goal)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        # through a link: replace what it points to, not the link
+        with atomic.written(path.resolve(), durable=True) as file:
+            write(file)
     except OSError as error:
         raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
 
@@ -201,6 +204,23 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
                     write_array(member, array, allow_pickle=False)
 
     write_whole(path, write)
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Generator[None]:
+    """Escape warnings as `say` does: they name files and nodes too, and Python prints them as they are."""
+    standard = warnings.formatwarning
+
+    def escaped(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return standard(printable(str(message)), category, filename, lineno, line)
+
+    warnings.formatwarning = escaped
+    try:
+        yield
+    finally:
+        warnings.formatwarning = standard
 
 
 class _LateBars(Progress):

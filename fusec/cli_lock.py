@@ -115,7 +115,7 @@ def write(
     lock = lockfile.Lock(lockfile.versions(), lockfile.in_order(entries))
     lockfile.write(output, lock)
     count = sum(entry.name != lockfile.WHOLE for entry in lock.entries)
-    print(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
+    cli_io.say(cli_io.json_text({"partitions": count}) if as_json else f"{count} partitions locked in {output}")
 
 
 @app.command()
@@ -140,7 +140,7 @@ def diff(
         with cli_io.progress() as report:
             compiled = build(new, target, precision, shape, disable, report, channels_last)
             lines = lock_changes.changes(before, compiled)
-    print(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
+    cli_io.say(cli_io.json_text({"differences": lines}) if as_json else "\n".join(lines) or "no difference")
     if lines:
         raise CheckError(f"{old}: {len(lines)} differences")
 

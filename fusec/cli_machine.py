@@ -30,11 +30,11 @@ def targets(as_json: AsJson = False) -> None:
         for t in known
     ]
     if as_json:
-        print(cli_io.json_text(rows))
+        cli_io.say(cli_io.json_text(rows))
         return
     for row in rows:
         origin = "derived" if row["derived"] else "measured"
-        print(f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {origin:9} {row['source']}")
+        cli_io.say(f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {origin:9} {row['source']}")
 
 
 def doctor(
@@ -54,9 +54,9 @@ def doctor(
         checks = diagnose()
     missing = [check.name for check in checks if check.required and not check.ok]
     if as_json:
-        print(cli_io.json_text({"ok": not missing, "checks": [asdict(check) for check in checks]}))
+        cli_io.say(cli_io.json_text({"ok": not missing, "checks": [asdict(check) for check in checks]}))
     else:
-        print("\n".join(map(str, checks)))
+        cli_io.say("\n".join(map(str, checks)))
     if missing:
         raise CheckError(f"missing: {', '.join(missing)}")
 
@@ -75,12 +75,12 @@ def _ops(as_json: bool) -> None:
         for op in ALL
     ]
     if as_json:
-        print(cli_io.json_text(rows))
+        cli_io.say(cli_io.json_text(rows))
     else:
         width = max(len(row["op"]) for row in rows)
         for row in rows:
             how = "cuDNN, as anchor" if row["anchor"] else "cuDNN"
-            print(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
+            cli_io.say(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
     unexplained = [row["op"] for row in rows if not row["lowered"] and not row["why_not"]]
     if unexplained:
         raise CheckError(f"neither lowered nor explained: {', '.join(unexplained)}")

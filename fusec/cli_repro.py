@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fusec import cli_io, cli_lock
+from fusec.printable import printable
 
 # What the command needs is imported inside it, as in cli.py.
 
@@ -39,10 +40,10 @@ def repro(
         compiled = cli_lock.build(model, target, precision, shape, left_out, report, channels_last)
         report("simulate", 0, 0)
         writing.write(compiled, partition, folder, seed)
-    signature = compiled.program.steps[partition].signature
+    signature, named = compiled.program.steps[partition].signature, printable(str(folder))
     if as_json:
         files = sorted(path.name for path in folder.iterdir())
         data = {"model": model, "target": compiled.target.name, "step": partition, "signature": signature}
-        print(cli_io.json_text({**data, "folder": str(folder), "files": files}))
+        cli_io.say(cli_io.json_text({**data, "folder": str(folder), "files": files}))
         return
-    print(f"{folder}: step {partition} ({signature}); run {folder / 'repro.py'} on a machine with a GPU")
+    cli_io.say(f"{named}: step {partition} ({signature}); run {named}/repro.py on a machine with a GPU")

@@ -11,6 +11,7 @@ import numpy as np
 
 from fusec import cli_io, cli_lock, driver
 from fusec.errors import FusecError
+from fusec.printable import printable
 from fusec.runtime import Executable
 from fusec.storage import in_order
 from fusec.verify import random_array, relative_l2
@@ -49,7 +50,9 @@ def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: 
     known = {v.name: v.type for v in executable.compiled.graph.inputs}
     for name, (path, _) in arrays.items():
         if name not in known:
-            raise FusecError(f"{path}: the model has no input {name!r}; inputs: {', '.join(known) or 'none'}")
+            raise FusecError(
+                f"{path}: the model has no input {name!r}; inputs: {printable(', '.join(known)) or 'none'}"
+            )
     rng = np.random.default_rng(seed)
     feeds: dict[str, Any] = {}
     for name, type in known.items():

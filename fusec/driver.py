@@ -28,7 +28,7 @@ from fusec.gpu.oracle import Oracle
 from fusec.gpu.tune import LEVELS
 from fusec.ir import Graph, print_node, quote
 from fusec.ops import Scatter
-from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, run
+from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, names_of, run
 from fusec.passes.edges import chosen, keep
 from fusec.passes.partition import Oracle as Judge
 from fusec.passes.partition import kernels_only, partition
@@ -112,6 +112,7 @@ def compile(
     oracle: asks cuDNN for many models, for the same target, and keeps its processes; None: one for this model alone.
     `Executable.spent` says where the time went. Raises ModelError, TargetError.
     """
+    disable = names_of("disable", disable)
     if tune not in LEVELS:
         raise FusecError(f"tune is one of {', '.join(LEVELS)}, not {tune!r}")
     if isinstance(model, Builder):
@@ -280,6 +281,7 @@ def build(
     oracle: Oracle | None = None,
 ) -> Compiled:
     """The same up to the program: nothing is prepared to run. See `compile`. oracle: whom to ask what cuDNN takes."""
+    disable = names_of("disable", disable)
     if target == CPU:
         return _for_cpu(model, precision, shapes, disable, state or {}, channels_last)
     _check_options(precision, disable)

@@ -19,10 +19,12 @@ import numpy as np
 from fusec import driver, frontends
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.gpu import device
+from fusec.interface import array_of, require_by_name
 from fusec.ir import Array, Graph, quote
 from fusec.padding import Cut, cuts
-from fusec.passes.base import UNORDERED
+from fusec.passes.base import UNORDERED, names_of
 from fusec.passes.edges import names, require_known
+from fusec.printable import printable
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.storage import turned
 
@@ -77,7 +79,7 @@ def compile_dynamic(
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
-    left_out = frozenset(disable) | ({UNORDERED} if deterministic else set[str]())
+    left_out = frozenset(names_of("disable", disable)) | ({UNORDERED} if deterministic else set[str]())
     options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
     options["channels_last"] = channels_last
 
@@ -123,7 +125,7 @@ class DynamicExecutable:
         symbols = {d for spec in self.inputs for d in spec.shape or () if isinstance(d, str) and d}
         for symbol, sizes in buckets.items():
             if symbol not in symbols:
-                known = ", ".join(sorted(symbols)) or "none"
+                known = printable(", ".join(sorted(symbols))) or "none"
                 raise ModelError(f"{source.file}: there is no symbolic dim {symbol!r}; those of the inputs: {known}")
             if not sizes or any(size < 1 for size in sizes):
                 raise FusecError(f"buckets of {symbol!r} are sizes from 1 on, not {list(sizes)}")
@@ -164,7 +166,11 @@ class DynamicExecutable:
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
         """As `Executable.run`, for whatever shapes the inputs have; dims of one name have one size."""
-        shapes = {name: tuple(int(d) for d in np.shape(array)) for name, array in feeds.items()}
+        require_by_name(feeds, "inputs")
+        shapes = {
+            name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
+            for name, array in feeds.items()
+        }
         dims = self._dims(shapes)
         sizes = {symbol: self._padded(symbol, dims[symbol]) for symbol in self._buckets}
         grown = {symbol: size for symbol, size in sizes.items() if size != dims[symbol]}
@@ -190,7 +196,7 @@ class DynamicExecutable:
         for name in shapes:
             if name not in known:
                 raise ExecutionError(
-                    f"no input {quote(name)}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
+                    f"no input {quote(str(name))}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
                 )
         dims: dict[str, tuple[int, str]] = {}
         for spec in self.inputs:
@@ -201,7 +207,7 @@ class DynamicExecutable:
             shape = shapes[spec.name]
             fits = len(shape) == len(spec.shape)
             if not fits or any(isinstance(d, int) and d != size for d, size in zip(spec.shape, shape, strict=True)):
-                want = ", ".join(str(d) if d != "" else "?" for d in spec.shape)
+                want = ", ".join(printable(str(d)) if d != "" else "?" for d in spec.shape)
                 raise ExecutionError(f"input {quote(spec.name)} has shape [{want}], the array {list(shape)}")
             for dim, size in zip(spec.shape, shape, strict=True):
                 if isinstance(dim, str) and dim:

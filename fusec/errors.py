@@ -6,9 +6,17 @@ The command line prints the message alone and exits with status 2.
 
 from __future__ import annotations
 
+from fusec.printable import printable_lines
+
 
 class FusecError(Exception):
-    """Base of all errors raised on purpose; anything else is a defect of fusec."""
+    """Base of all errors raised on purpose; anything else is a defect of fusec.
+
+    Its text holds no control characters: a message may quote a name from a model, and is read on a terminal.
+    """
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
 
 class ModelError(FusecError):

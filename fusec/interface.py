@@ -43,17 +43,20 @@ class Interface:
         """Which outputs have these names (None: all)."""
         if names is None:
             return self._all
+        if isinstance(names, str) or not isinstance(names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+            raise ExecutionError(f"names of outputs are a list of strings, or None for all, not {names!r}")
         for name in names:
-            if name not in self._places:
-                raise ExecutionError(f"no output {quote(name)}; outputs are {', '.join(map(quote, self._places))}")
+            if not isinstance(name, str) or name not in self._places:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ExecutionError(f"no output {_shown(name)}; outputs are {', '.join(map(quote, self._places))}")
         return tuple(self._places[name] for name in names)
 
     def feeds(self, given: Mapping[str, Any], held: Container[str]) -> tuple[list[Array | None], bool]:
         """An array for each input, None for what is `held` and not given; and whether all that was given is on the
         host. ExecutionError for a name, shape or type that does not fit."""
+        require_by_name(given, "inputs")
         if not given.keys() <= self._by_name.keys():
             name = next(name for name in given if name not in self._by_name)
-            raise ExecutionError(f"no input {quote(name)}; inputs are {', '.join(map(quote, self._by_name))}")
+            raise ExecutionError(f"no input {_shown(name)}; inputs are {', '.join(map(quote, self._by_name))}")
         arrays: list[Array | None] = []
         all_on_host, some_on_host = True, False
         for spec in self.inputs:
@@ -63,7 +66,7 @@ class Interface:
                     raise ExecutionError(f"input {quote(spec.name)} is missing{how}")
                 arrays.append(None)
                 continue
-            array, host = self._taken(given[spec.name])
+            array, host = self._taken(given[spec.name], spec)
             all_on_host, some_on_host = all_on_host and host, some_on_host or host
             arrays.append(_checked(array, spec, "input"))
         if self._device and some_on_host and not all_on_host:  # results stay there: nothing may be read here later
@@ -72,27 +75,36 @@ class Interface:
 
     def state(self, name: str, given: Any) -> Array:
         """The array for an input of the state."""
-        return _checked(self._taken(given)[0], self._by_name[name], "state")
+        return _checked(self._taken(given, self._by_name[name])[0], self._by_name[name], "state")
 
     def outs(self, given: Mapping[str, Any], wanted: Sequence[int]) -> tuple[dict[int, Array], bool]:
         """Arrays to write into, by place of the output, and whether all are on the host."""
         into: dict[int, Array] = {}
         all_on_host = True
+        require_by_name(given, "out: arrays")
         for name, array in given.items():
             place = self._places.get(name)
             if place is None or place not in wanted:
-                raise ExecutionError(f"out has {quote(name)}, which is no output that was asked for")
+                raise ExecutionError(f"out has {_shown(name)}, which is no output that was asked for")
             host = not isinstance(array, self._own) and (isinstance(array, np.ndarray) or on_host(array))
             host = host or not self._device
             if host and not isinstance(array, np.ndarray):
                 raise ExecutionError(f"out {quote(name)}: results cannot be written into {type(array).__name__}")
+            if host and not array.flags.writeable:
+                raise ExecutionError(f"out {quote(name)}: the array is read-only; give one that can be written")
             all_on_host = all_on_host and host
             shared = array if host else self._from_any(array)  # the same memory
             into[place] = _checked(shared, self.outputs[place], "out")
         return into, all_on_host
 
-    def _taken(self, given: Any) -> tuple[Array, bool]:
+    def _taken(self, given: Any, spec: TensorSpec) -> tuple[Array, bool]:
         """An array of the backend's module or NumPy's, and whether it is on the host."""
+        try:
+            return self._array(given)
+        except (TypeError, ValueError, BufferError) as error:
+            raise _no_array(spec.name, given, error) from error
+
+    def _array(self, given: Any) -> tuple[Array, bool]:
         if isinstance(given, self._own):
             return given, not self._device
         if isinstance(given, np.ndarray):
@@ -102,6 +114,32 @@ class Interface:
         if hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
             return np.from_dlpack(given), True
         return np.asarray(given), True
+
+
+def require_by_name(given: object, what: str) -> None:
+    """ExecutionError unless this is a mapping."""
+    if type(given) is not dict and not isinstance(given, Mapping):  # the first is quick, and nearly always so
+        raise ExecutionError(f"{what} are given in a dict by name, not in {type(given).__name__}")
+
+
+def array_of(name: str, given: Any) -> np.ndarray[Any, Any]:
+    """A NumPy array of what the caller gave; ExecutionError where NumPy makes none of it."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise _no_array(name, given, error) from error
+
+
+def _no_array(name: str, given: Any, error: Exception) -> ExecutionError:
+    return ExecutionError(
+        f"input {_shown(name)}: this {type(given).__name__} is no array ({error}); give a NumPy array, or lists of one "
+        "length"
+    )
+
+
+def _shown(name: object) -> str:
+    """A name as a caller gave it, who may be untyped."""
+    return quote(name) if isinstance(name, str) else f"{name!r} (names are strings)"
 
 
 def _checked(array: Array, spec: TensorSpec, kind: str) -> Array:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from fusec import atomic
 from fusec.errors import FusecError, ModelError
 from fusec.locked import FORMAT, NAME, Lock, Locked, LockedPart, in_order
 from fusec.plans import Choice, Part
@@ -28,14 +28,9 @@ _KEYS = ("name", "shapes", "target", "work")
 
 def write(path: str | Path, lock: Lock) -> None:
     """Write a lock: equal locks as equal text, whole or not at all."""
-    goal = Path(path).resolve()
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     try:
-        try:
-            beside.write_text(text_of(lock), encoding="utf-8")
-            beside.replace(goal)
-        finally:
-            beside.unlink(missing_ok=True)
+        with atomic.written(Path(path).resolve(), durable=True) as file:
+            file.write(text_of(lock).encode())
     except OSError as error:
         raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
 

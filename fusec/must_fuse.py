@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from fusec.errors import CheckError
 from fusec.ir import Node, Return
 from fusec.ops import Cast, Pointwise
+from fusec.printable import printable
 from fusec.program import Partition, Program, display_name
 from fusec.verdict import Refused
 
@@ -42,7 +43,7 @@ class Miss:
         origin = ", ".join(dict.fromkeys(o for node in self.chain for o in node.origin)) or "no source node"
         each = zip(self.runners, self.steps, strict=True)
         parts = " | ".join(f"{runner} {step.signature}" for runner, step in each)
-        return f"{names} ({origin}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
+        return f"{names} ({printable(origin)}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
 
 
 def check(

@@ -23,6 +23,7 @@ from fusec.frontends.onnx.load import load_bound
 from fusec.gpu import device as gpu
 from fusec.gpu.oracle import Oracle
 from fusec.ir import Graph
+from fusec.printable import printable
 from fusec.runtime import Executable
 
 Array = np.ndarray[Any, Any]
@@ -96,7 +97,9 @@ class FusecBackendRep(BackendRep):
             if len(listed) == len(self.model.graph.input):
                 names = [v.name for v in self.model.graph.input]
             if len(listed) != len(names):
-                raise ExecutionError(f"{len(listed)} inputs given, the model takes {len(names)}: {', '.join(names)}")
+                raise ExecutionError(
+                    f"{len(listed)} inputs given, the model takes {len(names)}: {printable(', '.join(names))}"
+                )
             given = dict(zip(names, listed, strict=True))
         if missing := [name for name in self.inputs if name not in given]:
             raise ExecutionError(f"no array for input {missing[0]!r}")

@@ -1,7 +1,7 @@
 """Chosen plans and forms on disk, a file each, shared by processes; plans found bad; the blobs this machine built.
 
-Every file is written beside its place and moved there, so readers see it whole or not at all, also after
-kill -9. Each carries a checksum: one that fails it is dropped, with a warning, and counts as absent.
+Readers see each file whole or not at all, also after kill -9 (`fusec.atomic`). Each carries a checksum: one that fails
+it is dropped, with a warning, and counts as absent. A folder that cannot be written serves what it holds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import re
 import threading
-import time
 import warnings
 import zipfile
 from collections.abc import Generator, Mapping
@@ -22,15 +21,17 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from fusec import atomic
+from fusec.cache import READ_ONLY, ReadOnlyError
 from fusec.cache import folder as cache_folder
 from fusec.errors import FusecError
 from fusec.plans import Choice, Entry, Knobs, PlanKey
+from fusec.untrusted import read_json
 
 MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
 MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; the older half goes
 MAX_MEMBER_BYTES = 64 << 20  # of one file of an import
 SCAN_EVERY = 32  # puts between two looks at the size of the folder, which other processes fill too
-STALE_S = 3600.0  # a half-written file this old has lost its writer
 LOCK_S = 60.0
 _MAGIC = b"fusec plan 1\n"
 _PLAN = re.compile(r"(plans|forms)/[0-9a-f]{64}")
@@ -65,6 +66,7 @@ class PlanStore:
         self._trust_read = 0  # bytes of the list that `_trusted` holds
         self._until_scan = 0
         self._room = 0
+        self._said = False  # that the folder cannot be written
         self._mutex = threading.Lock()
 
     # entries -----------------------------------------------------------------------------------------
@@ -89,18 +91,20 @@ class PlanStore:
 
     def put_all(self, entries: Mapping[PlanKey, Entry]) -> None:
         """`put` them all."""
-        self.trust(*(entry.blob for entry in entries.values() if entry.blob))
-        for key, entry in entries.items():
-            header = {"key": key.to_json(), "choice": entry.choice.to_json()}
-            self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
-            self._bound()
+        with self._remembers():
+            self.trust(*(entry.blob for entry in entries.values() if entry.blob))
+            for key, entry in entries.items():
+                header = {"key": key.to_json(), "choice": entry.choice.to_json()}
+                self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
+                self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
         """Keep the choice of that key without its serialized plan, which did not serve; a warning says why."""
         path = self._place("plans", key.digest)
         found = self._read(path)
         if found is not None and found[1]:
-            self._write(path, _pack(key.digest, found[0], b""))
+            with self._remembers():
+                self._write(path, _pack(key.digest, found[0], b""))
             warnings.warn(f"dropped the serialized plan in {path} ({reason}); it is built anew", stacklevel=4)
 
     # forms -------------------------------------------------------------------------------------------
@@ -113,8 +117,9 @@ class PlanStore:
     def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
         """Write what was measured, plain data, in the place of any other of that key."""
         header = {"key": key.to_json(), "form": dict(form)}
-        self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
-        self._bound()
+        with self._remembers():
+            self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
+            self._bound()
 
     # trust -------------------------------------------------------------------------------------------
 
@@ -133,7 +138,8 @@ class PlanStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size > MAX_TRUSTED_BYTES:
                 lines = path.read_text(encoding="ascii", errors="replace").split("\n")
-                _replace(path, "\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
+                with atomic.written(path, durable=False) as kept:
+                    kept.write("\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
             with path.open("ab") as file:
                 file.write("".join(f"\n{d}" for d in new).encode())  # newlines first: a torn line before spoils nothing
 
@@ -163,7 +169,8 @@ class PlanStore:
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
         place = self._place("quarantine", _case(graph_key, target, cudnn), name)
-        self._write(place, _pack(name, header, b""))
+        with self._remembers():
+            self._write(place, _pack(name, header, b""))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
         """(engine, knobs, reason) of every plan of a graph that failed a check."""
@@ -198,20 +205,16 @@ class PlanStore:
 
     def export(self, path: Path) -> int:
         """Write entries, forms and quarantine into one file, a zip; returns how many entries. Trust stays here."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         count = 0
         try:
-            with zipfile.ZipFile(beside, "w", zipfile.ZIP_STORED) as archive:
+            with atomic.written(path.resolve(), durable=True) as whole, zipfile.ZipFile(whole, "w") as archive:
                 for file in (*self._plans(), *self._forms(), *self._bad()):
                     if self._read(file) is not None:
                         name = file.relative_to(self.folder).as_posix()
                         archive.writestr(zipfile.ZipInfo(name), file.read_bytes())
                         count += name.startswith("plans/")
-            beside.replace(path)
         except OSError as error:
             raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
-        finally:
-            beside.unlink(missing_ok=True)
         return count
 
     def import_(self, path: Path) -> int:
@@ -282,13 +285,15 @@ class PlanStore:
         return header, blob
 
     def _drop(self, path: Path, reason: str) -> None:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that cannot be written serves what is whole in it
+            path.unlink(missing_ok=True)
         warnings.warn(f"dropped the remembered plan {path} ({reason}); it will be made anew", stacklevel=4)
 
     def _write(self, path: Path, data: bytes) -> None:
         with self._errors():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, data)
+            with atomic.written(path, durable=False, collects=False) as file:  # see `_bound`
+                file.write(data)
         with self._mutex:
             self._room -= len(data)
 
@@ -300,18 +305,13 @@ class PlanStore:
                 return
             self._until_scan = SCAN_EVERY
         with self._errors(), self._lock("bound"):
-            now = time.time()
+            for place in (*map(self._place, ("plans", "forms")), *self._place("quarantine").glob("*/")):
+                atomic.collect(place)
             found: list[tuple[float, int, Path]] = []
-            folders = [folder for folder in map(self._place, ("plans", "forms")) if folder.is_dir()]
-            for file in (file for folder in folders for file in folder.iterdir()):
-                try:
+            for file in (*self._plans(), *self._forms()):
+                with contextlib.suppress(FileNotFoundError):  # another process replaced or dropped it
                     state = file.stat()
-                except FileNotFoundError:  # another process replaced or dropped it
-                    continue
-                if not file.name.endswith(".tmp"):
                     found.append((state.st_mtime, state.st_size, file))
-                elif now - state.st_mtime > STALE_S:
-                    file.unlink(missing_ok=True)
             total = sum(size for _, size, _ in found)
             for _, size, file in sorted(found):
                 if total <= self.max_bytes:
@@ -332,23 +332,25 @@ class PlanStore:
         except FileNotFoundError:
             raise
         except (OSError, Timeout) as error:
-            raise FusecError(f"cannot use the plan cache {self.folder} ({error}); set FUSEC_CACHE") from error
+            kind = ReadOnlyError if error.errno in READ_ONLY else FusecError
+            raise kind(f"cannot use the plan cache {self.folder} ({error}); set FUSEC_CACHE") from error
+
+    @contextlib.contextmanager
+    def _remembers(self) -> Generator[None]:
+        """Write what this process can do without: where the folder is read-only, warn once and go on."""
+        try:
+            yield
+        except ReadOnlyError:
+            if not self._said:
+                self._said = True
+                text = f"the plan cache {self.folder} is read-only: it serves what it holds, nothing new is remembered"
+                warnings.warn(text, stacklevel=4)
 
 
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name[:16]}-{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _case(graph_key: str, target: str, cudnn: str) -> str:
@@ -369,7 +371,7 @@ def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
     if data[:start] != _MAGIC + checksum:
         raise ValueError(f"{name[:16]}…: its checksum does not fit")
     head, _, blob = body.partition(b"\n")
-    header = json.loads(head)
+    header = read_json(head)
     if not isinstance(header, dict):
         raise ValueError(f"{name[:16]}…: no header")
     return header, blob

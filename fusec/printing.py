@@ -27,11 +27,17 @@ def quote(name: str) -> str:
 
 
 def quote_string(text: str) -> str:
-    """A double-quoted string with backslash escapes for quotes, backslashes and control characters."""
-    escaped = re.sub(
-        r"[\x00-\x1f\x7f]", lambda m: f"\\x{ord(m[0]):02x}", text.replace("\\", "\\\\").replace('"', '\\"')
-    )
-    return f'"{escaped}"'
+    """A double-quoted string with backslash escapes for quotes, backslashes and what is not printable."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped if escaped.isprintable() else "".join(map(_escaped, escaped))}"'
+
+
+def _escaped(character: str) -> str:
+    """One character as it stands in a quoted string: one that a terminal obeys, such as ESC, as its number."""
+    code = ord(character)
+    if character.isprintable():
+        return character
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 def print_attribute(value: Any) -> str:

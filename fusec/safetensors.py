@@ -15,6 +15,7 @@ import numpy as np
 
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Literal, TensorType
+from fusec.untrusted import read_json
 
 # The format's names. Narrow types it has no name for, or packs, are bytes; the metadata says of what type.
 _NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} | {
@@ -57,18 +58,24 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
 def read(data: memoryview) -> dict[str, Literal]:
     """The literals by name; they share the memory of `data`. ModelError with the reason for anything else."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
+        start = header_bytes(data)
+        if start < 8:
             raise ModelError("cut short, or no safetensors")
-        header: dict[str, Any] = json.loads(bytes(data[8 : 8 + length]))
+        header: dict[str, Any] = read_json(bytes(data[8:start]))
         said: dict[str, str] = header.pop("__metadata__", {})
-        body = data[8 + length :]
+        body = data[start:]
         return {
             name: _literal(body, entry, str(said.get(name, name)), said.get(f"dtype:{name}"))
             for name, entry in header.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, VerifyError) as error:
         raise ModelError(f"no safetensors: {error}") from error
+
+
+def header_bytes(data: memoryview) -> int:
+    """How many bytes come before the tensors, by the first eight; 0 for what is no safetensors."""
+    length = int.from_bytes(data[:8], "little")
+    return 0 if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES) else 8 + length
 
 
 def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> Literal:

@@ -19,6 +19,7 @@ from fusec import driver
 from fusec.dynamic import MAX_SHAPES, SymbolicSpec, compile_dynamic, loaded
 from fusec.errors import ExecutionError, FusecError
 from fusec.gpu import device
+from fusec.interface import array_of, require_by_name
 from fusec.ir import Array, DType, quote
 from fusec.runtime import on_host
 
@@ -304,8 +305,9 @@ class InferenceSession:
     ) -> list[Array]:
         """Outputs by name (None or nothing: all) from inputs by name. Inputs on the host give NumPy arrays; any on the
         device, which DLPack or `__cuda_array_interface__` shares, gives arrays on the device."""
+        require_by_name(input_feed, "inputs")
         feeds = {name: value.array if isinstance(value, OrtValue) else value for name, value in input_feed.items()}
-        feeds = {name: np.asarray(value) if isinstance(value, list) else value for name, value in feeds.items()}
+        feeds = {name: array_of(name, value) if isinstance(value, list) else value for name, value in feeds.items()}
         return self.executable.run(output_names or None, feeds)
 
     def run_with_ort_values(

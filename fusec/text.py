@@ -369,6 +369,6 @@ def _fits(declared: str, value: Any) -> bool:
 def _unquote(text: str) -> str:
     def plain(match: re.Match[str]) -> str:
         code = match[1]
-        return chr(int(code[1:], 16)) if code.startswith("x") and len(code) == 3 else code
+        return chr(int(code[1:], 16)) if len(code) > 1 else code
 
-    return re.sub(r"\\(x[0-9a-f]{2}|.)", plain, text[1:-1])
+    return re.sub(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U00(?:0[0-9a-f]|10)[0-9a-f]{4}|.)", plain, text[1:-1])

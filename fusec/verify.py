@@ -20,6 +20,7 @@ from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lower_cudnn import Lowered
 from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad, Gather, MatMul
+from fusec.printable import printable
 from fusec.program import Partition, body_of
 from fusec.reference import evaluate
 from fusec.simulate import Buffer, simulate
@@ -62,10 +63,11 @@ class Report:
         return {"ok": self.ok, "checks": rows}
 
     def __str__(self) -> str:
-        width = max((len(c.what) for c in self.checks), default=0)
+        named = [printable(c.what) for c in self.checks]
+        width = max(map(len, named), default=0)
         lines = [
-            f"{'ok ' if c.ok else 'BAD'} {c.level:8} {c.what:{width}} error {c.error:.1e} allowed {c.allowed:.1e}"
-            for c in self.checks
+            f"{'ok ' if c.ok else 'BAD'} {c.level:8} {what:{width}} error {c.error:.1e} allowed {c.allowed:.1e}"
+            for what, c in zip(named, self.checks, strict=True)
         ]
         bad = sum(not c.ok for c in self.checks)
         return "\n".join([*lines, f"{len(self.checks)} checks, {bad} failed"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,6 +24,7 @@ from examples.models import light, randomised
 from fusec import artifact, container, frontends
 from fusec.compiled import Compiled
 from fusec.errors import FusecError, ModelError
+from fusec.explain import explain
 from fusec.ir import print_graph
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
@@ -141,7 +145,7 @@ def test_what_does_not_belong_together_is_not_saved(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_weights_are_mapped_aligned_and_in_the_wellknown_format(path: Path) -> None:
+def test_weights_are_aligned_and_in_the_wellknown_format(path: Path) -> None:
     before = compiled()
     artifact.save(path, [before])
     after = artifact.load(path, "h200").compiled
@@ -161,8 +165,8 @@ def test_weights_are_mapped_aligned_and_in_the_wellknown_format(path: Path) -> N
             assert np.array_equal(held[literal.digest], literal.array, equal_nan=True)
     reader = container.Reader(path)
     for name in reader.manifest["members"]:
-        view = np.frombuffer(reader.view(name), np.uint8)
-        assert view.ctypes.data % container.ALIGNMENT == 0, name
+        view = np.frombuffer(reader.check(name), np.uint8)
+        assert view.ctypes.data % container.ALIGNMENT == reader._places[name][0] % container.ALIGNMENT == 0, name
 
 
 def test_equal_models_make_equal_files(path: Path, tmp_path: Path) -> None:
@@ -257,7 +261,7 @@ def test_damage_anywhere_is_an_error_or_does_nothing(path: Path, store: PlanStor
 def rewritten(path: Path, name: str, data: bytes) -> None:
     """The file with another member and a manifest that fits it: what someone would make who means harm."""
     reader = container.Reader(path)
-    contents = {n: bytes(reader.view(n)) for n in reader.manifest["members"]}
+    contents = {n: bytes(reader.check(n)) for n in reader.manifest["members"]}
     contents[name] = data
     manifest = {k: v for k, v in reader.manifest.items() if k != "members"}
     with container.written(path) as file:
@@ -290,6 +294,40 @@ def test_a_program_made_up_is_refused(path: Path, store: PlanStore, change: obje
         artifact.load(path, "h200", store)
 
 
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to each part of JSON data; of lists the first two items."""
+    yield path
+    if isinstance(data, dict):
+        for key in data:
+            yield from places(data[key], (*path, key))
+    elif isinstance(data, list):
+        for index in range(min(len(data), 2)):
+            yield from places(data[index], (*path, index))
+
+
+def test_whatever_is_altered_in_a_program_is_refused_or_explained(path: Path, store: PlanStore) -> None:
+    c = compiled()
+    artifact.save(path, [c], plans(c))
+    whole = container.Reader(path).json("h200/program.json")
+    assert whole["refusals"]
+    refused = 0
+    for place in list(places(whole)):
+        for bad in (None, True, -1, 10**20, "x", [], [0], [[]], {}, {"a": 1}):
+            data = copy.deepcopy({"whole": whole})
+            inside: Any = data
+            for part in ("whole", *place)[:-1]:
+                inside = inside[part]
+            inside[("whole", *place)[-1]] = bad
+            rewritten(path, "h200/program.json", json.dumps(data["whole"]).encode())
+            try:
+                artifact.trust(path, store)
+                found = artifact.load(path, "h200", store).compiled
+                assert str(explain(found.program, found.target, cores=False))
+            except FusecError:
+                refused += 1
+    assert refused > 100
+
+
 @pytest.mark.parametrize(
     "header",
     [
@@ -311,7 +349,7 @@ def test_weights_made_up_are_refused(path: Path, store: PlanStore, header: bytes
 def test_another_format_is_refused_in_words(path: Path) -> None:
     artifact.save(path, [compiled()])
     reader = container.Reader(path)
-    contents = {n: bytes(reader.view(n)) for n in reader.manifest["members"]}
+    contents = {n: bytes(reader.check(n)) for n in reader.manifest["members"]}
     with container.written(path) as file:
         for member, held in contents.items():
             file.add(member, held)
@@ -341,6 +379,38 @@ def test_a_failed_save_leaves_the_old_file(path: Path, monkeypatch: pytest.Monke
         artifact.save(path, [compiled("l4")])
     assert path.read_bytes() == whole
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_cut_short_or_changed_after_it_was_loaded_changes_nothing(path: Path) -> None:
+    """In a process of its own: a map of such a file ends it with SIGBUS."""
+    before = compiled()
+    artifact.save(path, [before])
+    program = (
+        "import sys; from pathlib import Path; from fusec import artifact; path = Path(sys.argv[1])\n"
+        "def weights(graph):\n"
+        "    return [x.array.tobytes() for n in graph.nodes if (x := n.results[0].literal) is not None]\n"
+        "want = weights(artifact.load(path, 'h200').compiled.graph)\n"
+        "loaded, late = artifact.load(path, 'h200').compiled, artifact.load(path, 'h200').compiled\n"
+        "source = weights(loaded.source)\n"
+        "with path.open('r+b') as file: file.write(bytes(path.stat().st_size))\n"
+        "for cut in (False, True):\n"
+        "    if cut: path.open('r+b').truncate(0)\n"
+        "    assert want == weights(loaded.graph)\n"
+        "    assert source == weights(loaded.source)\n"
+        "    try: weights(late.source)\n"
+        "    except artifact.ModelError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"FUSEC_DEVICE": "none", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    changed, cut = done.stdout.splitlines()
+    assert "source.safetensors: its checksum does not fit" in changed
+    assert "source.safetensors: was cut short after the file was opened" in cut
 
 
 def test_public_names_and_lean_imports(path: Path) -> None:

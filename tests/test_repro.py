@@ -102,7 +102,7 @@ def test_the_script_of_a_residual_block_is_short_and_knows_no_fusec() -> None:
     lowered = lower(load(RESIDUAL))
     text = repro.script(lowered, ones(lowered.graph), "step 3 of net: conv+bias+add+relu")
     compile(text, "repro.py", "exec")
-    assert len(text.splitlines()) <= 47
+    assert len(text.splitlines()) <= 51
     assert max(map(len, text.splitlines())) <= 120
     assert "fusec" not in text
     imports = re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)
@@ -439,8 +439,9 @@ def test_steps_are_written_by_number(tmp_path: Path) -> None:
     index = kinds.index(Kind.CUDNN)
     assert repro.write(net, index, tmp_path / "r", seed=2) == tmp_path / "r"
     assert (tmp_path / "r" / "graph.txt").read_text() == f"{net.program.steps[index].body}\n"
-    head = (tmp_path / "r" / "repro.py").read_text().splitlines()[0]
-    assert head.startswith(f"# step {index} of net: {net.program.steps[index].signature}")
+    lines = (tmp_path / "r" / "repro.py").read_text().splitlines()
+    head = next(line for line in lines if line.startswith("TITLE"))
+    assert head.startswith(f"TITLE = 'step {index} of net: {net.program.steps[index].signature}")
     assert "NVIDIA H200 in fp32" in head
 
 
@@ -489,8 +490,8 @@ def test_the_command_writes_a_folder_here_or_where_it_is_told(tmp_path: Path, mo
     assert first.stdout.startswith("repro-tiny-0: step 0 (conv+bias+relu)")
     assert {path.name for path in (tmp_path / "repro-tiny-0").iterdir()} == FILES
     script = (tmp_path / "repro-tiny-0" / "repro.py").read_text()
-    assert script.startswith("# step 0 of tiny: conv+bias+relu")
-    assert "NVIDIA A100-SXM4-80GB in tf32" in script.splitlines()[0]
+    assert "\nTITLE = 'step 0 of tiny: conv+bias+relu" in script
+    assert "for NVIDIA A100-SXM4-80GB in tf32" in script
     assert "deselect" not in script
     second = fusec("repro", model, *SHAPE, "--partition", 2, "-o", tmp_path / "there", "--seed", 3, "--json")
     document = json.loads(second.stdout)

@@ -302,3 +302,17 @@ def test_many_lines_are_read_quickly() -> None:
     lines = "\n".join(f"  %y{i} = relu(%{f'y{i - 1}' if i else 'x'}) : f32[2]" for i in range(5000))
     graph = parse(f'graph "g" (%x: f32[2]) {{\n{lines}\n  return %y4999\n}}')
     assert len(graph) == 5000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["\x1b[2J", "a\nb\r\t\x07\x00", "\x85\x9b\x7f", "\u202ea\u2066", "\u2028", "\ud800", "\U000e0001", "é名\U0001f600"],
+)
+def test_names_are_printed_without_control_characters_and_read_back(name: str) -> None:
+    graph = Graph(name)
+    x = graph.add_input(name, TensorType((2,), DType.F32))
+    graph.set_outputs([x], [f"{name}!"])
+    text = str(graph)
+    assert all(line.isprintable() for line in text.split("\n"))
+    back = parse(text)
+    assert (back.name, back.inputs[0].name, list(back.output_names)) == (name, name, [f"{name}!"])

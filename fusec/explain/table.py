@@ -5,12 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from fusec.printable import printable
+
 GAP = "  "
 ELLIPSIS = "…"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Lines of a table: a header, a rule, the rows. Columns in `right` are aligned to the right."""
+    rows = [list(map(printable, cells)) for cells in rows]
     widths = [max(len(cells[i]) for cells in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -27,6 +30,7 @@ def cut(text: str, width: int) -> str:
 
 def listed(names: Sequence[str], width: int) -> str:
     """As many of the names as fit, and how many more there are."""
+    names = list(map(printable, names))
     best = ""
     for count in range(1, len(names) + 1):
         more = f" +{len(names) - count}" if count < len(names) else ""
@@ -43,7 +47,7 @@ def listed(names: Sequence[str], width: int) -> str:
 def wrapped(text: str, indent: str, width: int) -> list[str]:
     """Lines of at most `width`, all but the first indented two characters more."""
     return textwrap.wrap(
-        text,
+        printable(text),
         width,
         initial_indent=indent,
         subsequent_indent=indent + "  ",

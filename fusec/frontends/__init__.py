@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, Literal
+from fusec.printable import printable
 from fusec.text import parse
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Source:
         self._constants = dict(constants or {})
         if isinstance(model, str | os.PathLike):
             path = Path(model)
-            self.file, self._folder = str(path), path.parent
+            self.file, self._folder = printable(str(path)), path.parent
             self._model = _decoded(_bytes(path), self.file, text=path.suffix in _TEXT_SUFFIXES)
         elif isinstance(model, bytes):
             self.file = "<bytes>"
@@ -146,6 +147,8 @@ def load(
 def _sizes(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The shapes as tuples of Python integers; ModelError for anything that is no size."""
     sizes: dict[str, tuple[int, ...]] = {}
+    if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
+        raise ModelError(f"shapes are a dict of shapes by input name, such as {{'x': (1, 3)}}, not {shapes!r}")
     for name, shape in shapes.items():
         try:
             sizes[name] = tuple(operator.index(d) for d in shape)
@@ -201,7 +204,7 @@ def _checked(graph: Graph, shapes: Mapping[str, Sequence[int]], file: str) -> Gr
     known = {v.name: v.type.shape for v in graph.inputs}
     for name, shape in shapes.items():
         if name not in known:
-            raise ModelError(f"{file}: there is no input {name!r}; inputs: {', '.join(known) or 'none'}")
+            raise ModelError(f"{file}: there is no input {name!r}; inputs: {printable(', '.join(known)) or 'none'}")
         if tuple(shape) != known[name]:
             raise ModelError(f"{file}: input {name!r} has shape {list(known[name])}, not {list(shape)}")
     try:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.kernels.spec import Launch
-from fusec.gpu.process import Died
+from fusec.gpu.process import Died, EndedError
 from fusec.plans import Choice, Knobs
 from fusec.verdict import Plan
 
@@ -123,6 +123,8 @@ class Builders:
             answer: Answer = None
             try:
                 answer = self._answer(order, graph)
+            except EndedError:  # the crew was closed: nobody waits for this one
+                pass
             except TargetError as error:
                 self._give_up(str(error))
             except RuntimeError as error:  # a defect of ours, which whoever asked is told
@@ -137,6 +139,8 @@ class Builders:
         try:
             own = {"meets": launch.meets, "architecture": launch.architecture}
             self._crew.exchange({"kernel": launch.source, "entry": launch.entry, **own})
+        except EndedError:
+            pass
         except TargetError as error:
             self._give_up(str(error))
         except RuntimeError:  # whoever launches it compiles it, too, and is told

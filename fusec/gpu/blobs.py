@@ -7,18 +7,19 @@ devicelessly, so the best plan is the device's to choose: several are made for e
 from __future__ import annotations
 
 import base64
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import cache
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.oracle import most_workers
-from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.process import Died, EndedError, WorkerProcess
 from fusec.gpu.reasons import reason_of
 from fusec.gpu.worker import PYTHON_ENGINES, Answer, knobs_of, serve
 from fusec.hazards import wrong_plan
@@ -58,18 +59,26 @@ def serialize(
     made: dict[str, tuple[Entry, ...]] = {}
     idle: SimpleQueue[WorkerProcess] = SimpleQueue()
     started: list[WorkerProcess] = []
+    lock, ended = threading.Lock(), threading.Event()
 
-    def work(key: str) -> dict[str, Any]:
-        if idle.empty():
+    def start() -> WorkerProcess:
+        with lock:  # listed before it is up: whoever ends all sees it, or it is not started
+            if ended.is_set():
+                raise EndedError
             worker = WorkerProcess(target, False, _MODULE)
             started.append(worker)
-        else:
-            worker = idle.get()
+        worker.wait_ready()
+        return worker
+
+    def work(key: str) -> dict[str, Any]:
+        try:
+            worker = idle.get_nowait()
+        except Empty:
+            worker = start()
         answer = _answer(worker, by_key[key], questions[key])
         idle.put(worker)
         return answer
 
-    # as many workers as threads: a thread finds an idle one, or there are fewer than threads
     pool = ThreadPoolExecutor(min(workers or most_workers(), max(len(by_key), 1)))
     try:
         futures = {pool.submit(work, key): key for key in by_key}
@@ -81,8 +90,9 @@ def serialize(
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     finally:
-        for worker in started:
-            worker.close()
+        with lock:
+            ended.set()
+        WorkerProcess.close_all(started)
         pool.shutdown()
     return {key: made[key] for key in by_key}
 
@@ -94,24 +104,20 @@ class Tries:
     def __init__(self, target: Target):
         self._target = target
         self._workers: list[WorkerProcess] = []
-        self._finalizer = weakref.finalize(self, _close, self._workers)
+        self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._workers)
 
     def __call__(self, graph: CudnnGraph, choice: Choice) -> bool:
         if not self._workers:
             self._workers.append(WorkerProcess(self._target, False, _MODULE))
+            self._workers[0].wait_ready()
         question = {"graph": graph.to_json(), "choices": [choice.to_json()], "skip": [], "count": 1}
         answer = self._workers[0].exchange(question)
         if isinstance(answer, Died):
-            _close(self._workers)
+            WorkerProcess.close_all(self._workers)
             return False
         if "defect" in answer:
             raise RuntimeError(f"fusec failed to build a plan of\n{graph}\n{answer['defect']}")
         return any(entry["blob"] for entry in answer.get("entries", ()))
-
-
-def _close(workers: list[WorkerProcess]) -> None:
-    while workers:
-        workers.pop().close()
 
 
 def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
@@ -121,6 +127,7 @@ def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
     """
     worker = WorkerProcess(target, False, _MODULE)
     try:
+        worker.wait_ready()
         question = {"graph": graph.to_json(), "blob": base64.b64encode(blob).decode()}
         return int(_answer(worker, graph, question, ExecutionError)["workspace"])
     finally:

@@ -7,6 +7,7 @@ before the first question, or there is no answer.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
@@ -16,11 +17,13 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Generator
 from importlib import resources
 from pathlib import Path
 
 from fusec.cache import folder
 from fusec.errors import TargetError
+from fusec.gpu import private
 
 INSTALL = "pip install 'fusec[cu13]' (CUDA 12: 'fusec[cu12]')"
 
@@ -50,7 +53,7 @@ def load_driver() -> str:
         else:
             return "real"
         raise
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    private.load(library)
     return "stand-in"
 
 
@@ -80,26 +83,50 @@ def _source() -> str:
 
 
 def stand_in() -> Path:
-    """The stand-in library in the cache folder, compiled once."""
+    """The stand-in library in the user's private folder of the cache, checked; compiled once.
+
+    Root's serves too: an image may hold a stand-in that another user built. TargetError for a folder that another
+    user owns or can write, and where nothing can be built.
+    """
     source = _source()
-    library = folder() / f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}.so"
-    if library.exists():
-        return library
+    stem = f"libcuda-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    own, roots = (folder() / f"native-{user}" for user in (os.geteuid(), 0))
+    library = private.find(own, stem)
+    if library is None and roots != own and os.access(roots, os.X_OK):
+        library = private.find(roots, stem)
+    return _built(source, own, stem) if library is None else library
+
+
+def _built(source: str, own: Path, stem: str) -> Path:
+    """The stand-in, compiled now."""
     cc = compiler()
     if cc is None:
         raise TargetError(
             "no C compiler to build the stand-in for the missing driver library that cuDNN needs: "
             "install gcc or clang (apt install gcc)"
         )
-    with tempfile.TemporaryDirectory(dir=folder()) as scratch:
+    private.make_folder(own)
+    with _scratch(own) as scratch:
         c_file, made = Path(scratch) / "cuda.c", Path(scratch) / "cuda.so"
         c_file.write_text(source)
         command = [cc, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", str(made), str(c_file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise TargetError(f"{cc} could not build the stand-in for libcuda: {done.stderr.strip()[-300:]}")
+        library = own / private.library_name(stem, made.read_bytes())
+        made.chmod(0o644)  # the umask may let others write it
         made.replace(library)  # atomic: another process may be doing the same
     return library
+
+
+@contextlib.contextmanager
+def _scratch(own: Path) -> Generator[str]:
+    """A folder to compile in, inside the private one."""
+    try:
+        with tempfile.TemporaryDirectory(dir=own) as scratch:
+            yield scratch
+    except OSError as error:
+        raise TargetError(f"cannot build the stand-in for libcuda in {own} ({error}); set FUSEC_CACHE") from error
 
 
 def library_folders() -> list[Path]:

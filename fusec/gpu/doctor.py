@@ -99,13 +99,16 @@ def _c_compiler() -> Check:
 
 def _driver() -> Check:
     try:
-        return Check("libcuda", True, f"stand-in {deviceless.stand_in().name}")
+        library = deviceless.stand_in()
+        return Check(
+            "libcuda", True, f"stand-in in {library.parent}, which nobody else can write; its SHA-256 is right"
+        )
     except (FusecError, OSError) as error:
         try:
             ctypes.CDLL("libcuda.so.1")
         except OSError:
-            return Check("libcuda", False, f"no driver, and no stand-in: {error.__cause__ or error}", "as named above")
-        return Check("libcuda", True, "the driver's own")
+            return Check("libcuda", False, f"no driver, and no stand-in: {error}", "as named above")
+        return Check("libcuda", True, f"the driver's own, without a stand-in: {error}")
 
 
 def _gpu() -> Check:

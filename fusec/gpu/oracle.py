@@ -24,7 +24,7 @@ from fusec.cache import Store
 from fusec.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import TargetError
 from fusec.gpu.deviceless import cudnn_version, nvrtc_libraries
-from fusec.gpu.process import Died, WorkerProcess
+from fusec.gpu.process import Died, EndedError, WorkerProcess
 from fusec.gpu.relatives import Relatives, factor
 from fusec.gpu.worker import Identity, decode, encode
 from fusec.hazards import deadly, misread
@@ -89,13 +89,14 @@ class Oracle:
         self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
         self._doubted: set[str] = set()
         self._all: list[WorkerProcess] = []
+        self._new: list[WorkerProcess] = []  # not up yet
         self._idle: list[WorkerProcess] = []
         self._starting = 0
         self._coming = self._waiting = 0  # workers that nobody has asked for yet, and who waits for one
         self._ended = 0  # how often
         self._turn = threading.Condition(self._lock)
         # ends the workers when this object or the interpreter goes, whichever is first
-        self._finalizer = weakref.finalize(self, _end, self._all)
+        self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._all, self._new)
 
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
         """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
@@ -188,7 +189,7 @@ class Oracle:
         pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
         came, since = dict[CudnnGraph, Verdict](), time.monotonic()
         try:
-            futures = {pool.submit(self._put, graph): graph for graph in graphs}
+            futures = {pool.submit(self._put, graph, self._ended): graph for graph in graphs}
             left = set(futures)
             while left:
                 done, left = wait(left, return_when=FIRST_COMPLETED)
@@ -214,13 +215,19 @@ class Oracle:
         if lasting:
             self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
 
-    def _put(self, graph: CudnnGraph) -> Verdict:
-        """Ask a worker. One that dies is asked again, fresh: what killed it may have come before."""
+    def _put(self, graph: CudnnGraph, ended: int | None = None) -> Verdict:
+        """Ask a worker. One that dies is asked again, fresh: what killed it may have come before.
+        ended: how often the oracle was closed before the question, if that was not just now."""
         with self._lock:
             self.asked += 1
+            ended = self._ended if ended is None else ended
         died: list[Died] = []
         for _ in range(2):
-            worker = self._take()
+            try:
+                worker = self._take(ended=ended)
+            except EndedError as error:
+                died.append(Died(str(error)))
+                break
             proven = self._built.get(graph.kin, ()) if self._kin else ()
             try:
                 answer = worker.ask(graph, proven, self._hand_over)
@@ -244,7 +251,7 @@ class Oracle:
         self, question: dict[str, Any], worker: WorkerProcess | None = None
     ) -> tuple[dict[str, Any] | Died, WorkerProcess]:
         """Put a question to a worker, to that one if one is named, and who answered. RuntimeError for a defect of
-        fusec's there."""
+        fusec's there, EndedError if the oracle is closed meanwhile."""
         asked = self._take(worker)
         answer = asked.exchange(question)
         if isinstance(answer, Died):
@@ -272,24 +279,45 @@ class Oracle:
             threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
 
     def _come_up(self, ended: int) -> None:
-        worker: WorkerProcess | None = None
-        with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
-            worker = WorkerProcess(self.target, self.device)
-        with self._turn:
-            self._starting -= 1
-            self._coming -= 1
-            if worker is not None and ended == self._ended:
-                self._all.append(worker)
-                self._idle.append(worker)
-                worker = None
-            self._turn.notify_all()
-        if worker is not None:  # the oracle was closed meanwhile
-            worker.close()
+        try:
+            with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
+                self._give_back(self._started(ended))
+        finally:
+            with self._turn:
+                self._coming -= 1
+                self._turn.notify_all()
 
-    def _take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
-        """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few."""
+    def _started(self, ended: int) -> WorkerProcess:
+        """A new worker, counted in `_starting` until it is up. Until then, too, `close` ends it."""
+        worker: WorkerProcess | None = None
+        try:
+            with self._turn:
+                if ended != self._ended:
+                    raise EndedError
+                worker = WorkerProcess(self.target, self.device)
+                self._new.append(worker)
+            worker.wait_ready()
+        finally:
+            with self._turn:
+                self._starting -= 1
+                there = worker in self._new
+                if worker is not None and there:
+                    self._new.remove(worker)
+                    if worker.versions:
+                        self._all.append(worker)
+                self._turn.notify_all()
+        if not there:
+            raise EndedError
+        return worker
+
+    def _take(self, wanted: WorkerProcess | None = None, ended: int | None = None) -> WorkerProcess:
+        """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few.
+        EndedError if the oracle is closed meanwhile, or was since it had been `ended` times."""
         with self._turn:
+            ended = self._ended if ended is None else ended
             while True:
+                if ended != self._ended:
+                    raise EndedError
                 if wanted is not None and wanted in self._all:
                     if wanted in self._idle:
                         self._idle.remove(wanted)
@@ -302,15 +330,7 @@ class Oracle:
                 self._waiting += 1
                 self._turn.wait()
                 self._waiting -= 1
-        try:
-            worker = WorkerProcess(self.target, self.device)
-            with self._turn:
-                self._all.append(worker)
-        finally:
-            with self._turn:
-                self._starting -= 1
-                self._turn.notify_all()
-        return worker
+        return self._started(ended)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._turn:
@@ -336,8 +356,11 @@ class Oracle:
         with self._turn:
             self._ended += 1
             self._idle.clear()
-            _end(self._all)
+            ended = [*self._all, *self._new]
+            self._all.clear()
+            self._new.clear()
             self._turn.notify_all()
+        WorkerProcess.close_all(ended)  # without the lock, which a thread that loses its worker takes
 
     def __enter__(self) -> Oracle:
         return self
@@ -363,11 +386,6 @@ def _lasts(verdict: Verdict) -> bool:
     if isinstance(verdict, Legal):
         return any(plan.built for plan in verdict.plans)
     return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
-
-
-def _end(workers: list[WorkerProcess]) -> None:
-    while workers:
-        workers.pop().close()
 
 
 def _environment(target: Target, device: bool) -> str:

@@ -133,10 +133,22 @@ def encode(verdict: Verdict) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> Verdict:
-    """Inverse of `encode`."""
+    """Inverse of `encode`; ValueError for other data, as a file may hold that was changed."""
     if "refused" in data:
-        return Refused(*data["refused"])
-    return Legal(tuple(Plan(engine, tuple((k, v) for k, v in knobs), *rest) for engine, knobs, *rest in data["legal"]))
+        stage, code, message = data["refused"]
+        if not all(isinstance(text, str) for text in (stage, code, message)):
+            raise ValueError(f"no refusal: {data['refused']!r}")
+        return Refused(stage, code, message)
+    return Legal(tuple(_plan(*plan) for plan in data["legal"]))
+
+
+def _plan(engine: Any, knobs: Any, precompiled: Any, workspace_bytes: Any = 0, built: Any = False) -> Plan:
+    """A plan of a verdict, of the types it is declared with."""
+    pairs = tuple((k, v) for k, v in knobs)
+    whole = [engine, workspace_bytes, *(number for pair in pairs for number in pair)]
+    if any(type(number) is not int for number in whole) or any(type(flag) is not bool for flag in (precompiled, built)):
+        raise ValueError(f"no plan: engine {engine!r} with the knobs {knobs!r}")
+    return Plan(engine, pairs, precompiled, workspace_bytes, built)
 
 
 def main(name: str, device: bool) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
-from fusec.errors import VerifyError
+from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
 
 ROUNDINGS = ("fused", "source")
@@ -17,7 +17,16 @@ CONCAT_IN_PLACE = "concat_in_place"  # what `disable` calls it that concats are 
 UNORDERED = "unordered_sums"  # what `disable` calls plans that give other bits from one run to the next
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
+
 Orders = tuple[tuple[str, tuple[int, ...]], ...]  # memory orders by name
+
+
+def names_of(option: str, given: object) -> tuple[str, ...]:
+    """The names an option was given, one or several; FusecError for what is none."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in cast("Collection[Any]", names)):
+        raise FusecError(f"{option} takes a name or a list of names, not {given!r}")
+    return tuple(cast("Collection[str]", names))
 
 
 @dataclass(frozen=True)

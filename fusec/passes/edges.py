@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from fusec.errors import FusecError
 from fusec.ir import Graph, TensorType, Value, channels_last, quote
 from fusec.ops import Relayout
-from fusec.passes.base import Options, Orders
+from fusec.passes.base import Options, Orders, names_of
 from fusec.views import same_storage
 
 Order = tuple[int, ...]
@@ -49,7 +49,7 @@ def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str
 
 def names(wanted: Collection[str]) -> list[str]:
     """One name, or several."""
-    return [wanted] if isinstance(wanted, str) else list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(names_of("channels_last", wanted)))
 
 
 def require_known(known: Collection[str], wanted: Collection[str]) -> None:

@@ -9,20 +9,20 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec import __version__
+from fusec import __version__, atomic
 from fusec.compiled import Compiled
 from fusec.errors import FusecError
 from fusec.gpu import deviceless
 from fusec.gpu.device import device_name
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered
+from fusec.printable import printable
 from fusec.program import Kind, Program
 from fusec.repro import data, texts
 from fusec.repro.source import script
@@ -68,39 +68,35 @@ def write_body(
     }
     model, missing = _onnx(body)
     files["README.txt"] = texts.readme(title, target, seed if feeds is None else None, missing)
-    beside = goal.with_name(f".{goal.name}.{os.getpid()}.tmp")
     try:
-        try:
-            beside.mkdir()
+        with atomic.folder(goal.parent) as made:
             for name, text in files.items():
-                (beside / name).write_text(text, encoding="utf-8")
+                (made / name).write_text(text, encoding="utf-8")
             if model is not None:
-                (beside / "partition.onnx").write_bytes(model)
-            data.save(beside / "inputs.npz", contents.before)
-            data.save(beside / "expected.npz", contents.expected)
-            beside.rename(goal)
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
+                (made / "partition.onnx").write_bytes(model)
+            data.save(made / "inputs.npz", contents.before)
+            data.save(made / "expected.npz", contents.expected)
+            made.rename(goal)
     except OSError as error:
-        raise FusecError(f"{folder}: cannot write: {error.strerror or error}") from error
+        raise FusecError(f"{printable(str(folder))}: cannot write: {error.strerror or error}") from error
     return folder
 
 
 def check_folder(folder: Path) -> Path:
     """Where the folder will be; FusecError unless it is new or empty, and can be made."""
+    named = printable(str(folder))
     try:
         goal = folder.resolve()
         if goal.exists() and not goal.is_dir():
-            raise FusecError(f"{folder}: exists and is no folder")
+            raise FusecError(f"{named}: exists and is no folder")
         if goal.is_dir() and any(goal.iterdir()):
-            raise FusecError(f"{folder}: exists and is not empty; name another folder, or remove it")
+            raise FusecError(f"{named}: exists and is not empty; name another folder, or remove it")
         if not goal.parent.is_dir():
-            raise FusecError(f"{folder}: there is no folder {goal.parent}")
+            raise FusecError(f"{named}: there is no folder {printable(str(goal.parent))}")
         if not os.access(goal.parent, os.W_OK):
-            raise FusecError(f"{folder}: the folder {goal.parent} cannot be written")
+            raise FusecError(f"{named}: the folder {printable(str(goal.parent))} cannot be written")
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise FusecError(f"{folder}: {error}") from error
+        raise FusecError(f"{named}: {error}") from error
     return goal
 
 

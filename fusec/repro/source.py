@@ -1,6 +1,9 @@
 """A Lowered as a Python script that needs cudnn and cupy alone: what gpu/emit.py does, written out call by call.
 
 The tests hold the two together: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
+
+A model's names are a stranger's text. They stand in string literals alone, as `ascii` writes them. No comment holds
+one, because Python obeys `coding:` in a comment on the first two lines.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _F32 = NAMES[DType.F32][:2]
 _LINE = 120  # as far as a line goes
 
 _HEAD = """\
-# {title}; see README.txt
+# A cuDNN graph, call by call; see README.txt
 import sys
 from pathlib import Path
 
@@ -41,6 +44,7 @@ import cudnn
 import cupy
 import numpy as np
 
+TITLE = {title}
 """
 
 _PLANS = """\
@@ -91,7 +95,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
     script, and exits with 1 unless all that could be built are within `allowed`, by uid of the output, of
     `expected.npz`. LoweringError for an element type or operation cuDNN's frontend lacks."""
     graph = lowered.graph
-    labels = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants}
+    names = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants} | dict(lowered.outputs)
     made = {uid for call in graph.calls for uid in call.outputs}
     used = sorted({_names(t)[:2] for t in graph.tensors} | {NAMES[c.compute][:2] for c in graph.calls} | {_F32})
     types = ", ".join(name for name, _ in used), ", ".join(f"cudnn.data_type.{known}" for _, known in used)
@@ -99,9 +103,9 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
     lines.append(
         "g = cudnn.pygraph(io_data_type=f32, intermediate_data_type=f32, compute_data_type=f32, handle=handle)"
     )
-    lines += [_given(tensor, labels.get(tensor.uid, "")) for tensor in graph.tensors if tensor.uid not in made]
+    lines += [_given(tensor) for tensor in graph.tensors if tensor.uid not in made]
     for call in graph.calls:
-        lines += _made(graph, call, dict(lowered.outputs))
+        lines += _made(graph, call)
     by_value = [t for t in graph.tensors if t.value is not None]
     lines += [f"s{t.uid} = np.array([{_scalar(t)}], np.{_names(t)[2]})" for t in by_value]
     addresses = ", ".join(f"{t.uid}: s{t.uid}.ctypes.data" for t in by_value)
@@ -113,7 +117,7 @@ def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN
         got="wide(memory[uid].get())" if bits else "memory[uid].get().astype(float)",
         want="wide(expected[str(uid)])" if bits else "expected[str(uid)].astype(float)",
     )
-    return _HEAD.format(title=_comment(title)) + body + (_WIDE if bits else "") + run
+    return _HEAD.format(title=ascii(title)) + _named(names) + body + (_WIDE if bits else "") + run
 
 
 def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
@@ -122,37 +126,43 @@ def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
     return NAMES[tensor.dtype]
 
 
-def _given(tensor: CudnnTensor, label: str) -> str:
+def _named(names: Mapping[int, str]) -> str:
+    """A dictionary of the model's names by uid, in lines as full as they go."""
+    lines = ["   "]
+    for uid, name in sorted(names.items()):
+        item = f" {uid}: {name!a},"
+        if len(lines[-1]) + len(item) > _LINE:
+            lines.append("   ")
+        lines[-1] += item
+    return "\n".join(["NAMES = {", *lines, "}"]) + "\n\n"
+
+
+def _given(tensor: CudnnTensor) -> str:
     by_value = ", is_pass_by_value=True" if tensor.value is not None else ""
     place = f"dim={list(tensor.dims)}, stride={list(tensor.strides)}, data_type={_names(tensor)[0]}"
-    note = f"  # {_comment(label)}" if label else ""
-    return f"t{tensor.uid} = g.tensor({place}{by_value}, uid={tensor.uid}){note}"
+    return f"t{tensor.uid} = g.tensor({place}{by_value}, uid={tensor.uid})"
 
 
-def _made(graph: CudnnGraph, call: CudnnCall, outputs: Mapping[int, str]) -> list[str]:
+def _made(graph: CudnnGraph, call: CudnnCall) -> list[str]:
     """A call, and what its results are told."""
     results = list(call.outputs)
     if len(results) > 1:
         lines = [f"{', '.join(f't{uid}' for uid in results)} = {_call(call)}"]
-        return lines + [f"t{uid}{told}{note}" for uid in results for told, note in [_told(graph, uid, outputs)]]
+        return lines + [f"t{uid}{_told(graph, uid)}" for uid in results]
     uid = results[0]
-    told, note = _told(graph, uid, outputs)
+    told = _told(graph, uid)
     call_line = f"t{uid} = {_call(call)}"
-    if len(call_line + told + note) <= _LINE:
-        return [call_line + told + note]
-    return [call_line, f"t{uid}{told}{note}"]
+    if len(call_line + told) <= _LINE:
+        return [call_line + told]
+    return [call_line, f"t{uid}{told}"]
 
 
-def _told(graph: CudnnGraph, uid: int, outputs: Mapping[int, str]) -> tuple[str, str]:
-    """What a result is told, and a comment with the name it has."""
+def _told(graph: CudnnGraph, uid: int) -> str:
+    """What a result is told."""
     tensor = graph.tensor(uid)
     told = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
     told += f".set_data_type({_names(tensor)[0]})"
-    if not tensor.virtual:
-        told += ".set_output(True)"
-    label = outputs.get(tensor.uid, "")
-    note = f"  # {_comment(label)}" if label else ""
-    return told, note
+    return told if tensor.virtual else f"{told}.set_output(True)"
 
 
 def _call(call: CudnnCall) -> str:
@@ -201,8 +211,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     return repr(list(value) if isinstance(value, tuple) else value)
-
-
-def _comment(text: str) -> str:
-    """On one line, whatever characters a model's names have."""
-    return text.encode("unicode_escape").decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from fusec.printable import printable
 from fusec.target import Target
 
 TEST = '''\
@@ -56,8 +57,8 @@ no plan can be built. Attach what it prints, and what nvidia-smi says, to a repo
 def readme(title: str, target: Target, seed: int | None, missing: str) -> str:
     """`seed`: of the inputs, None if they were given; `missing`: why there is no ONNX file."""
     return _README.format(
-        title=textwrap.fill(title, 100),
+        title=textwrap.fill(printable(title), 100),
         inputs="given inputs" if seed is None else f"random inputs of seed {seed}",
-        onnx=f"is missing: {missing}" if missing else "the same subgraph",
+        onnx=f"is missing: {printable(missing)}" if missing else "the same subgraph",
         target=target.device_name,
     )

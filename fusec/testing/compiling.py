@@ -70,6 +70,7 @@ def partition_is_sound(graph: Graph, case: Case = CASE) -> None:
     _is_convex(compiled)
     _virtual_stay_inside(compiled)
     bodies = [step.body for step in compiled.program.steps if step.kind is Kind.CUDNN]
+    assert compiled.judge is not None, "a case names its judge"
     for body, verdict in zip(bodies, compiled.judge.judge(bodies), strict=True):
         if not isinstance(verdict, Legal):
             raise MismatchError(f"a step that the judge refuses ({verdict}):\n{body}")

@@ -5,6 +5,8 @@ A folder is there whole or not at all. Nothing in it needs Hypothesis, or is eve
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -21,14 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from fusec import __version__
+from fusec import __version__, atomic
 from fusec.errors import FusecError
 from fusec.ir import Graph
+from fusec.printable import printable, printable_lines
 from fusec.testing.case import Case
 from fusec.testing.failure import DIED, HUNG, Failure, SkippedError, attempt, ops_of, signature
 from fusec.testing.packing import load_npz, save_npz, text_of
 from fusec.testing.resolve import absolute, property_of
 from fusec.text import parse
+from fusec.untrusted import read_json
 
 Array = np.ndarray[Any, Any]
 
@@ -85,37 +89,30 @@ def _folder_name(finding: Finding) -> str:
 def save(finding: Finding, folder: Path) -> Path:
     """Write a finding as a new folder inside `folder` (made if need be); where it is now."""
     folder.mkdir(parents=True, exist_ok=True)
-    goal = folder / _folder_name(finding)
-    beside = folder / f".{goal.name}.{os.getpid()}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
-    try:
-        _write(finding, beside)
-        return move(beside, goal)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
+    with atomic.folder(folder) as made:
+        _write(finding, made)
+        return move(made, folder / _folder_name(finding))
 
 
 def move(made: Path, goal: Path) -> Path:
     """Let a whole folder stand at `goal`; one that is there with that name gives way."""
-    if goal.exists():
-        aside = goal.with_name(f".{goal.name}.{os.getpid()}.old")
-        goal.replace(aside)
-        made.replace(goal)
-        shutil.rmtree(aside)
-    else:
-        made.replace(goal)
-    return goal
+    with atomic.folder(goal.parent) as aside:
+        while True:
+            try:
+                return made.replace(goal)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            with contextlib.suppress(FileNotFoundError):  # another process moved it first
+                goal.replace(aside / os.urandom(8).hex())
 
 
 def copy(made: Path, folder: Path) -> Path:
     """A copy of a finding's folder inside `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / f".{made.name}.{os.getpid()}.tmp"
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.copytree(made, beside)
-    return move(beside, folder / made.name)
+    with atomic.folder(folder) as twin:
+        shutil.copytree(made, twin, dirs_exist_ok=True)
+        return move(twin, folder / made.name)
 
 
 def _write(finding: Finding, folder: Path) -> None:
@@ -182,7 +179,7 @@ def summary(finding: Finding, folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> Finding:
     """The finding in a folder. FusecError naming the file if it is not whole."""
     try:
-        data = json.loads((folder / "finding.json").read_text(encoding="utf-8"))
+        data = read_json((folder / "finding.json").read_text(encoding="utf-8"))
         tables: dict[str, dict[str, Array]] = {
             name: load_npz(folder / f"{name}.npz", data["element_types"].get(name, {}))
             for name in ("weights", "inputs", "got", "expected")
@@ -235,8 +232,8 @@ def replay(place: str | os.PathLike[str]) -> int:
         failure = check(finding)
     print(finding.graph)
     if failure is None:
-        print(f"{finding.property} holds: fixed")
+        print(printable(f"{finding.property} holds: fixed"))
         return 0
-    print(failure.traceback or failure.message, file=sys.stderr)
-    print(f"{finding.property} still fails: {failure.message}")
+    print(printable_lines(failure.traceback or failure.message), file=sys.stderr)
+    print(printable_lines(f"{finding.property} still fails: {failure.message}"))
     return 1

@@ -6,7 +6,6 @@ SQLite's journal survives kill -9; a chunk whose process died undone is handed o
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sqlite3
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from fusec import cache
 from fusec.errors import FusecError
 from fusec.testing.findings import copy
+from fusec.untrusted import read_json
 
 BUSY_S = 60.0  # how long to wait for another process that writes
 _SCHEMA = (
@@ -41,7 +41,7 @@ class Open:
 
     def summary(self) -> dict[str, Any]:
         """What a report says of it: property, ops, how it failed."""
-        data = json.loads((self.folder / "finding.json").read_text(encoding="utf-8"))
+        data = read_json((self.folder / "finding.json").read_text(encoding="utf-8"))
         return {name: data[name] for name in ("property", "ops", "how", "doubt")}
 
 

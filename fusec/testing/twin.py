@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import fusec
+from fusec import lifeline
 from fusec.compiled import Compiled
 from fusec.ir import Graph, quote
 from fusec.testing.case import Case, MismatchError
@@ -23,8 +24,8 @@ from fusec.testing.packing import decode, encode
 from fusec.testing.prepared import compile_once
 
 PATIENCE_S = 120.0  # far beyond any compilation of a graph that properties are tried on
-
-
+# its parent's end comes first: the imports take seconds
+_START = "from fusec.lifeline import hold; hold({handle}); from fusec.testing.twin import main; main()"
 _NAME = re.compile(r'%(?:"(?:[^"\\]|\\.)*"|[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-])')
 
 
@@ -44,7 +45,7 @@ def digest(compiled: Compiled) -> str:
 
 
 class Twin:
-    """A child process that compiles what it is sent. It ends with its parent, whose end of the pipe then closes."""
+    """A child process that compiles what it is sent. It ends with its parent (`fusec.lifeline`)."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
@@ -82,11 +83,13 @@ class Twin:
             seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
             root = str(Path(fusec.__file__).parent.parent)
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+            handle = lifeline.handle()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "fusec.testing.twin"],
+                [sys.executable, "-c", _START.format(handle=handle)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                pass_fds=[handle],
                 text=True,
                 env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
             )
@@ -127,7 +130,3 @@ def main() -> None:
     """Answer one line of JSON for each that comes, until there are no more."""
     for line in sys.stdin:
         print(json.dumps(_answer(line)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fusec import lifeline
 from fusec.errors import FusecError
 from fusec.ir import Graph
 from fusec.testing.case import Case
@@ -25,7 +26,10 @@ from fusec.testing.worker import HUNG_STATUS
 
 CHECK_S = 60.0  # a finding that hangs is run again for so long
 # the same import path as here, so that the very same fusec, and a user's own modules, are found
-_START = "import sys; sys.path[:] = {path!r}; from fusec.testing.worker import main; main()"
+_START = (
+    "import sys; sys.path[:] = {path!r}; from fusec.lifeline import hold; hold({handle}); "
+    "from fusec.testing.worker import main; main()"
+)
 # one process a core: libraries that start threads of their own would have them fight
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -38,13 +42,15 @@ class Child:
 
     def __init__(self, inbox: Inbox, hash_seed: int = 0):
         env = {**os.environ, "PYTHONHASHSEED": str(hash_seed), **{k: os.environ.get(k, "1") for k in _ONE_THREAD}}
+        handle = lifeline.handle()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START.format(path=sys.path)],
+            [sys.executable, "-P", "-c", _START.format(path=sys.path, handle=handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=env,
+            pass_fds=[handle],
             text=True,
             encoding="utf-8",
         )

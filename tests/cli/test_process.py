@@ -84,6 +84,31 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     assert (process.returncode, err) == (130, "fusec: interrupted\n")
 
 
+def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> None:
+    """As one that is raised while an object is finalized."""
+    program = (
+        "import signal, sys; from fusec import cli, driver\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def lose(*args, **options):\n"
+        "    print('ready', flush=True)\n"
+        "    while True:\n"
+        "        try: signal.pause()\n"
+        "        except KeyboardInterrupt: pass\n"
+        "driver.build = lose; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        try:
+            _, err = process.communicate(timeout=2)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, "fusec: interrupted\n")
+
+
 def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*args: object, **options: object) -> None:
         raise MemoryError("Unable to allocate 1.00 TiB")

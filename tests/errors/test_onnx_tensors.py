@@ -71,6 +71,13 @@ def test_folder_that_is_a_symlink_out(tmp_path: Path) -> None:
     _fails(path, "(through a symbolic link)")
 
 
+def test_hard_link_out_of_the_folder(tmp_path: Path) -> None:
+    path = _saved(tmp_path / "model", _external(location="link.bin"))
+    (tmp_path / "secret").write_bytes(W.tobytes())
+    (tmp_path / "model" / "link.bin").hardlink_to(tmp_path / "secret")
+    _fails(path, "'link.bin' has several hard links, so it may be a file of another folder: copy it")
+
+
 def test_symlink_loop(tmp_path: Path) -> None:
     path = _saved(tmp_path, _external(location="loop"))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

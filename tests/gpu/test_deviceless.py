@@ -39,7 +39,7 @@ def test_processes_that_build_the_stand_in_at_once_end_with_one(
     ]
     built = {process.communicate()[0].strip() for process in started}
     assert all(process.returncode == 0 for process in started)
-    assert [str(path) for path in tmp_path.iterdir()] == list(built)  # and no scratch is left
+    assert [str(path) for path in tmp_path.glob("*/*")] == list(built)  # and no scratch is left
     assert ctypes.CDLL(built.pop()).cuInit(0) == 100
 
 
@@ -58,7 +58,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(deviceless, "compiler", lambda: str(broken))
     with pytest.raises(TargetError, match=r"cannot find crti\.o"):
         deviceless.stand_in()
-    assert [path.name for path in tmp_path.iterdir()] == ["cc"]
+    assert list(tmp_path.glob("native-*/*")) == []
 
 
 @pytest.mark.cudnn

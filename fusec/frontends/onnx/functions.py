@@ -8,6 +8,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_i
 
 from fusec.errors import ModelError
 from fusec.frontends.onnx.structure import bodies as graphs_of
+from fusec.printable import printable
 
 _MAX_NODES = 1_000_000
 
@@ -50,7 +51,7 @@ def _check_opsets(model: ModelProto, called: Container[Key], file: str) -> None:
     """onnx leaves a function alone that is written in another opset than the model: say so instead."""
     versions = {entry.domain: entry.version for entry in model.opset_import}
     for function in model.functions:
-        name = f"{function.domain}.{function.name}"
+        name = printable(f"{function.domain}.{function.name}")
         for entry in function.opset_import if _key_of(function) in called else ():
             ours = versions.get(entry.domain, entry.version)
             if ours != entry.version:

@@ -28,6 +28,7 @@ from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of,
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
 from fusec.ops.spec import require
+from fusec.printable import printable
 
 MAX_DEPTH = 24
 Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]
@@ -138,7 +139,7 @@ class Importer:
 
     def _note(self, scope: Scope, node: NodeProto, name: str, error: VerifyError) -> None:
         scope.failed.update(node.output)
-        self.problems.append(f"node {name!r} ({node.op_type}): {error}")
+        self.problems.append(f"node {name!r} ({printable(node.op_type)}): {error}")
 
     def _report(self) -> ModelError:
         error = report(self.file, self.problems)
@@ -238,7 +239,7 @@ class Importer:
         body = body_of(node, schema, opset, [_type_proto(v) for v in operands])
         if body is None:
             where = f"opset {opset}" if schema.domain in DEFAULT_DOMAINS else f"domain {schema.domain!r}"
-            raise VerifyError(f"op {node.op_type} ({where}) is not supported")
+            raise VerifyError(f"op {printable(node.op_type)} ({where}) is not supported")
         opsets = {**scope.opsets, **{entry.domain: entry.version for entry in body.opset_import}}
         inner = Scope(opsets, f"{scope.prefix}{name}/", read=reads(body, frozenset(body.output)))
         for given, held in zip(body.input, operands, strict=False):
@@ -283,9 +284,11 @@ class Importer:
         try:
             self._node(scope, node, name)
         except HostValueError as error:
-            raise HostValueError(f"in its body, node {name!r} ({node.op_type}): {error}", error.value) from error
+            raise HostValueError(
+                f"in its body, node {name!r} ({printable(node.op_type)}): {error}", error.value
+            ) from error
         except VerifyError as error:
-            raise VerifyError(f"in its body, node {name!r} ({node.op_type}): {error}") from error
+            raise VerifyError(f"in its body, node {name!r} ({printable(node.op_type)}): {error}") from error
 
     # names -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from fusec.errors import VerifyError
 from fusec.frontends.onnx.structure import constants, report
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType
+from fusec.printable import printable
 
 Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has none)
 
@@ -32,7 +33,7 @@ def input_types(
             dtypes[value.name], declared[value.name] = tensor_type(value)
         except VerifyError as error:
             problems.append(f"input {value.name!r}: {error}")
-    known = ", ".join(declared) or "none"
+    known = printable(", ".join(declared)) or "none"
     problems += [f"there is no input {name!r}; inputs: {known}" for name in shapes if name not in declared]
     if problems:
         raise report(file, problems)
@@ -108,12 +109,12 @@ def _bind(
 
 
 def _shown(dims: Dims) -> str:
-    return "[" + ", ".join(str(d) if d != "" else "?" for d in dims) + "]"
+    return "[" + ", ".join(printable(str(d)) if d != "" else "?" for d in dims) + "]"
 
 
 def _unbound(name: str, dims: Dims | None) -> str:
     if dims is None:
-        return f"input {name!r} declares no shape: give one, say --shape {name}=1,3,224,224"
+        return f"input {name!r} declares no shape: give one, say --shape {printable(name)}=1,3,224,224"
     image = len(dims) == 4
     example = [
         d if isinstance(d, int) else 224 if image and i >= 2 else 3 if image and i == 1 else 1
@@ -121,6 +122,6 @@ def _unbound(name: str, dims: Dims | None) -> str:
     ]
     text = ",".join(map(str, example))
     return (
-        f"input {name!r} has symbolic dims {_shown(dims)}: give its shape, say --shape {name}={text} "
+        f"input {name!r} has symbolic dims {_shown(dims)}: give its shape, say --shape {printable(name)}={text} "
         f"(in Python shapes={{{name!r}: {tuple(example)}}})"
     )

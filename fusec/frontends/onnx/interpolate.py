@@ -1,4 +1,4 @@
-"""Resizes beyond the IR's own op: each dim is interpolated by a constant matrix (cubic, antialiased, cropped)."""
+"""Resize beyond the IR's own op (cubic, antialiased, cropped): add up weighted elements of a window, dim by dim."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 from fusec.frontends.onnx.emit import Emitter
 from fusec.frontends.onnx.limits import require_constant
 from fusec.ir import DType, TensorType, Value
-from fusec.ops import Gather, MatMul, Transpose, pw
+from fusec.ops import Gather, Reduce, pw
 from fusec.ops.spec import require
 
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
+Weights = np.ndarray[Any, np.dtype[np.float64]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
 COORDINATES = (
     *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"),
     *("tf_half_pixel_for_nn", "tf_crop_and_resize"),
@@ -54,6 +55,9 @@ def interpolated(
     require(how.rounding in ROUNDINGS, f"knows no nearest_mode {how.rounding!r}")
     require(how.mode in ("nearest", "linear", "cubic"), f"knows no mode {how.mode!r}")
     require(how.mode == "nearest" or x.type.dtype.is_float, f"{how.mode} of {x.type.dtype.value} is not supported")
+    own = x.type.dtype
+    if how.mode != "nearest" and own.itemsize == 2:
+        x = g.cast(x, DType.F32)  # rounded once, after the last dim
     outside: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
     shape = x.type.shape
     for dim, (n, count, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
@@ -65,6 +69,7 @@ def interpolated(
         if at == [float(i) for i in range(n)] and (scale >= 1 or not how.antialias):
             continue
         x = _along(g, x, dim, at, scale, how)
+    x = g.cast(x, own)
     if not any(o.any() for o in outside):
         return x
     require_constant(TensorType(tuple(sizes), DType.BOOL), "the mask of what lies outside,")
@@ -80,8 +85,7 @@ def _coordinates(n: int, count: int, scale: float, crop: tuple[float, float], ki
     if kind == "asymmetric":
         return [i / scale for i in whole]
     if kind == "align_corners":
-        length = n * scale  # a fractional length counts as it is
-        return [i * (n - 1) / (length - 1) if count > 1 else 0.0 for i in whole]
+        return [i * (n - 1) / (count - 1) if count > 1 else 0.0 for i in whole]
     if kind == "tf_half_pixel_for_nn":
         return [(i + 0.5) / scale for i in whole]
     if kind == "tf_crop_and_resize":
@@ -96,37 +100,35 @@ def _coordinates(n: int, count: int, scale: float, crop: tuple[float, float], ki
 
 
 def _along(g: Emitter, x: Value, dim: int, at: Sequence[float], scale: float, how: Manner) -> Value:
-    n, rank = x.type.shape[dim], x.type.rank
+    n = x.type.shape[dim]
     if how.mode == "nearest":
         picked = [min(max(int(ROUNDINGS[how.rounding](c)), 0), n - 1) for c in at]
         return g(Gather(dim), x, g.constant(np.array(picked, np.int64)))
-    rows = np.stack([_weights(c, n, min(scale, 1.0) if how.antialias else 1.0, how) for c in at], axis=1)
-    perm = (*(d for d in range(rank) if d != dim), dim)
-    back = tuple(int(i) for i in np.argsort(perm))
-    turned = x if dim == rank - 1 else g(Transpose(perm), x)
-    lead = turned.type.shape[:-1]
-    matrix = g.reshape(turned, (math.prod(lead), n))
-    y = g.reshape(g(MatMul(), matrix, g.constant(rows.astype(x.type.dtype.numpy))), (*lead, len(at)))
-    return y if dim == rank - 1 else g(Transpose(back), y)
+    windows = [_window(c, n, min(scale, 1.0) if how.antialias else 1.0, how) for c in at]
+    taps = max(len(places) for places, _ in windows)
+    # a shorter window repeats its first place: no other element may be read, since zero times NaN is NaN
+    indices = np.array([np.append(p, [p[0]] * (taps - len(p))) for p, _ in windows], np.int64)
+    weights = np.array([np.append(w, [0.0] * (taps - len(w))) for _, w in windows])
+    shape = (*weights.shape, *[1] * (x.type.rank - dim - 1))
+    read = g(Gather(dim), x, g.constant(indices))  # [..., output, tap, ...]
+    weighed = g(pw("mul"), read, g.constant(weights.reshape(shape).astype(x.type.dtype.numpy)))
+    return g(Reduce("sum", (dim + 1,), False), weighed)
 
 
-def _weights(at: float, n: int, scale: float, how: Manner) -> Matrix:
-    """What each input element contributes; `scale` below 1 widens the filter."""
-    reach = 1.0 if how.mode == "linear" else 2.0
-    first, last = math.floor(at - reach / scale), math.ceil(at + reach / scale)
-    places = np.arange(first, last + 1)
+def _window(at: float, n: int, scale: float, how: Manner) -> tuple[Places, Weights]:
+    """Places of input elements and what each contributes; `scale` below 1 widens the filter."""
+    reach = (1.0 if how.mode == "linear" else 2.0) / scale
+    places = np.arange(math.floor(at - reach) + 1, math.floor(at + reach) + 1)
     distance = np.abs(places - at) * scale
     weights = np.clip(1 - distance, 0, None) if how.mode == "linear" else _cubic(distance, how.cubic_a)
     if how.exclude_outside:
         weights = np.where((places >= 0) & (places < n), weights, 0.0)
     if how.exclude_outside or scale < 1:
         weights = weights / weights.sum()
-    row = np.zeros(n)
-    np.add.at(row, np.clip(places, 0, n - 1), weights)
-    return row
+    return np.clip(places, 0, n - 1), weights
 
 
-def _cubic(d: Matrix, a: float) -> Matrix:
+def _cubic(d: Weights, a: float) -> Weights:
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))

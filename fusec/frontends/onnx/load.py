@@ -192,7 +192,7 @@ def _modern(model: ModelProto, file: str) -> ModelProto:
         return model
     try:
         return version_converter.convert_version(_slopes_by_channel(model, file), OLDEST_OPSET)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, shape_inference.InferenceError) as error:
         raise ModelError(
             f"{file}: has opset {max(versions)}, older than {OLDEST_OPSET}, and onnx cannot convert it: {error}"
         ) from error

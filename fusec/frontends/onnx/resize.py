@@ -98,12 +98,9 @@ def _chosen(
     crop: Sequence[tuple[float, float]],
     how: Manner,
 ) -> Value:
-    """The IR's resize where it has this one; else a product with a matrix for each dim."""
+    """The IR's resize where it has this one; else weighted sums along each dim."""
     known = how.mode in ("nearest", "linear") and how.coordinates in COORDINATES[:5] and not how.antialias
-    fractional = how.coordinates == "align_corners" and any(
-        abs(n * s - m) > 1e-6 * m for n, s, m in zip(x.type.shape, scales, sizes, strict=True)
-    )
-    if known and not fractional:
+    if known:
         return _resized(g, x, scales, sizes, how.mode, how.coordinates, how.rounding)
     require(all(s >= 1 for s in sizes) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(sizes)}")
     return interpolated(g, x, sizes, scales, crop, how)

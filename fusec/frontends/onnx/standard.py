@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs
 
 from fusec.errors import VerifyError
+from fusec.printable import printable
 
 
 def has_body(schema: defs.OpSchema) -> bool:
@@ -26,7 +27,7 @@ def body_of(node: NodeProto, schema: defs.OpSchema, opset: int, types: Sequence[
     try:
         body = FunctionProto.FromString(text)
     except DecodeError as error:
-        raise VerifyError(f"the body of op {node.op_type} in the installed onnx cannot be read") from error
+        raise VerifyError(f"the body of op {printable(node.op_type)} in the installed onnx cannot be read") from error
     given = {a.name: a for a in node.attribute}
     for name, declared in schema.attributes.items():
         if name not in given and declared.default_value.type:
@@ -58,7 +59,7 @@ def _dependent(node: NodeProto, schema: defs.OpSchema, opset: int, types: Sequen
             version, node.SerializeToString(), [t.SerializeToString() for t in types]
         )
     except RuntimeError as error:
-        raise VerifyError(f"the standard has no body for this use of op {node.op_type}: {error}") from error
+        raise VerifyError(f"the standard has no body for this use of op {printable(node.op_type)}: {error}") from error
 
 
 def _fill(node: NodeProto, given: Mapping[str, AttributeProto]) -> None:

@@ -9,6 +9,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from fusec.errors import ModelError
 from fusec.ir import quote_string
+from fusec.printable import printable
 
 _SHOWN = 8  # problems listed in full
 GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})
@@ -105,10 +106,11 @@ def _definitions(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
         if not node.op_type:
             yield f"node {name!r}: has no op type"
         if not any(node.output):
-            yield f"node {name!r} ({node.op_type}): has no output"
+            yield f"node {name!r} ({printable(node.op_type)}): has no output"
         for output in filter(None, node.output):
             if output in defined:
-                yield f"node {name!r} ({node.op_type}): its output {output!r} is already defined by {defined[output]}"
+                where = f"node {name!r} ({printable(node.op_type)})"
+                yield f"{where}: its output {output!r} is already defined by {defined[output]}"
             defined[output] = f"node {name!r}"
     outputs: set[str] = set()
     for value in graph.output:
@@ -125,7 +127,7 @@ def _uses(graph: GraphProto, names: Sequence[str]) -> Iterable[str]:
         for operand in node.input:
             if operand and operand not in known:
                 yield (
-                    f"node {name!r} ({node.op_type}): its input {operand!r} is neither a graph input, "
+                    f"node {name!r} ({printable(node.op_type)}): its input {operand!r} is neither a graph input, "
                     "an initializer, nor the output of a node"
                 )
     for value in graph.output:

@@ -32,6 +32,7 @@ from fusec.frontends.onnx import (
 from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.standard import has_body
 from fusec.frontends.onnx.structure import abridged
+from fusec.printable import printable
 
 OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
@@ -141,13 +142,13 @@ def _supported(node: NodeProto, opset: int, opsets: Mapping[str, int]) -> bool:
 def _described(domain: str, op: str, opset: int, opsets: Mapping[str, int]) -> str:
     if domain not in DEFAULT_DOMAINS:
         version = f"version {opsets[domain]}" if domain in opsets else "which the model does not import"
-        return f"op {domain}.{op} (domain {domain!r}, {version})"
+        return f"op {printable(domain)}.{printable(op)} (domain {domain!r}, {version})"
     schema = schema_of(op, opset)
     if schema is None:
-        return f"op {op} (not in ONNX opset {opset})"
+        return f"op {printable(op)} (not in ONNX opset {opset})"
     if schema.deprecated:
-        return f"op {op} (removed from ONNX in opset {schema.since_version}, the model is of opset {opset})"
+        return f"op {printable(op)} (removed from ONNX in opset {schema.since_version}, the model is of opset {opset})"
     subgraphs = any(
         a.type in (defs.OpSchema.AttrType.GRAPH, defs.OpSchema.AttrType.GRAPHS) for a in schema.attributes.values()
     )
-    return f"op {op} (opset {opset}{', control flow' if subgraphs else ''})"
+    return f"op {printable(op)} (opset {opset}{', control flow' if subgraphs else ''})"

@@ -167,6 +167,10 @@ def _inside(folder: Path, location: str) -> Path:
         raise VerifyError(f"external data {location!r}: no such file in the model's folder") from error
     require(path.is_relative_to(root), f"{outside} (through a symbolic link)")
     require(path.is_file(), f"external data {location!r} is not a regular file")
+    require(
+        path.stat().st_nlink == 1,
+        f"external data {location!r} has several hard links, so it may be a file of another folder: copy it",
+    )
     return path
 
 

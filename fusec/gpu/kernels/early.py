@@ -13,6 +13,9 @@ import cupy
 PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
+CAPTURED = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+
+
 class Attribute(ctypes.Structure):
     """CUlaunchAttribute."""
 
@@ -48,8 +51,35 @@ def driver() -> Any:
         return None
 
 
+@cache
+def _capture_info() -> Any:
+    """The driver's function that tells what the next launch on a captured stream waits for; None without a driver."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
+
+
+def dependencies(stream: int) -> int:
+    """Count the nodes of a graph that the next launch on a stream waits for: 0 if the stream is not captured.
+
+    2 stands for "several" where the driver does not say.
+    """
+    ask = _capture_info()
+    status, number, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_size_t()
+    graph, nodes = ctypes.c_void_p(), ctypes.c_void_p()
+    places = (ctypes.byref(each) for each in (status, number, graph, nodes, count))
+    if ask is None or ask(ctypes.c_void_p(stream), *places):
+        return 2
+    return count.value if status.value == CAPTURED else 0
+
+
 class EarlyFunction:
-    """A function of a module, called as CuPy's are; launched plainly where the driver does not launch it early."""
+    """A function of a module, called as CuPy's are; launched plainly where it cannot begin early.
+
+    It cannot where the driver refuses it, and where it has several launches in front in a graph, in two lanes: on an
+    H200 it then read what one of them had not written yet.
+    """
 
     def __init__(self, function: Any, launch: Any):
         self._function, self._launch = function, launch
@@ -58,12 +88,17 @@ class EarlyFunction:
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, shared_mem: int = 0) -> None:
         """Launch it on the current stream."""
+        stream = cupy.cuda.get_current_stream().ptr
+        config = Config((grid[0], 1, 1), (block[0], 1, 1), shared_mem, stream)
+        if dependencies(stream) > 1 or not self._is_launched(config, arguments):
+            self._function(grid, block, arguments, shared_mem=shared_mem)
+
+    def _is_launched(self, config: Config, arguments: Sequence[Any]) -> bool:
+        """Launch it early; False if the driver refuses that."""
         held = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
-        config = Config((grid[0], 1, 1), (block[0], 1, 1), shared_mem, cupy.cuda.get_current_stream().ptr)
         config.attributes, config.count = ctypes.addressof(self._attributes), 1
-        if self._launch(ctypes.byref(config), ctypes.c_void_p(self._function.kernel.ptr), places, None):
-            self._function(grid, block, arguments, shared_mem=shared_mem)
+        return not self._launch(ctypes.byref(config), ctypes.c_void_p(self._function.kernel.ptr), places, None)
 
 
 def _passed(argument: Any) -> ctypes.c_uint32 | ctypes.c_uint64:

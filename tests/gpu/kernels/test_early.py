@@ -13,6 +13,7 @@ from gpu.kernels.test_few_pixels import SAME, convolved
 pytest.importorskip("cupy")
 
 from fusec.gpu.arrays import cupy  # needs CuPy, as the next
+from fusec.gpu.kernels import early
 from fusec.gpu.kernels.early import Attribute, Config, EarlyFunction
 from fusec.gpu.kernels.launch import Launcher, ways
 from fusec.ir import DType, TensorType, Value
@@ -34,8 +35,13 @@ def test_structures_lie_as_in_cuda_h() -> None:
     assert Attribute.value.offset == 8
 
 
-@pytest.mark.parametrize("error", [0, 801])  # CUDA_ERROR_NOT_SUPPORTED
-def test_what_the_driver_refuses_is_launched_plainly(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "in_front", "asked"),
+    [(0, 0, 1), (0, 1, 1), (801, 1, 1), (0, 2, 0)],  # CUDA_ERROR_NOT_SUPPORTED
+)
+def test_what_cannot_begin_early_is_launched_plainly(
+    error: int, in_front: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain: list[tuple[Any, ...]] = []
     counts: list[int] = []
 
@@ -52,9 +58,45 @@ def test_what_the_driver_refuses_is_launched_plainly(error: int, monkeypatch: py
         return error
 
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
+    monkeypatch.setattr(early, "dependencies", lambda stream: in_front)
     EarlyFunction(Function(), launched)((3,), (64,), (np.uint32(9),), shared_mem=16)
-    assert counts == [1]
-    assert plain == ([((3,), (64,), (np.uint32(9),), {"shared_mem": 16})] if error else [])
+    assert counts == [1] * asked
+    assert plain == ([((3,), (64,), (np.uint32(9),), {"shared_mem": 16})] if error or not asked else [])
+
+
+@pytest.mark.parametrize(("status", "count", "told"), [(0, 3, 0), (1, 1, 1), (1, 2, 2), (2, 1, 0)])
+def test_what_the_next_launch_waits_for(status: int, count: int, told: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def info(stream: Any, *places: Any) -> int:
+        assert stream.value == 5
+        places[0]._obj.value, places[4]._obj.value = status, count
+        return 0
+
+    monkeypatch.setattr(early, "_capture_info", lambda: info)
+    assert early.dependencies(5) == told
+    monkeypatch.setattr(early, "_capture_info", lambda: lambda *places: 1)
+    assert early.dependencies(5) == 2, "the driver does not say"
+
+
+@pytest.mark.gpu
+def test_the_driver_tells_what_a_launch_waits_for() -> None:
+    one, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    kernel = cupy.RawKernel(SLOW, "slow")
+    kernel.compile()
+    a, b = (cupy.zeros(64, cupy.uint16) for _ in range(2))
+    cupy.cuda.get_current_stream().synchronize()
+    assert early.dependencies(one.ptr) == 0
+    with one:
+        one.begin_capture(mode=2)
+        kernel((1,), (64,), (a, b, np.uint32(0), np.uint32(1)))
+        told = [early.dependencies(one.ptr)]
+        other.wait_event(recorded(one))
+        with other:
+            kernel((1,), (64,), (a, b, np.uint32(1), np.uint32(1)))
+        kernel((1,), (64,), (a, b, np.uint32(2), np.uint32(1)))
+        one.wait_event(recorded(other))
+        told.append(early.dependencies(one.ptr))
+        one.end_capture()
+    assert told == [1, 2]
 
 
 def recorded(stream: Any) -> Any:
