@@ -85,6 +85,7 @@ WITHOUT: Mapping[str, str] = {
     # quotients lose digits: floor(x / y) * y is NaN where y is infinite, and the sign of a zero is lost
     "mod": "cuDNN does not say what its mode gives for infinities, zero divisors and large quotients",
     "floor_mod": "cuDNN's modes only reach it by a rounded quotient, which is NaN for an infinite divisor",
+    **dict.fromkeys(("sin", "cos", "tan"), "cuDNN's lose more digits the larger the angle is: 3 are left of 1e4"),
     "gen_index": "the axis is lost when dims are merged to the frame",
     "elu_backward": "cuDNN's takes no alpha",
     "batch_norm": "cuDNN has no engine for inference batch norm; fold it or decompose it",

@@ -31,6 +31,10 @@ class Steps:
         self.b.call("pointwise", inputs, uid, mode, attributes=attributes)
         return uid
 
+    def above(self, x: int, number: float) -> int:
+        """Compare x with a number: a mask that is false for NaN."""
+        return self.step("cmp_gt", x, self.number(number), dtype=DType.BOOL)
+
     def last(self, mode: str, *inputs: int, **attributes: Attribute) -> None:
         output = self.b.result(self.node.result, self.frame)
         compute = DType.BOOL if mode.startswith("logical") else DType.F32
@@ -51,10 +55,13 @@ def _direct(b: CudnnBuilder, node: Node) -> None:
         case "leaky_relu" if not 0.0 <= a["alpha"] <= 1.0:
             # cuDNN takes the maximum of x and slope * x, which is the other one for such a slope
             (x,) = steps.operands
-            below = steps.step("mul", steps.step("min", x, steps.number(0.0)), steps.number(a["alpha"]))
-            steps.last("add", steps.step("max", x, steps.number(0.0)), below)
-        case "leaky_relu" | "leaky_relu_backward":
+            steps.last("binary_select", x, steps.step("mul", x, steps.number(a["alpha"])), steps.above(x, 0.0))
+        case "leaky_relu":
             steps.last(node.op.name, *steps.operands, negative_slope=a["alpha"])
+        case "leaky_relu_backward":
+            # a choice, not cuDNN's mode: that multiplies by a slope that it makes of x, which overflows with x
+            dy, x = steps.operands
+            steps.last("binary_select", dy, steps.step("mul", dy, steps.number(a["alpha"])), steps.above(x, 0.0))
         case "swish" | "swish_backward":
             beta: dict[str, float] = {} if a["beta"] == 1.0 else {"beta": a["beta"]}
             steps.last(node.op.name, *steps.operands, **beta)
@@ -73,13 +80,25 @@ def _where(b: CudnnBuilder, node: Node) -> None:
 
 
 def _elu(b: CudnnBuilder, node: Node) -> None:
-    alpha, steps = node.op.attributes["alpha"], Steps(b, node)
-    (x,) = steps.operands
+    alpha = node.op.attributes["alpha"]
     if alpha == 1.0:
-        steps.last("elu", x)
-        return
-    below = steps.step("sub", steps.step("exp", steps.step("min", x, steps.number(0.0))), steps.number(1.0))
-    steps.last("add", steps.step("max", x, steps.number(0.0)), steps.step("mul", below, steps.number(alpha)))
+        steps = Steps(b, node)
+        steps.last("elu", *steps.operands)
+    else:
+        _exponential_below_zero(b, node, above=1.0, inner=1.0, outer=alpha)
+
+
+def _exponential_below_zero(b: CudnnBuilder, node: Node, *, above: float, inner: float, outer: float) -> None:
+    """Write above * x where x > 0, and outer * (exp(inner * x) - 1) elsewhere.
+
+    A choice, because cuDNN's max and min would turn NaN into a number. An exponential that overflows is not chosen.
+    """
+    steps = Steps(b, node)
+    (x,) = steps.operands
+    power = x if inner == 1.0 else steps.step("mul", x, steps.number(inner))
+    below = steps.step("mul", steps.step("sub", steps.step("exp", power), steps.number(1.0)), steps.number(outer))
+    kept = x if above == 1.0 else steps.step("mul", x, steps.number(above))
+    steps.last("binary_select", kept, below, steps.above(x, 0.0))
 
 
 def _clip(b: CudnnBuilder, node: Node) -> None:
@@ -125,20 +144,13 @@ def _mish(b: CudnnBuilder, node: Node) -> None:
 
 
 def _selu(b: CudnnBuilder, node: Node) -> None:
-    a, steps = node.op.attributes, Steps(b, node)
-    (x,) = steps.operands
-    below = steps.step("sub", steps.step("exp", steps.step("min", x, steps.number(0.0))), steps.number(1.0))
-    scaled = steps.step("mul", below, steps.number(a["alpha"] * a["gamma"]))
-    above = steps.step("mul", steps.step("max", x, steps.number(0.0)), steps.number(a["gamma"]))
-    steps.last("add", above, scaled)
+    a = node.op.attributes
+    _exponential_below_zero(b, node, above=a["gamma"], inner=1.0, outer=a["alpha"] * a["gamma"])
 
 
 def _celu(b: CudnnBuilder, node: Node) -> None:
-    alpha, steps = node.op.attributes["alpha"], Steps(b, node)
-    (x,) = steps.operands
-    inner = steps.step("mul", steps.step("min", x, steps.number(0.0)), steps.number(1.0 / alpha))
-    below = steps.step("mul", steps.step("sub", steps.step("exp", inner), steps.number(1.0)), steps.number(alpha))
-    steps.last("add", steps.step("max", x, steps.number(0.0)), below)
+    alpha = node.op.attributes["alpha"]
+    _exponential_below_zero(b, node, above=1.0, inner=1.0 / alpha, outer=alpha)
 
 
 def _softsign(b: CudnnBuilder, node: Node) -> None:
@@ -150,8 +162,7 @@ def _softsign(b: CudnnBuilder, node: Node) -> None:
 def _thresholded_relu(b: CudnnBuilder, node: Node) -> None:
     steps = Steps(b, node)
     (x,) = steps.operands
-    above = steps.step("cmp_gt", x, steps.number(node.op.attributes["alpha"]), dtype=DType.BOOL)
-    steps.last("binary_select", x, steps.number(0.0), above)
+    steps.last("binary_select", x, steps.number(0.0), steps.above(x, node.op.attributes["alpha"]))
 
 
 def _prelu(b: CudnnBuilder, node: Node) -> None:
@@ -176,8 +187,8 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
 
 
 _SAME_MODE = (
-    *("abs", "ceil", "cos", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
-    *("sigmoid", "sin", "softplus", "sqrt", "tan", "tanh", "gelu", "gelu_tanh", "swish", "leaky_relu", "logical_not"),
+    *("abs", "ceil", "erf", "exp", "floor", "identity", "log", "neg", "reciprocal", "relu", "rsqrt"),
+    *("sigmoid", "softplus", "sqrt", "tanh", "gelu", "gelu_tanh", "swish", "leaky_relu", "logical_not"),
     *("add", "add_square", "sub", "mul", "div", "max", "min", "pow"),
     *("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le", "logical_and", "logical_or"),
     *("relu_backward", "leaky_relu_backward", "sigmoid_backward", "tanh_backward", "gelu_backward"),

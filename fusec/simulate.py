@@ -161,14 +161,28 @@ def _pointwise(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buff
     a = dict(call.attributes)
     if call.mode == "relu" and a:
         return _clipped_relu(a, inputs[0])
-    if call.mode == "binary_select":
-        x, y, mask = inputs
-        return np.where(mask.astype(bool), x, y)
+    if call.mode in _UNLIKE_REFERENCE:
+        return _UNLIKE_REFERENCE[call.mode](*inputs)
     names = {"negative_slope": "alpha"}
     op = CLASSES[_MODES.get(call.mode, call.mode)](**{names.get(k, k): v for k, v in a.items()})
     (result,) = op.reference(np, *inputs)
     dims = graph.tensor(call.outputs[0]).dims
     return result if result.shape == dims else np.broadcast_to(result, dims)
+
+
+def _quick_quotient(x: Buffer, y: Buffer) -> Buffer:
+    """Divide as CUDA's __fdividef, which takes a divisor beyond 2**126 for infinity, and infinity by it for NaN."""
+    return np.where(np.abs(y) > np.float32(2.0**126), x * np.copysign(np.float32(0), y), x / y)
+
+
+# Modes in which cuDNN treats edge values in another way than the ops that are lowered to them (docs/hazards.md).
+_UNLIKE_REFERENCE: Mapping[str, Callable[..., Buffer]] = {
+    "binary_select": lambda x, y, mask: np.where(mask.astype(bool), x, y),
+    "div": _quick_quotient,
+    "max": np.fmax,
+    "min": np.fmin,
+    "relu_backward": lambda dy, x: np.where(x <= 0, np.float32(0), dy),
+}
 
 
 def _clipped_relu(a: Mapping[str, Any], x: Buffer) -> Buffer:

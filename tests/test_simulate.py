@@ -430,3 +430,21 @@ def test_gradients_of_attention_leave_out_a_query_without_keys() -> None:
     others = dy.copy()
     others[:, :, 1] = 100.0
     assert all(np.array_equal(a, b) for a, b in zip((dq, dk, dv), gradients(others), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "x", "y", "want"),
+    [
+        ("max", [np.nan, 1.0, 1.0], [2.0, np.nan, 2.0], [2.0, 1.0, 2.0]),
+        ("min", [np.nan, 1.0, 1.0], [2.0, np.nan, 2.0], [2.0, 1.0, 1.0]),
+        ("div", [6.0, 3e38, np.inf], [2.0, 3e38, -3e38], [3.0, 0.0, np.nan]),
+        ("relu_backward", [5.0, 5.0, 5.0], [np.nan, -1.0, 1.0], [5.0, 0.0, 5.0]),
+    ],
+)
+def test_modes_treat_edge_values_as_the_gpu_does(mode: str, x: list[float], y: list[float], want: list[float]) -> None:
+    """Measured on an H200: docs/hazards.md."""
+    graph = CudnnGraph(
+        (tensor(1, (1, 1, 3)), tensor(2, (1, 1, 3)), tensor(3, (1, 1, 3))), (call("pointwise", (1, 2), 3, mode),)
+    )
+    (got,) = run(graph, np.array([[x]], np.float32), np.array([[y]], np.float32))
+    np.testing.assert_array_equal(got.reshape(-1), np.array(want, np.float32))

@@ -312,6 +312,17 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
+def lost_in_cudnn(op: Op, operands: list[Array]) -> Array | None:
+    """Find where cuDNN's modes mean something else: NaN that maximum, minimum and a relu's gradient leave out."""
+    if op.name not in ("max", "min", "clip", "relu_backward") or operands[-1].dtype.kind != "f":
+        return None
+    deciding = operands[-1:] if op.name == "relu_backward" else operands
+    bad = np.zeros(np.broadcast_shapes(*(x.shape for x in operands)), np.bool_)
+    for x in deciding:
+        bad = bad | np.isnan(x)
+    return bad if bad.any() else None
+
+
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
     """Find where a fused attention meets NaN or an infinity, and may give another result than the ops spelled out.
 

@@ -14,6 +14,7 @@ from fusec.testing.edges import (
     is_move,
     label_of,
     lost_in_attention,
+    lost_in_cudnn,
     undefined,
     vanished_slope,
 )
@@ -31,6 +32,7 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
         lost = _lost_in_attention(op, operands, result) if attends else vanished_slope(op, plain)
+        lost = lost if lost is not None else lost_in_cudnn(op, plain)
         nowhere = lost if lost is not None else nowhere
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):

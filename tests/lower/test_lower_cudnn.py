@@ -327,3 +327,44 @@ def test_an_epilogue_reads_the_image_through_a_tensor_of_its_own(rng: np.random.
     assert add.inputs[1] == mul.inputs[1] != conv.inputs[0]
     feeds = {v.name: random_array(rng, v.type.shape, DType.F32) for v in body.inputs}
     assert_close(run(body, lowered, feeds)["e"], evaluate(body, feeds)["e"], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("elu", {"alpha": 0.7}),
+        ("selu", {}),
+        ("celu", {"alpha": 1.7}),
+        ("leaky_relu", {"alpha": 2.0}),
+        ("leaky_relu", {"alpha": -0.5}),
+    ],
+)
+def test_an_activation_of_nan_is_nan(name: str, attributes: dict[str, float]) -> None:
+    """Its lowering chooses between two sides: cuDNN's max and min would give a number."""
+    graph = Graph("g")
+    x = graph.add_input("x", TensorType((2, 2), DType.F32))
+    graph.set_outputs([graph.add(CLASSES[name](**attributes), x)])
+    feeds = {"x": np.array([[np.nan, 200.0], [-3.0, np.inf]], np.float32)}
+    want = evaluate(graph, feeds)
+    for key, array in run(graph, lower(graph), feeds).items():
+        np.testing.assert_allclose(array, want[key], rtol=1e-6)
+
+
+def test_the_gradient_of_leaky_relu_is_a_choice() -> None:
+    """cuDNN's mode gives 0 or NaN for an operand near the largest number."""
+    graph = Graph("g")
+    dy, x = (graph.add_input(key, TensorType((2, 2), DType.F32)) for key in ("dy", "x"))
+    graph.set_outputs([graph.add(CLASSES["leaky_relu_backward"](alpha=0.5), dy, x)])
+    made = lower(graph)
+    assert [c.mode for c in made.graph.calls] == ["mul", "cmp_gt", "binary_select"]
+    feeds = {"dy": np.full((2, 2), 4.0, np.float32), "x": np.array([[1.0, -1.0], [3e38, np.nan]], np.float32)}
+    ((_, got),) = run(graph, made, feeds).items()
+    np.testing.assert_array_equal(got, [[4.0, 2.0], [4.0, 2.0]])
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_angles_are_left_to_kernels(name: str) -> None:
+    graph = Graph("g")
+    graph.set_outputs([graph.add(CLASSES[name](), graph.add_input("x", TensorType((2, 2), DType.F32)))])
+    with pytest.raises(LoweringError, match="lose more digits"):
+        lower(graph)

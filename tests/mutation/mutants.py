@@ -677,8 +677,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "lower_elu_alpha",
         "lowering",
         "lower_pointwise.py",
-        '    if alpha == 1.0:\n        steps.last("elu", x)',
-        '    if alpha:\n        steps.last("elu", x)',
+        "    if alpha == 1.0:\n        steps = Steps",
+        "    if alpha:\n        steps = Steps",
         "elu's alpha is lost",
     ),
     _m(
@@ -742,8 +742,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "simulate_select",
         "simulator",
         "simulate.py",
-        "return np.where(mask.astype(bool), x, y)",
-        "return np.where(mask.astype(bool), y, x)",
+        '"binary_select": lambda x, y, mask: np.where(mask.astype(bool), x, y),',
+        '"binary_select": lambda x, y, mask: np.where(mask.astype(bool), y, x),',
         "the branches are swapped",
     ),
     _m(

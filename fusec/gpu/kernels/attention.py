@@ -161,10 +161,11 @@ class Source:
         """Count exponents of a row from a little above the largest, if that grew, or is the first to be finite."""
         loops, weight = [("n", way.step // 8), ("e", 2)], self.tiles(way).weight
         return [
+            # NaN is the largest: a row of NaN has begun, and its warp need not look for its first score again
             "float most = scores[a][0][h * 2];",
-            *nested(loops, "most = fmaxf(most, scores[a][n][h * 2 + e]);"),
-            "most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));",
-            "most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));",
+            *nested(loops, "most = nmax(most, scores[a][n][h * 2 + e]);"),
+            "most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 1));",
+            "most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 2));",
             f"const bool none = most == -INFINITE, begins = !none && {weight}[h * 2] == 0.0f;",
             "nothing |= none;",
             f"most = begins || most > 0.0f ? most + {MARGIN}f : 0.0f;",

@@ -200,7 +200,10 @@ class ChannelSource:
         spread = f"(acc1[0] - acc0[0] * acc0[0] / {kind}({self.count})) / {kind}({self.count})"
         if isinstance(op, ChannelSums):
             chain.define(self.part.anchor.results[0], f"mean * {kind}({self.count})")
-            chain.define(self.part.anchor.results[1], f"({spread} + mean * mean) * {kind}({self.count})")
+            # An infinity, or a square that overflows, leaves NaN around the mean. The sum tells it from a real NaN.
+            chain.inside.append(f"const {kind} squares = ({spread} + mean * mean) * {kind}({self.count});")
+            infinite = f"squares != squares && mean == mean ? {kind}(INFINITE) : squares"
+            chain.define(self.part.anchor.results[1], infinite)
             return ()
         assert isinstance(op, (BatchNormTrain, BatchNormBySums))
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)

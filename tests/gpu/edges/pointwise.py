@@ -126,7 +126,15 @@ def _behind(op: Pointwise) -> Iterator[Row]:
     def by_matmul(g: Any, x: Any, w: Any, *rest: Any) -> Any:
         return g.add(op, g.add(MatMul(), x, w), *rest)
 
-    yield row(f"matmul+{op.name} {text}", op.name, [x, w, *rest], by_matmul, constants=(1,), labels=named[:, None])
+    yield row(
+        f"matmul+{op.name} {text}",
+        op.name,
+        [x, w, *rest],
+        by_matmul,
+        constants=(1,),
+        labels=named[:, None],
+        single=True,
+    )
     image, filters = _image(x), np.ascontiguousarray(w.T).reshape(16, 16, 1, 1)
     more_images = [_image(r) for r in rest]
     nhwc = channels_last(4)
@@ -137,7 +145,8 @@ def _behind(op: Pointwise) -> Iterator[Row]:
     orders = {0: nhwc, **{i + 2: nhwc for i in range(len(rest))}}
     labels = named.reshape(1, 1, 16, -1)
     arrays = [image, filters, *more_images]
-    yield row(f"conv+{op.name} {text}", op.name, arrays, by_conv, constants=(1,), orders=orders, labels=labels)
+    known: Any = {"constants": (1,), "orders": orders, "labels": labels, "single": True}
+    yield row(f"conv+{op.name} {text}", op.name, arrays, by_conv, **known)
 
 
 def _image(rows: Array) -> Array:

@@ -60,6 +60,16 @@ def matmuls() -> Iterator[Row]:
         yield row(f"matmul thin {dtype.value}", "matmul", thin, added(MatMul()), labels=names[:, :4], constants=(1,))
 
 
+def integer_matmuls() -> Iterator[Row]:
+    """Every value times every other, and a sum that wraps around."""
+    for dtype in (DType.I32, DType.I64):
+        values = edges(dtype)
+        left, right = np.ones((16, 3), dtype.numpy), np.ones((3, 16), dtype.numpy)
+        left[:, 1], right[1] = values, values
+        names = np.array([[f"{a} , {b}" for b in values] for a in values], object)
+        yield row(f"matmul {dtype.value}", "matmul", [left, right], added(MatMul()), labels=names)
+
+
 def convolutions() -> Iterator[Row]:
     """One by one, by windows with zeros around the image, depthwise, of few channels and filters, transposed."""
     for dtype in FLOATS:

@@ -24,7 +24,7 @@ class Row:
     """`op` is what it is about; `feeds`, by input and run. `labels` broadcast to the first output and say which edge
     values an element is of; without any, those of the operands at the same place do. `exact`: moves elements, so that
     results are to be the same bit for bit. `whole`: it is compiled and run as a model is, since no step is left of it.
-    `kernel_only`: partitions never put such a step to cuDNN."""
+    `kernel_only`: partitions never put such a step to cuDNN. `single`: sums have one term that is not zero."""
 
     name: str
     op: str
@@ -34,12 +34,13 @@ class Row:
     exact: bool = False
     whole: bool = False
     kernel_only: bool = False
+    single: bool = False
     tensor_cores: bool = False
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether all of it is computed element by element."""
-        return isinstance(self.nodes[-1].op, (Pointwise, Cast))
+        """Tell if results are as exact as those of ops that compute element by element."""
+        return self.single or all(isinstance(node.op, (Pointwise, Cast)) for node in self.nodes)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -60,8 +61,15 @@ class Row:
     def labels_of(self, feeds: dict[str, Array], shape: tuple[int, ...]) -> Array:
         """What each element of a result of this shape is of, as text."""
         if self.labels is not None:
+            labels = self.labels
+            if labels.ndim != len(shape) and labels.size == np.prod(shape):
+                labels = labels.reshape(shape)  # statistics of channels
+            if labels.ndim == len(shape) and all(
+                s in (1, n) or s > n for s, n in zip(labels.shape, shape, strict=True)
+            ):
+                labels = labels[tuple(slice(0, max(n, 1)) for n in shape)]  # a shorter result of the first ones
             try:
-                return np.broadcast_to(self.labels, shape)
+                return np.broadcast_to(labels, shape)
             except ValueError:
                 return np.full(shape, "")
         parts: list[Array] = []

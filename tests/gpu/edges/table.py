@@ -15,6 +15,7 @@ PARTS = (
     pointwise.chosen,
     pointwise.epilogues,
     products.matmuls,
+    products.integer_matmuls,
     products.convolutions,
     products.attentions,
     products.rotaries,

@@ -1,0 +1,218 @@
+"""The differences between a run of an edge value and its meaning that are known and stay: what, where and why.
+
+docs/hazards.md shows them. A run on a GPU fails for any other difference, and for an entry that nothing needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gpu.edges.device import Result
+from gpu.edges.judged import Disagreement
+
+FORMS = {"simulated": "cudnn", "emulated": "kernel"}  # what a form on the CPU stands in for
+WORDS = {"cudnn": "cuDNN", "kernel": "kernels", "cupy": "CuPy", "emulated": "the emulator", "": "all"}
+
+
+@dataclass(frozen=True)
+class Documented:
+    """`rows` and `values` are patterns of titles and labels; `kinds` are of the judge. forms: empty for all."""
+
+    what: str
+    why: str
+    kinds: tuple[str, ...]
+    forms: tuple[str, ...] = ()
+    rows: str = ""
+    values: str = ""
+
+    def covers(self, row: str, form: str, one: Disagreement) -> bool:
+        """Tell if this entry is about a difference."""
+        name = form.split()[0]
+        return (
+            one.kind in self.kinds
+            and (not self.forms or name in self.forms or FORMS.get(name) in self.forms)
+            and re.search(self.rows, row) is not None
+            and re.search(self.values, one.label) is not None
+        )
+
+    @property
+    def line(self) -> str:
+        """As docs/hazards.md has it."""
+        return f"| {', '.join(WORDS[f] for f in self.forms) or 'all'} | {self.what} | {self.why} |"
+
+
+NUMBERS = ("value", "nan for a number", "nan for infinity", "infinity for a number", "infinity lost")
+DOCUMENTED = (
+    Documented(
+        "denormal operands and results of fp32 and bf16 are zeros",
+        "CuPy and fusec compile kernels with flushing, and cuDNN's exponentials and quotients flush",
+        ("denormals",),
+    ),
+    Documented(
+        "exp, log, tanh and what is made of them: a relative error of 1e-3, or an absolute one of 1e-6",
+        "cuDNN uses the GPU's approximate instructions, and exp(x) - 1 near zero",
+        ("digits",),
+        ("cudnn",),
+    ),
+    Documented(
+        "max, min, and clip by one bound or by bounds of which none is 0: the other operand in place of NaN",
+        "cuDNN takes the maximum of CUDA, which leaves NaN out",
+        ("nan lost",),
+        ("cudnn",),
+        r"\b(max|min|clip) ",
+        "nan",
+    ),
+    Documented(
+        "div, softsign: 0 for a divisor beyond 2**126, and NaN for an infinity by it",
+        "cuDNN divides as __fdividef does",
+        ("value", "nan for infinity"),
+        ("cudnn",),
+        r"^(div|softsign) ",
+        "max",
+    ),
+    Documented(
+        "relu_backward: the gradient, not 0, where the operand is NaN",
+        "cuDNN compares by x <= 0",
+        ("value", "digits", "nan for a number", "infinity for a number"),
+        ("cudnn",),
+        r"\brelu_backward ",
+        ", nan$",
+    ),
+    Documented(
+        "gelu_backward, gelu_tanh_backward, swish_backward at infinities and near the largest number of fp32: NaN or 0",
+        "cuDNN multiplies powers of x, which overflow, by exponentials that vanish",
+        ("value", "nan for a number", "nan for infinity"),
+        ("cudnn",),
+        r"\b(gelu|gelu_tanh|swish)_backward ",
+        ", -?(inf|max)$",
+    ),
+    Documented(
+        "attention whose every key is masked by -infinity: 0 in place of NaN",
+        "cuDNN writes zeros for such a query",
+        ("nan lost", "value"),
+        ("cudnn",),
+        r"^attention(_train)? masked",
+        "bias all -inf",
+    ),
+    Documented(
+        "guarded attention: NaN, not 0, where a score is NaN or +infinity",
+        "only a query without keys gets cuDNN's zeros",
+        ("nan for a number",),
+        ("cudnn",),
+        r"^attention masked.*guarded",
+        "bias .*(nan|inf)",
+    ),
+    Documented(
+        "attention with a bias at the largest number of bf16, of either sign: as with an infinity",
+        "scores are multiplied by log2(e), which overflows fp32",
+        NUMBERS,
+        ("cudnn",),
+        r"^attention(_train)? masked.*bf16",
+        "bias .*max",
+    ),
+    Documented(
+        "attention_train with a bias of +infinity: NaN as the logarithm of the sum",
+        "an infinity is taken off an infinity",
+        ("nan for infinity",),
+        ("cudnn",),
+        r"^attention_train masked",
+        "bias .*inf",
+    ),
+    Documented(
+        "causal attention: NaN or an infinity in a key does not reach the queries before it",
+        "hidden keys are left out, not added to -infinity",
+        ("nan lost",),
+        ("cudnn", "kernel"),
+        r"^attention causal k ",
+        "k (nan|-?inf)",
+    ),
+    Documented(
+        "attention_backward with an infinity, or the largest number, in dy or v: other infinities, fewer digits",
+        "what is taken off each score's gradient is added up in another order",
+        ("value", "nan lost"),
+        ("cudnn",),
+        r"^attention_backward (dy|v) ",
+        "inf|max",
+    ),
+    Documented(
+        "convolution of fp16 by windows: 0 in place of -infinity",
+        "measured; the engine that cuDNN's heuristics take first",
+        ("infinity lost",),
+        ("cudnn",),
+        r"^conv (3x3|few channels|few filters|edge filters) f16",
+        "inf|max",
+    ),
+    Documented(
+        "norms, their gradients, squeeze-and-excitation near the largest number of fp32: NaN, infinity or the bias",
+        "sums and squares are taken in fp32, and overflow",
+        NUMBERS,
+        ("cudnn", "kernel"),
+        r"^(layer_norm_backward|instance_norm|batch_norm_train|group_norm|gate )",
+        "max",
+    ),
+    Documented(
+        "channel_sums of infinities of both signs: NaN in place of infinity as the sum of squares",
+        "squares are taken around an element",
+        ("nan for infinity",),
+        ("kernel",),
+        r"^channel_sums ",
+        "inf and -inf",
+    ),
+    Documented(
+        "convolutions with few pixels: an absolute error of 1e-6 where terms of a sum cancel",
+        "fp32 holds no more of terms near 1",
+        ("digits",),
+        ("kernel",),
+        r"^few pixels ",
+    ),
+    Documented(
+        "running products through zeros, denormals and infinities: NaN",
+        "CuPy multiplies in another order, so that an infinity may meet a zero",
+        NUMBERS,
+        ("cupy",),
+        r"^cumulate prod ",
+    ),
+    Documented(
+        "log and pow of denormals",
+        "the C library's, which does not expect that denormals are zeros",
+        ("value",),
+        ("emulated",),
+        r"^(log|pow) ",
+        "denormal",
+    ),
+)
+ON_DEVICE = tuple(d for d in DOCUMENTED if d.forms != ("emulated",))
+
+
+def undocumented(results: Iterable[Result]) -> Iterator[tuple[Result, Disagreement]]:
+    """The differences that no entry covers."""
+    for result in results:
+        for one in result.found:
+            if not any(d.covers(result.row, result.form, one) for d in DOCUMENTED):
+                yield result, one
+
+
+def stale(results: Iterable[Result]) -> list[Documented]:
+    """The entries that none of these results, of all rows on a GPU, needs."""
+    all_found = [(r.row, r.form, one) for r in results for one in r.found]
+    return [d for d in ON_DEVICE if not any(d.covers(*each) for each in all_found)]
+
+
+def section() -> str:
+    """What docs/hazards.md says of them."""
+    return "\n".join(
+        [
+            "## Edge values",
+            "",
+            "NaN, infinities, zeros, denormals and the largest numbers give what an op means. That holds for cuDNN",
+            "graphs, for fusec's kernels, and for CuPy. These are the exceptions that an H200 shows. The table is in",
+            "`tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/test_edge_values.py` holds each op to it.",
+            "",
+            "| who | what | why |",
+            "|---|---|---|",
+            *(d.line for d in ON_DEVICE),
+            "",
+        ]
+    )
