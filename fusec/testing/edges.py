@@ -346,6 +346,18 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     return bad if bad.any() else None
 
 
+_HUGE = 2.0**125  # half of where CUDA's __fdividef takes a divisor for infinity: a quotient may be rounded up to that
+
+
+def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
+    """Find the divisors that a quotient of cuDNN's takes for infinity."""
+    if op.name not in ("div", "softsign") or operands[-1].dtype.kind != "f":
+        return None
+    bad = np.broadcast_arrays(*operands)[-1]
+    bad = np.isfinite(bad) & (np.abs(bad) > _HUGE)
+    return bad if bad.any() else None
+
+
 def at_zero(op: Op, operands: list[Array]) -> Array | None:
     """Where the sign of a zero decides between two infinities: neither rules nor fused kernels keep it."""
     if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":

@@ -15,6 +15,7 @@ from fusec.testing.edges import (
     label_of,
     lost_in_attention,
     lost_in_cudnn,
+    quick_quotient,
     undefined,
     vanished_slope,
 )
@@ -29,11 +30,13 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     label = label_of(op)
     plain = [s.plain for s in operands]
     nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+    if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
+        nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
         lost = _lost_in_attention(op, operands, result) if attends else vanished_slope(op, plain)
         lost = lost if lost is not None else lost_in_cudnn(op, plain)
-        nowhere = lost if lost is not None else nowhere
+        nowhere = nowhere if lost is None else lost if nowhere is None else nowhere | lost
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
         # an infinity times what may have been rounded to zero

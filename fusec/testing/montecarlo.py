@@ -315,9 +315,10 @@ class _Sampler:
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                other = np.where(np.isnan(made.plain), 0.0, np.nan)
-                if k % 2:  # a NaN would hide behind another one that an infinity turns into
-                    other = np.where(np.isinf(made.plain), np.copysign(1e30, made.plain), other)
+                if k % 2:  # a NaN would hide another, and a zero may turn into NaN again further on
+                    other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
+                else:
+                    other = np.where(np.isnan(made.plain), 0.0, np.nan)
                 samples.append(np.where(where, other, s))
                 continue
             some = where if k == 0 else where & (self._signs(where.shape, k) > 0)

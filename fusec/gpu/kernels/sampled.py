@@ -49,6 +49,8 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     made = {v for node in before for v in node.results}
     if any(v in made for node in behind for v in node.operands) or any(v in made for v in anchor.operands[1:]):
         return None
+    if any(v in made for v in outputs):  # a sample does not visit each of its elements once
+        return None
     if any(v.type.shape != y.type.shape for v in outputs) or x.type.dtype not in C_TYPES:
         return None
     if any(v.type.shape != x.type.shape for v in made) or max(x.type.size, y.type.size) >= 1 << 31:
