@@ -30,6 +30,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     for r in runs:
         lines += ["", f"## {r['name']}", "", "| property | graphs | failures | ms a graph |", "|---|---:|---:|---:|"]
         lines += [f"| `{n}` | {p['runs']} | {p['failures']} | {p['ms']:.1f} |" for n, p in r["properties"].items()]
+        if kernels := r.get("kernels"):  # runs that were added before these were counted have none
+            lines += ["", "kernels run on the device: " + ", ".join(f"{n} {count}" for n, count in kernels.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -40,6 +42,8 @@ def main() -> None:
         name, report, commit, still = sys.argv[2:6]
         data = json.loads(Path(report).read_text())
         kept = {k: data[k] for k in ("seed", "target", "workers", "seconds", "examples", "nodes", "properties")}
+        if kernels := data["coverage"].get("kernels"):
+            kept["kernels"] = kernels
         counts = {"findings": len(data["findings"]), "doubts": len(data["doubts"])}
         runs = [r for r in runs if r["name"] != name] + [
             {"name": name, "commit": commit, **kept, **counts, "open": still}

@@ -38,6 +38,10 @@ def fuzz(
         list[str] | None,
         typer.Option(metavar="NAME", help="Run this property alone, or FILE.py:FUNCTION of yours; may be repeated."),
     ] = None,
+    graphs: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Strategy that draws the graphs: MODULE:NAME, or FILE.py:NAME of yours."),
+    ] = None,
     target: Annotated[str, typer.Option(help="A GPU of `fusec targets`.")] = "h200",
     device: Annotated[bool, typer.Option("--device", help="Also run what needs a GPU.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
@@ -53,6 +57,7 @@ def fuzz(
     if context.invoked_subcommand is not None:
         return
     from fusec.testing import fuzz as fuzzing
+    from fusec.testing.resolve import GRAPHS
 
     with _display(sys.stderr.isatty()) as show:
         try:
@@ -68,6 +73,7 @@ def fuzz(
                 fresh=fresh,
                 findings=findings,
                 max_findings=max_findings,
+                graphs=graphs or GRAPHS,
                 progress=show,
             )
         except fuzzing.FuzzInterrupted as stop:

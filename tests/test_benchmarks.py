@@ -10,7 +10,7 @@ import pytest
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import calls, choices, onnx_suite, penalties, tables
+from benchmarks import calls, choices, fuzz_results, onnx_suite, penalties, tables
 from benchmarks.machine import bring, keep
 from fusec.cudnn_graph import CudnnGraph
 from fusec.gpu import cublaslt
@@ -157,3 +157,22 @@ def test_onnx_suite_knows_what_a_gpu_alone_refuses() -> None:
     assert unlike_the_record({case: Outcome()}, "cuda") == [f"{case[1]}: {passes}"]
     (line,) = unlike_the_record({case: Outcome(refused="no memory")}, "cuda")
     assert line.startswith(f"{case[1]}: refused with 'no memory', not ")
+
+
+def test_fuzzing_results_keep_the_kernels_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5, "properties": {}}
+    data |= {"findings": [], "doubts": [], "coverage": {"kernels": {"attention": 57, "rows": 9}}}
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    older = {**data, "name": "older", "commit": "a", "findings": 0, "doubts": 0, "open": "0"}
+    results = tmp_path / "fuzz.json"
+    results.write_text(json.dumps([older]))
+    monkeypatch.setattr(fuzz_results, "RESULTS", results)
+    command = ["fuzz_results.py", "--add", "kernels", str(tmp_path / "report.json"), "b", "0"]
+    monkeypatch.setattr(fuzz_results.sys, "argv", command)
+    fuzz_results.main()
+    assert json.loads(results.read_text())[1]["kernels"] == {"attention": 57, "rows": 9}
+    _, old, new = capsys.readouterr().out.split("\n## ")
+    assert "kernels run" not in old
+    assert new.endswith("\nkernels run on the device: attention 57, rows 9\n")

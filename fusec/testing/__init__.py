@@ -12,14 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fusec.testing.case import Case, MismatchError, Property, Trust
     from fusec.testing.properties import PROPERTIES, keeps_meaning
-    from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+    from fusec.testing.strategies import (
+        cases,
+        dtypes,
+        graphs,
+        kernel_graphs,
+        ops,
+        orders,
+        shapes,
+        single_ops,
+        tensor_types,
+    )
     from fusec.testing.uniform import register
 
 _HOMES = {
     **dict.fromkeys(("Case", "MismatchError", "Property", "Trust"), "case"),
     **dict.fromkeys(("PROPERTIES", "keeps_meaning"), "properties"),
     **dict.fromkeys(
-        ("cases", "dtypes", "graphs", "ops", "orders", "shapes", "single_ops", "tensor_types"), "strategies"
+        ("cases", "dtypes", "graphs", "kernel_graphs", "ops", "orders", "shapes", "single_ops", "tensor_types"),
+        "strategies",
     ),
     "register": "uniform",
 }
@@ -34,6 +45,7 @@ __all__ = [
     "dtypes",
     "graphs",
     "keeps_meaning",
+    "kernel_graphs",
     "ops",
     "orders",
     "register",

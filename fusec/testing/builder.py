@@ -72,6 +72,7 @@ class Builder(Choices):
         self._constants: list[Value] = []
         self.values: list[Value] = []  # inputs and results, in the order they were made
         self.focus: Value | None = None  # what the next op is about, if it fits
+        self.most_elements = MAX_ELEMENTS  # of one value
 
     # nodes ---------------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Builder(Choices):
             types = op.infer(*(v.type for v in operands))
         except VerifyError as error:
             raise Unfit(str(error)) from error
-        if any(t.size > MAX_ELEMENTS or t.rank > 7 for t in types):
+        if any(t.size > self.most_elements or t.rank > 7 for t in types):
             raise Unfit("too large")
         node = self.graph.insert(op, operands)
         self.values += node.results

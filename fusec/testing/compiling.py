@@ -170,7 +170,7 @@ def lowered_agrees(
     step: Partition, lowered: Lowered, feeds: Mapping[str, Array], rounding: Rounding, what: str, run: Runner
 ) -> None:
     """MismatchError unless `run` makes of the lowered graph what its body means."""
-    runs = [_poisoned(step, lowered, feeds, real, whole) for real, whole in _POISONS]
+    runs = [_poisoned(step, lowered, feeds, real, whole) for real, whole in POISONS]
     before = {uid: buffer.copy() for uid, buffer in runs[0].items()}
     with np.errstate(all="ignore"):
         for buffers in runs:
@@ -190,7 +190,7 @@ def lowered_agrees(
     compare({name: got[name] for name in step.body.output_names}, [allowed(step.body, feeds, rounding)], what)
 
 
-_POISONS = ((np.nan, 77), (-3e4, -2))
+POISONS = ((np.nan, 77), (-3e4, -2))
 
 
 def _poisoned(
@@ -201,10 +201,14 @@ def _poisoned(
     buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name]).copy()) for uid, name in lowered.inputs}
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
     for uid, name in lowered.outputs:
-        dtype = types[name].dtype
-        poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
-        buffers[uid] = np.full(types[name].span, poison).astype(dtype.numpy)
+        buffers[uid] = poisoned(types[name].span, types[name].dtype, real, whole)
     return buffers
+
+
+def poisoned(count: int, dtype: DType, real: float, whole: int) -> Array:
+    """Make a flat buffer full of one number, which depends on the kind of dtype."""
+    poison = real if dtype.is_float else whole % 2 if dtype is DType.BOOL else whole
+    return np.full(count, poison).astype(dtype.numpy)
 
 
 def compile_is_deterministic(graph: Graph, case: Case = CASE) -> None:

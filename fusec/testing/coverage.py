@@ -62,7 +62,8 @@ _SHOWN = 24  # entries of a section that has no list of what it ought to hold
 
 class Coverage:
     """Counters by section: `ops`, `attributes`, `dtypes`, `ranks`, `orders`, `features`, `styles`, `precisions`,
-    `judges`, `disabled`, `passes`, `rules`, `steps`, `partitions`, `spellings`, `calls`."""
+    `judges`, `disabled`, `passes`, `rules`, `steps`, `partitions`, `spellings`, `calls`, and `kernels`: families of
+    fusec's own that ran on a GPU."""
 
     def __init__(self, sections: Mapping[str, Mapping[str, int]] | None = None):
         self.sections: dict[str, Counter[str]] = {name: Counter(held) for name, held in (sections or {}).items()}

@@ -1,4 +1,4 @@
-"""Coverage that only the compiler can tell: passes and rules that fired, steps and calls that were made.
+"""Coverage that only the compiler can tell: passes and rules that fired, steps, calls and kernels that ran.
 
 Its functions are wrapped from outside, in a fuzzing process only; nothing in the compiler knows of it.
 """
@@ -13,6 +13,7 @@ from fusec import lower_cudnn
 from fusec.ir import Graph, Node, TensorType, Value
 from fusec.passes import PIPELINE, partition, rewrite, rules
 from fusec.program import Partition
+from fusec.testing import kernels_on_device
 from fusec.testing.coverage import Coverage
 
 Current = Callable[[], Coverage | None]
@@ -27,6 +28,7 @@ def observe(current: Current) -> None:
     _rules(current, running, rules_of)
     _steps(current)
     _calls(current)
+    count_kernels(current)
 
 
 def _passes(current: Current, running: list[str]) -> None:
@@ -106,3 +108,17 @@ def _calls(current: Current) -> None:
         return lowered
 
     module._written = written
+
+
+def count_kernels(current: Current) -> None:
+    """Count the family of each kernel that runs on a device."""
+    module = cast("Any", kernels_on_device)
+    inner: Callable[..., None] = module.kernel_agrees
+
+    def kernel_agrees(job: kernels_on_device.Job, *rest: Any) -> None:
+        counters = current()
+        if counters is not None:
+            counters.add("kernels", job.family)
+        inner(job, *rest)
+
+    module.kernel_agrees = kernel_agrees

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,13 @@ from fusec.testing.prepared import CASE, prepared, stored_values
 
 if TYPE_CHECKING:
     from fusec.gpu.backend import CudnnBackend
+
+
+class Device(Protocol):
+    """What computes on a GPU through CuPy."""
+
+    xp: Any
+
 
 FAULTED = 70  # exit status of a process whose CUDA context is lost
 
@@ -55,12 +62,17 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
         executable.run(None, {name: np.roll(array, 1) for name, array in shared.feeds.items()})
         got = dict(zip(names, executable.run(None, dict(shared.feeds)), strict=True))
     except ExecutionError as error:
-        if not _alive(backend):
-            print(f"the GPU faulted: {error}", flush=True)
-            os._exit(FAULTED)
+        leave_if_faulted(error, backend)
         raise
     added = allowed(compiled.graph, shared.feeds, rounding)
     compare({name: np.asarray(array) for name, array in got.items()}, [shared.narrowed_meaning, added], "the GPU")
+
+
+def leave_if_faulted(error: ExecutionError, backend: Device) -> None:
+    """End the process if nothing runs on its GPU any more after an error."""
+    if not _alive(backend):
+        print(f"the GPU faulted: {error}", flush=True)
+        os._exit(FAULTED)
 
 
 @cache
@@ -70,7 +82,7 @@ def _backend() -> CudnnBackend:
     return CudnnBackend("none")
 
 
-def _alive(backend: CudnnBackend) -> bool:
+def _alive(backend: Device) -> bool:
     """Whether the GPU still does anything for this process."""
     try:
         return int(backend.xp.ones(2).sum()) == 2

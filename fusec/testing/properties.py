@@ -18,6 +18,7 @@ from fusec.testing.bounds import Allowances, allowed, compare, meaning
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.compiling import PROPERTIES_COMPILING
 from fusec.testing.differences import GRADIENTS
+from fusec.testing.kernels_on_device import kernels_agree
 from fusec.testing.on_device import device_agrees
 from fusec.testing.onnx_properties import PROPERTIES_ONNX
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
@@ -139,6 +140,7 @@ _ALL: tuple[Property, ...] = (
     *PROPERTIES_ONNX,
     GRADIENTS,
     Property("device_agrees", device_agrees, "gpu"),
+    Property("kernels_agree", kernels_agree, "gpu"),
 )
 
 PROPERTIES: Mapping[str, Property] = {p.name: p for p in _ALL}

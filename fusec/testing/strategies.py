@@ -14,12 +14,14 @@ from fusec.ir import Constant, DType, Graph, Op, TensorType
 from fusec.ops import BY_NAME
 from fusec.passes import names as pass_names
 from fusec.testing.arrays import STYLES
-from fusec.testing.builder import Builder, Choices, Unfit
+from fusec.testing.builder import Builder, Choices, Draw, Unfit
 from fusec.testing.case import Case
 from fusec.testing.motifs import MOTIFS
+from fusec.testing.motifs.kernels import KERNELS, MOST_ELEMENTS
 from fusec.testing.operations import DRAWS
 
 FLOATS = (DType.F32, DType.F32, DType.F32, DType.F16, DType.BF16, DType.F64)
+KERNEL_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F32)
 JUDGES = ("lowers", "lowers", "runtime", "moody", "moody", "anchors")
 PRECISIONS = ("fp32", "fp32", "fp32", "tf32", "fp16", "fp16", "bf16")
 _STYLES = ("normal", "normal", "integers", "integers", "positive", "ties", "wide", "special")
@@ -88,13 +90,32 @@ def graphs(draw: st.DrawFn, max_steps: int = 5, dtypes: Sequence[DType] = FLOATS
         shape = builder.image_shape() if builder.chance(65) else builder.shape()
         builder.input(TensorType(shape, builder.dtype, builder.order(len(shape))))
     for _ in range(1 + builder.below(max_steps)):
-        for _ in range(_ATTEMPTS):
-            try:
-                builder.pick(_KINDS)(builder)
-                break
-            except Unfit:  # what it has added by then stays: a dead end is a graph too
-                continue
+        _attempt(builder, _KINDS)
     return builder.finish()
+
+
+@st.composite
+def kernel_graphs(draw: st.DrawFn, dtypes: Sequence[DType] = KERNEL_FLOATS) -> Graph:
+    """A graph with a step for one of fusec's own kernels, and a few random ops after it.
+
+    Each family of `fusec.gpu.kernels.FAMILIES` is as likely as another; random graphs reach few of them.
+    """
+    builder = Builder(draw, draw(st.sampled_from(list(dtypes))))
+    builder.most_elements = MOST_ELEMENTS
+    _attempt(builder, tuple(KERNELS.values()))
+    for _ in range(builder.pick([0, 0, 1, 2])):
+        _attempt(builder, _KINDS)
+    return builder.finish()
+
+
+def _attempt(builder: Builder, kinds: Sequence[Draw]) -> None:
+    """Draw a motif; what one that does not fit has added by then stays: a dead end is a graph too."""
+    for _ in range(_ATTEMPTS):
+        try:
+            builder.pick(kinds)(builder)
+            return
+        except Unfit:
+            continue
 
 
 @st.composite

@@ -60,6 +60,20 @@ def test_a_finding_is_1_and_is_replayed_until_fixed(fuzz: Any, tmp_path: Path, m
     assert "still fails: cannot be run" in replay.stdout
 
 
+def test_graphs_are_drawn_by_the_strategy_of_that_name(fuzz: Any, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from fusec.testing import single_ops\n\ndef convolutions():\n    return single_ops('conv')\n", encoding="utf-8"
+    )
+    result = fuzz("--property", f"{PLANTED}:holds", "--graphs", f"{own}:convolutions", "--examples", 10, "--json")
+    report = json.loads(result.stdout)
+    assert report["examples"] == 10
+    assert report["coverage"]["ops"]["conv"] >= 10
+    unknown = fuzz("--property", f"{PLANTED}:holds", "--graphs", "fusec.testing.strategies:none", "--examples", 10)
+    assert unknown.exit_code == 2
+    assert "fusec.testing.strategies has no 'none'" in unknown.stderr
+
+
 def test_time_and_seed(fuzz: Any) -> None:
     result = fuzz("--property", f"{PLANTED}:holds", "--time", "6s", "--seed", 5, "--json", "--fresh")
     report = json.loads(result.stdout)

@@ -78,6 +78,8 @@ def parted(
     for node in nodes:
         if node is anchor or node in before:
             continue
+        if len(node.results) != 1:
+            return None
         (result,) = node.results
         if is_sum(node):
             if node.operands[0] is not anchor.results[0] and node.operands[0].node not in behind:

@@ -10,9 +10,10 @@ import pytest
 from gpu.kernels.cases import Case, assert_same, build, check, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
+from fusec.gpu.kernels import find
 from fusec.gpu.kernels import row_backward as family
-from fusec.ir import DType, TensorType, Value
-from fusec.ops import Cast, LayerNormBackward, Reduce, pw
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import Cast, LayerNormBackward, Reduce, Split, pw
 
 # Not of one or two elements a row: there the gradient is zero, or nearly so, and what is left of it is rounding.
 SHAPES = (((9, 96), -1), ((2, 7, 40), -1), ((3, 5, 6), 1), ((5, 3), -1), ((3, 1500), 1), ((4, 33), 1))
@@ -163,3 +164,13 @@ def test_what_is_no_number_stays_in_its_row(rng: np.random.Generator) -> None:
 def test_a_row_that_is_too_long_has_none() -> None:
     x, p = rows(F32, 2, 1 << 16), rows(F32, 1 << 16)
     assert build("long", [x, x, p], lambda g, *v: g.insert(LayerNormBackward(), list(v)).results).kernel is None
+
+
+def test_an_op_of_several_results_has_no_place_after_the_gradients() -> None:
+    graph = Graph("g")
+    dy, x = (graph.add_input(name, rows(DType.F32, 4, 8)) for name in ("dy", "x"))
+    scale = graph.constant(np.ones(8, np.float32))
+    backward = graph.insert(LayerNormBackward(-1, 1e-5, True), [dy, x, scale])
+    parts = graph.insert(Split(1, (4, 4)), [backward.results[0]])
+    graph.set_outputs([*parts.results, *backward.results[1:]])
+    assert find((backward, parts), (*backward.results[1:], *parts.results)) is None
