@@ -356,6 +356,7 @@ NHWC, NCHW = (0, 2, 3, 1), ()
         (conv_graph(NCHW, groups=2), 7, 29, True),
         (conv_graph(NCHW, groups=2), 7, 21, False),
         (conv_graph(NHWC, window=3), 7, 29, True),
+        (conv_graph(NHWC, window=3), 7, 30, True),
         (conv_graph(NHWC, window=3, dtype=DType.F32), 7, 29, True),
         (conv_graph(NHWC, window=3), 7, 21, False),
         (product((2, 3, 5)), 2, 0, True),

@@ -169,7 +169,8 @@ class Source:
             f"const bool none = most == -INFINITE, begins = !none && {weight}[h * 2] == 0.0f;",
             "nothing |= none;",
             f"most = begins || most > 0.0f ? most + {MARGIN}f : 0.0f;",
-            "const float less = quick_exp2(-most);",
+            # a row that begins has no sums yet: zero times what a low first score overflows to would be NaN
+            "const float less = begins ? 1.0f : quick_exp2(-most);",
             "below[a][h] -= most;",
             *nested(loops, "scores[a][n][h * 2 + e] -= most;"),
             *nested([("e", 2)], f"{weight}[h * 2 + e] *= less;"),

@@ -30,6 +30,9 @@ def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     found = alike(nodes) if len(nodes) > 1 and all(map(takes, nodes)) else None
     if found is None:
         return None
+    found = [member for member in found if member.size]
+    if not found:
+        return Kernel("lists of nothing", ())
     pointers = [{v for v in (*m.reads, *m.writes) if v.literal is None} for m in found]
     shared = set[Value].intersection(*pointers)
     count = max(1, (MAX_POINTERS - len(shared)) // max(1, max(len(each - shared) for each in pointers)))

@@ -141,6 +141,7 @@ class _Child:
 
     def _put(self, title: str, skip: list[str], results: list[Result]) -> tuple[str, str]:
         if self.process is None or self.process.poll() is not None:
+            self.close()
             command = [sys.executable, "-m", "gpu.edges", "--work"]
             self._rest = b""
             env = {**os.environ, "FUSEC_WORKERS": "1"}  # rows that are compiled whole ask cuDNN nothing
@@ -191,14 +192,18 @@ class _Child:
         return line
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            assert self.process.stdin is not None
+        """End the process, and close its pipes."""
+        if self.process is None:
+            return
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
 def run_all(titles: Sequence[str], workers: int = WORKERS, say: Any = None) -> list[Result]:

@@ -161,13 +161,6 @@ DOCUMENTED = (
         "inf and -inf",
     ),
     Documented(
-        "convolutions with few pixels: an absolute error of 1e-6 where terms of a sum cancel",
-        "fp32 holds no more of terms near 1",
-        ("digits",),
-        ("kernel",),
-        r"^few pixels ",
-    ),
-    Documented(
         "running products through zeros, denormals and infinities: NaN",
         "CuPy multiplies in another order, so that an infinity may meet a zero",
         NUMBERS,

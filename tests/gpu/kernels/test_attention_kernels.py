@@ -58,6 +58,7 @@ def attention_cases() -> list[Case]:
         attended(BF16, (2, 1, 1), (33, 128), (16, 24), Attention(2.0)),
         attended(F16, (1, 1, 1), (5, 200), (48, 32), Attention(-1.0)),
         attended(F16, (1, 1, 1), (1, 3), (8, 8)),
+        attended(F16, (1, 1, 1), (64, 1), (16, 16), Attention(50.0)),  # first scores far below -88, and far above 88
         attended(BF16, (1, 1, 1), (130, 64), (64, 64), Attention(0.125)),
         attended(F16, (1, 2, 2), (300, 300), (40, 24), Attention(0.3, causal=True)),
         attended(BF16, (1, 2, 1), (150, 330), (8, 16), Attention(1.0, causal=True)),
