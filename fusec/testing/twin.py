@@ -79,7 +79,9 @@ class Twin:
         return answer
 
     def _alive(self) -> subprocess.Popen[str]:
-        if self._child is None or self._child.poll() is not None or self._owner != os.getpid():
+        if self._child is not None and self._owner == os.getpid() and self._child.poll() is not None:
+            self.close()  # its pipes, too
+        if self._child is None or self._owner != os.getpid():
             seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
             root = str(Path(fusec.__file__).parent.parent)
             path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -22,6 +22,7 @@ from fusec.testing.case import Case
 from fusec.testing.failure import DIED, HUNG, Failure
 from fusec.testing.findings import Finding
 from fusec.testing.packing import encode
+from fusec.testing.state import default_folder
 from fusec.testing.worker import HUNG_STATUS
 
 CHECK_S = 60.0  # a finding that hangs is run again for so long
@@ -42,6 +43,7 @@ class Child:
 
     def __init__(self, inbox: Inbox, hash_seed: int = 0):
         env = {**os.environ, "PYTHONHASHSEED": str(hash_seed), **{k: os.environ.get(k, "1") for k in _ONE_THREAD}}
+        env.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(default_folder() / "hypothesis"))  # else the current folder
         handle = lifeline.handle()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
         self._process = subprocess.Popen(

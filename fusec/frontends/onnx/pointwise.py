@@ -192,7 +192,8 @@ def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode
         return g.cast(_power_of_two(g, g.cast(wide, DType.F32), saturate, round_mode), to)
     if saturate:
         largest = float(ml_dtypes.finfo(to.numpy).max)
-        wide = g(pw("clip", min=-largest, max=largest), wide)
+        # NaN stays NaN, which a clip on a GPU may turn into a bound (docs/hazards.md)
+        wide = g(pw("where"), g(pw("is_nan"), wide), wide, g(pw("clip", min=-largest, max=largest), wide))
     return g.cast(wide, to)
 
 
