@@ -40,6 +40,8 @@ def misread(graph: CudnnGraph) -> str | None:
             return "an attention bias with one number for each image and head: it is read from other places"
         if call.op == "matmul" and call.inputs[0] == call.inputs[1]:
             return "a matmul of one tensor with itself"
+        if call.op == "matmul" and not _sources(graph, call.inputs[0]).isdisjoint(_sources(graph, call.inputs[1])):
+            return "a matmul of a tensor with what its own prologue makes of it: the prologue is run on both"
         if call.op in _PRODUCTS and call.inputs[0] == call.inputs[1]:
             return "a convolution of one tensor with itself"
         if call.op == "conv_fprop" and not _usual_order(graph.tensor(call.inputs[1])):
@@ -138,6 +140,14 @@ def _is_unlike_cublas(call: CudnnCall) -> bool:
     if call.op != "pointwise":
         return False
     return call.mode in ("leaky_relu", "gelu") or (call.mode == "relu" and bool(call.attributes))
+
+
+def _sources(graph: CudnnGraph, uid: int) -> set[int]:
+    """Find the tensors in memory that an operand is, or is computed from in the graph; numbers by value are none."""
+    makers = [call for call in graph.calls if uid in call.outputs]
+    if not makers:
+        return {uid} if graph.tensor(uid).value is None else set()
+    return {source for call in makers for each in call.inputs for source in _sources(graph, each)}
 
 
 def _constant_in_each_head(graph: CudnnGraph, call: CudnnCall) -> bool:

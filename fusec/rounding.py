@@ -50,7 +50,7 @@ def _kept(value: Value, user: Node) -> str:
 
 def _commutes(user: Node, dtype: DType) -> bool:
     """Whether the op gives the same whether its operands or its result are rounded."""
-    if user.result.type.dtype is not dtype:
+    if len(user.results) != 1 or user.result.type.dtype is not dtype:
         return False
     if user.op.name == "clip":
         limits = (user.op.attributes["min"], user.op.attributes["max"])

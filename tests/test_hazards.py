@@ -124,6 +124,17 @@ def test_a_bias_with_one_number_for_each_image_and_head() -> None:
     assert reason is not None and "one number for each image and head" in reason
 
 
+def test_a_prologue_on_one_of_two_equal_operands() -> None:
+    def scaled(other: int) -> CudnnGraph:
+        dims = (1, 4, 4)
+        tensors = (tensor(1, dims), number(2, 3), tensor(3, dims, virtual=True), tensor(4, dims), tensor(5, dims))
+        calls = (CudnnCall("pointwise", (1, 2), (3,), "mul"), CudnnCall("matmul", (3, other), (5,)))
+        return CudnnGraph(tensors, calls)
+
+    assert misread(scaled(4)) is None
+    assert "what its own prologue makes of it" in str(misread(scaled(1)))
+
+
 def test_scalars_by_value_are_read_right() -> None:
     graph = convolution((2, 8, 1, 1))
     assert misread(graph) is not None

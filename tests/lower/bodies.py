@@ -50,7 +50,7 @@ graph "b" (%x: f32[2,6,5,5]{NHWC}) {{
   %w = constant weight("w") : f32[6,4,3,3]{NHWC}
   %c = conv_transpose(%x, %w) {{strides=[2,2], pads=[1,1,0,1], dilations=[1,1],
                                 output_padding=[1,0], groups=2}} : f32[2,8,11,9]{NHWC}
-  %d = selu(%c) : f32[2,8,11,9]{NHWC}
+  %d = relu(%c) : f32[2,8,11,9]{NHWC}
   return %d
 }}""",
     "gradient of grouped, strided filters": f"""

@@ -144,7 +144,8 @@ class _Child:
             self.close()
             command = [sys.executable, "-m", "gpu.edges", "--work"]
             self._rest = b""
-            env = {**os.environ, "FUSEC_WORKERS": "1"}  # rows that are compiled whole ask cuDNN nothing
+            # rows that are compiled whole ask cuDNN nothing
+            env = {**os.environ, "FUSEC_WORKERS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             self.process = subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
