@@ -124,7 +124,7 @@ class _Sampler:
         results = self._evaluate(node, plain)
         floating = any(v.type.dtype.is_float for v in node.results)
         exact = is_move(op) or (not floating) or is_single(op)
-        summed = False if exact else is_exact(node, plain, *self._precision(node))
+        summed = not exact and not self._scaled(node) and is_exact(node, plain, *self._precision(node))
         flipped = flips(node, operands, results[0], self.rounding)
         made = [self._undisturbed(r) for r in results]
         if not all(s.exact for s in operands) or not (exact or summed):
@@ -185,6 +185,11 @@ class _Sampler:
         if isinstance(op, Cast) and op.to.is_float and node.operands[0].type.dtype.is_float:
             return [operands[0]]
         return [_wide(r) for r in evaluate_node(node, operands)]
+
+    def _scaled(self, node: Node) -> bool:
+        """Tell if passes may fold a factor into a product's constant operand: it is rounded in each term then."""
+        folds = self.rounding.meaning and not self.constants_exact
+        return folds and node.op.name in PRODUCTS and any(v in self.constant for v in node.operands)
 
     def _precision(self, node: Node) -> tuple[int, int]:
         """Bits in which sums are added up, and bits left of an operand."""
