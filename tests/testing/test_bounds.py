@@ -253,6 +253,18 @@ def test_overflow_of_the_storage_is_left_out() -> None:
         assert not differs(evaluate(graph, {"x": np.array([255, 256, 300], np.float16)}), right)
 
 
+def test_a_row_that_overflows_beside_a_mask_is_left_out_on_a_gpu() -> None:
+    """-90000 becomes -inf in f16, and softmax of nothing but -inf is NaN."""
+    body = (
+        "%m = mul(%x, %z) : f16[2,2]\n%c = constant [0.0, -inf] : f16[2]\n%a = add(%m, %c) : f16[2,2]\n"
+        "%y = softmax(%a) {axis=1, log=false} : f16[2,2]\nreturn %y"
+    )
+    x = np.array([[300, 1], [200, 1]], np.float16)
+    right = allowed(graph_of(body, "%x: f16[2,2], %z: f16[2,2]"), {"x": x, "z": -x}, execution(device=True))
+    right.refine()
+    assert np.isinf(right["y"].bound).tolist() == [[True, True], [False, False]]
+
+
 def test_a_constant_overflows_its_own_type_before_it_is_narrowed() -> None:
     graph = graph_of("%c = constant [300.0, 2.0] : f16[2]\n%y = mul(%c, %c) : f16[2]\nreturn %y", "%x: f32[1]")
     right = allowed(graph, {"x": np.zeros(1, np.float32)}, meaning(DType.BF16))
