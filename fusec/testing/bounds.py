@@ -58,7 +58,7 @@ class Allowances:
     Jumps: within SAFETY spreads of a jump (floor, comparisons, casts to integers, poles, the edge of a
     domain) the sample takes the other side; whatever depends on it then differs widely among samples and
     has a wide bound, or an infinite one, on these elements alone. So has what depends on a result that
-    overflows its storage (or fp32), on a cast of a number its integer type does not hold, and, where a graph
+    may overflow its storage (or fp32), on a cast of a number its integer type does not hold, and, where a graph
     is executed, on the sign of an infinity that is that of a zero divided by.
     """
 

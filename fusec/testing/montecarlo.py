@@ -27,7 +27,7 @@ from fusec.testing.edges import (
     sum_length,
 )
 from fusec.testing.jumps import flips
-from fusec.testing.samples import Rounding, Samples
+from fusec.testing.samples import SAFETY, Rounding, Samples
 
 Array = np.ndarray[Any, Any]
 
@@ -298,8 +298,8 @@ class _Sampler:
         most = float(np.fmax.reduce(np.abs(plain), axis=None, initial=0.0))  # NaN is no number
         own = node.results[0].type.dtype  # a constant is computed in its own type before it is narrowed
         limit = 0.999 * min(_MAX[dtype], _MAX[own]) if dtype is not None and own.is_float else math.inf
-        if most >= limit:
-            samples[::2] = [np.where(np.abs(s) >= limit, np.copysign(np.inf, s), s) for s in samples[::2]]
+        if limit < math.inf and (beyond := _may_exceed(limit, plain, samples)) is not None:
+            samples[::2] = [np.where(beyond & ~np.isnan(s), np.copysign(np.inf, s), s) for s in samples[::2]]
         if np.isinf(most) and node.op.name not in POLES and all(np.isfinite(x).all() for x in operands):
             endless = np.isinf(plain)
             samples[1::2] = [np.where(endless, np.copysign(1e300, plain), s) for s in samples[1::2]]
@@ -330,6 +330,15 @@ class _Sampler:
             other = ~made.plain if s.dtype == np.bool_ else made.plain + np.ones((), s.dtype)
             samples.append(np.where(some, other, s))
         return Samples(made.plain, samples)
+
+
+def _may_exceed(limit: float, plain: Array, samples: list[Array]) -> Array | None:
+    """Find the numbers that rounding may put beyond a limit, None for none of them."""
+    most = max(float(np.fmax.reduce(np.abs(x), axis=None, initial=0.0)) for x in (plain, *samples))
+    if most * (1 + 2 * SAFETY) < limit:  # samples are at most twice `most` apart
+        return None
+    beyond = np.abs(plain) + SAFETY * Samples(plain, samples).spread() >= limit
+    return beyond if beyond.any() else None
 
 
 def _wide(array: Array) -> Array:

@@ -265,6 +265,21 @@ def test_a_row_that_overflows_beside_a_mask_is_left_out_on_a_gpu() -> None:
     assert np.isinf(right["y"].bound).tolist() == [[True, True], [False, False]]
 
 
+def test_what_rounding_may_put_beyond_the_storage_is_left_out() -> None:
+    """1064.5625 becomes 1065 in f16, so 65111 becomes 65552, which is infinite; 40338 stays far below."""
+    body = (
+        "%c = constant [1000.0] : f16[]\n%a = add(%x, %c) : f16[2]\n%d = sub(%a, %c) : f16[2]\n"
+        "%f = constant [1008.5] : f16[]\n%y = mul(%d, %f) : f16[2]\nreturn %y"
+    )
+    graph, feeds = graph_of(body, "%x: f16[2]"), {"x": np.array([64.5625, 40], np.float16)}
+    with np.errstate(over="ignore"):
+        got = evaluate(graph, feeds)
+    assert np.isinf(got["y"]).tolist() == [True, False]
+    right = allowed(graph, feeds, execution())
+    assert not differs(got, right)
+    assert np.isinf(right["y"].bound).tolist() == [True, False]
+
+
 def test_a_constant_overflows_its_own_type_before_it_is_narrowed() -> None:
     graph = graph_of("%c = constant [300.0, 2.0] : f16[2]\n%y = mul(%c, %c) : f16[2]\nreturn %y", "%x: f32[1]")
     right = allowed(graph, {"x": np.zeros(1, np.float32)}, meaning(DType.BF16))
