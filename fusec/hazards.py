@@ -103,8 +103,10 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
         grouped, rows = image.dims[1] != weight.dims[1], not _channels_last(image)
         if engine == 7 and rows and (knobs.get(_TILE) in _READ_AS_IS or (grouped and len(image.dims) == 5)):
             return "engine 7 reads an image that is not stored channels last as if it were"
-        if engine == 7 and knobs.get(_TILE) in _READ_AS_IS and not _channels_last(weight):
-            return "engine 7 reads filters that are not stored channels last as if they were"
+        if engine in (7, 52) and knobs.get(_TILE) in _READ_AS_IS and not _channels_last(weight):
+            return f"engine {engine} reads filters that are not stored channels last as if they were"
+        if engine == 3:
+            return "engine 3 convolves by transforms: its error is one of the largest element, not of each"
         if engine == 4 and rows:
             return "engine 4 copies an image that is not stored channels last into memory it does not fill"
         if engine == 52 and (rows or len(graph.outputs) > 1):
@@ -113,6 +115,10 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
             return f"engine {engine} with two results: it writes one"
         if engine == 8 and _has_side_chain(graph):
             return "engine 8 with an epilogue op that does not depend on the convolution"
+        if engine == 8 and any(c.mode == "sigmoid_backward" for c in graph.calls):
+            return "engine 8 makes NaN of a sigmoid's gradient"
+        if engine == 8 and _has_other_strides(graph):
+            return "engine 8 reads an epilogue's operand by the strides of its result"
     if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
         return "engine 25 sums in the storage type, in no fixed order"
     for call in graph.calls:
@@ -181,6 +187,18 @@ def _has_side_chain(graph: CudnnGraph) -> bool:
         if not before.isdisjoint(call.outputs):
             before.update(call.inputs)
     return any((after | before).isdisjoint(call.outputs) for call in graph.calls)
+
+
+def _has_other_strides(graph: CudnnGraph) -> bool:
+    """Tell if an op after the convolution reads a tensor of its result's dims, stored with other strides."""
+    for call in graph.calls:
+        if call.op == "pointwise":
+            result = graph.tensor(call.outputs[0])
+            wide = _wide(result.dims)
+            for operand in (graph.tensor(uid) for uid in call.inputs):
+                if operand.dims == result.dims and any(operand.strides[d] != result.strides[d] for d in wide):
+                    return True
+    return False
 
 
 def _memory_order(tensor: CudnnTensor, like: CudnnTensor | None = None) -> list[int]:

@@ -475,6 +475,42 @@ def test_engine_52_wants_channels_last_and_one_output() -> None:
     assert wrong_plan(two, 52, {}) is not None
 
 
+@pytest.mark.parametrize("engine", [7, 52])
+def test_variants_that_copy_nothing_want_filters_stored_channels_last(engine: int) -> None:
+    filters = (8, 8, 3, 3)
+    graph = conv_graph(NHWC)
+    graph = replace(graph, tensors=(graph.tensors[0], tensor(2, filters), *graph.tensors[2:]))
+    assert wrong_plan(graph, engine, {12: 29}) is not None
+    assert wrong_plan(with_order(graph, 2, NHWC), engine, {12: 29}) is None
+
+
+def test_engine_3_is_left_out_since_it_convolves_by_transforms() -> None:
+    assert wrong_plan(conv_graph(NHWC), 3, {}) is not None
+    assert wrong_plan(transposed(), 3, {}) is None
+
+
+def test_engine_8_wants_no_gradient_of_sigmoid() -> None:
+    y = (2, 8, 4, 4)
+    tensors = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, y), tensor(5, y))
+    conv = CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)
+    for mode in ("sigmoid_backward", "relu_backward"):
+        graph = CudnnGraph(tensors, (conv, CudnnCall("pointwise", (4, 3), (5,), mode)))
+        assert (wrong_plan(graph, 8, {}) is not None) == (mode == "sigmoid_backward")
+        assert wrong_plan(graph, 0, {}) is None
+
+
+def test_engine_8_wants_operands_stored_as_its_result() -> None:
+    y = (2, 8, 4, 4)
+    tensors = (tensor(1, y), tensor(2, (8, 8, 1, 1)), tensor(3, y, virtual=True), tensor(4, y), tensor(5, y))
+    conv = CudnnCall("conv_fprop", (1, 2), (3,), "", WINDOW)
+    graph = CudnnGraph(tensors, (conv, CudnnCall("pointwise", (3, 4), (5,), "mul")))
+    assert wrong_plan(graph, 8, {}) is None
+    part = replace(tensors[3], strides=(384, 16, 4, 1))  # 8 of 24 channels
+    graph = replace(graph, tensors=(*tensors[:3], part, tensors[4]))
+    assert wrong_plan(graph, 8, {}) is not None
+    assert wrong_plan(graph, 0, {}) is None
+
+
 def test_grouped_volumes_want_channels_last() -> None:
     x, w, y = (2, 8, 2, 4, 4), (8, 4, 1, 1, 1), (2, 8, 2, 4, 4)
     window = tuple((k, (0, 0, 0) if "pad" in k else (1, 1, 1)) for k, _ in WINDOW)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import cudnn
@@ -26,6 +27,7 @@ from fusec.gpu.end_to_end import SECONDS, Found, descend
 from fusec.gpu.forms import Decided
 from fusec.gpu.kept import Kept, Place, Suggested
 from fusec.gpu.kernels.launch import Launcher, Memory
+from fusec.gpu.lab import AnyPlan
 from fusec.gpu.products import lone_product
 from fusec.gpu.rehearsal import Rehearsal
 from fusec.gpu.samples import random_array
@@ -35,6 +37,8 @@ from fusec.parallel import Waits
 from fusec.plan_store import PlanStore
 from fusec.plans import BLAS, Choice, Entry
 from fusec.program import Partition, Program
+
+HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
 
 class CudnnBackend:
@@ -299,12 +303,32 @@ class CudnnBackend:
     def scratch(self) -> AbstractContextManager[None]:
         return cupy.cuda.using_allocator(self._pool.malloc)
 
-    def run_on_host(self, graph: CudnnGraph, buffers: Mapping[int, np.ndarray[Any, Any]]) -> None:
+    def run_on_host(self, graph: CudnnGraph, buffers: HostBuffers) -> None:
         """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
         self._ready({graph.key: graph}, 0)
+        self._on_host(graph, buffers, lambda device: self.bind(graph, device)())
+
+    def plan_runners(
+        self, graph: CudnnGraph, per_engine: int
+    ) -> Iterator[tuple[Choice, Callable[[HostBuffers], None]]]:
+        """Build the first plans of each engine, and yield what runs each over flat buffers in host memory."""
+        for choice, plan in self.plans.of_each_engine(graph, per_engine):
+
+            def execute(device: Mapping[int, Array], plan: AnyPlan = plan) -> None:
+                scratch = cupy.empty(max(plan.workspace_bytes, 1), cupy.uint8)
+                addresses = plan.addresses({uid: array.data.ptr for uid, array in device.items()})
+                try:
+                    plan.execute(addresses, scratch.data.ptr, self._handle)
+                except RuntimeError as error:
+                    raise ExecutionError(f"cuDNN failed to run\n{graph}\n{error}") from error
+                self.finish()
+
+            yield choice, partial(self._on_host, graph, execute=execute)
+
+    def _on_host(self, graph: CudnnGraph, buffers: HostBuffers, execute: Callable[[Mapping[int, Array]], None]) -> None:
         with self.calling():
             device = {uid: cupy.asarray(buffer) for uid, buffer in buffers.items()}
-            self.bind(graph, device)()
+            execute(device)
             self.finish()
             for tensor in graph.outputs:
                 buffers[tensor.uid][...] = device[tensor.uid].get()

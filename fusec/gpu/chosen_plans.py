@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from fusec.gpu.ahead import Builders
 from fusec.gpu.calls import out_of_memory
 from fusec.gpu.cublaslt import Blas
 from fusec.gpu.kept import Carried, Kept
-from fusec.gpu.lab import GpuLaboratory
+from fusec.gpu.lab import AnyPlan, GpuLaboratory
 from fusec.gpu.stopwatch import Stopwatch
 from fusec.gpu.tune import TOLERANCE, Tuned, tune
 from fusec.plans import BLAS, Choice, Entry
@@ -134,6 +135,22 @@ class Plans:
             if not self.tuned[key].plans:
                 reasons = "\n".join(self.tuned[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
+
+    def of_each_engine(self, graph: CudnnGraph, count: int) -> Iterator[tuple[Choice, AnyPlan]]:
+        """Build the first plans of each engine that cuDNN offers for a graph; those that do not build are left out."""
+        lab, tried = self._laboratory(0), Counter[int]()
+        with self._stream:
+            offers = lab.offers(graph)
+        for offer in offers:
+            tried[offer.choice.engine] += 1
+            if tried[offer.choice.engine] > count:
+                continue
+            try:
+                with self._stream:
+                    plan = lab.build(graph, offer)
+            except ExecutionError:
+                continue
+            yield offer.choice, plan
 
     def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
         kept = self.kept

@@ -43,7 +43,7 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
         raise TargetError(f"this machine has no GPU that is a {case.target}")
     style = "ties" if case.style == "special" else case.style
     shared = prepared(graph, replace(case, judge="cudnn", style=style))
-    compiled, backend = shared.compiled, _backend()
+    compiled, backend = shared.compiled, gpu_backend()
     try:
         options, goal = compiled.options, compiled.target
         joined = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
@@ -76,7 +76,8 @@ def leave_if_faulted(error: ExecutionError, backend: Device) -> None:
 
 
 @cache
-def _backend() -> CudnnBackend:
+def gpu_backend() -> CudnnBackend:
+    """Open the backend that this process runs its graphs on, without tuning."""
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
     return CudnnBackend("none")

@@ -21,6 +21,7 @@ from fusec.testing.differences import GRADIENTS
 from fusec.testing.kernels_on_device import kernels_agree
 from fusec.testing.on_device import device_agrees
 from fusec.testing.onnx_properties import PROPERTIES_ONNX
+from fusec.testing.plans_on_device import plans_agree
 from fusec.testing.prepared import CASE, in_float64, prepared, quiet, relabelled
 from fusec.testing.running import PROPERTIES_RUNNING
 from fusec.testing.schedules import PROPERTIES_SCHEDULES
@@ -140,6 +141,7 @@ _ALL: tuple[Property, ...] = (
     *PROPERTIES_ONNX,
     GRADIENTS,
     Property("device_agrees", device_agrees, "gpu"),
+    Property("plans_agree", plans_agree, "gpu"),
     Property("kernels_agree", kernels_agree, "gpu"),
 )
 

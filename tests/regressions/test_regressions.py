@@ -39,7 +39,7 @@ def test_what_was_found_stays_fixed(file: Path, property: Property) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
-@pytest.mark.parametrize("property", ["device_agrees", "kernels_agree"])
+@pytest.mark.parametrize("property", ["device_agrees", "plans_agree", "kernels_agree"])
 def test_what_was_found_stays_fixed_on_the_gpu(file: Path, precision: str, property: str) -> None:
     text = file.read_text()
     PROPERTIES[property].check(parse(text), replace(case_of(text), precision=precision))

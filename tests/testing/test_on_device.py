@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,14 @@ import pytest
 from fusec.backends import Recorded, SimulatorBackend
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError, TargetError
+from fusec.plans import Choice
 from fusec.program import Program
 from fusec.simulate import simulate
-from fusec.testing import on_device
+from fusec.testing import on_device, plans_on_device
 from fusec.testing.case import Case, MismatchError
 from fusec.testing.judges import lowers
 from fusec.testing.on_device import device_agrees
+from fusec.testing.plans_on_device import plans_agree
 from fusec.text import parse
 
 GRAPH = parse("""graph "g" (%x: f32[2,8,4,4]) {
@@ -44,6 +46,11 @@ class Stand(SimulatorBackend):
         if self.fault == "wrong":
             buffers[graph.outputs[0].uid][0] += 1
 
+    def plan_runners(self, graph: CudnnGraph, per_engine: int) -> Iterator[tuple[Choice, Callable[[Any], None]]]:
+        assert per_engine > 1
+        yield Choice(7, ()), lambda buffers: simulate(graph, buffers)
+        yield Choice(8, ()), lambda buffers: self.run_on_host(graph, buffers)
+
     def improve(self, program: Program, *_: Any) -> Program:
         return program
 
@@ -58,7 +65,8 @@ class Stand(SimulatorBackend):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(backend: Stand) -> None:
         monkeypatch.setattr(on_device.device, "is_present", lambda target: True)
-        monkeypatch.setattr(on_device, "_backend", lambda: backend)
+        monkeypatch.setattr(on_device, "gpu_backend", lambda: backend)
+        monkeypatch.setattr(plans_on_device, "gpu_backend", lambda: backend)
         monkeypatch.setitem(on_device.prepared.__globals__["JUDGES"], "cudnn", lowers)
 
     return use
@@ -88,6 +96,16 @@ def test_an_error_of_a_step_is_an_error(gpu: Any) -> None:
         device_agrees(GRAPH)
 
 
+@pytest.mark.parametrize("fault", ["wrong", "illegal"])
+def test_a_wrong_plan_that_is_not_the_first_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    monkeypatch.setattr(on_device, "_alive", lambda backend: True)
+    gpu(Stand())
+    plans_agree(GRAPH)
+    gpu(Stand(fault))
+    with pytest.raises(MismatchError, match="plan engine 8 of step 0"):
+        plans_agree(GRAPH)
+
+
 def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
@@ -105,8 +123,9 @@ def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPat
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
-    with pytest.raises(TargetError, match="no GPU that is a h200"):
-        device_agrees(GRAPH)
+    for check in (device_agrees, plans_agree):
+        with pytest.raises(TargetError, match="no GPU that is a h200"):
+            check(GRAPH)
 
 
 @pytest.mark.gpu
@@ -114,6 +133,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_this_gpu(precision: str) -> None:
     for style in ("normal", "integers", "special"):
         device_agrees(GRAPH, Case(precision=precision, style=style))
+        plans_agree(GRAPH, Case(precision=precision, style=style))
 
 
 @pytest.mark.gpu
