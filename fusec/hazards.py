@@ -122,11 +122,10 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
     if engine == 25 and any(c.op == "conv_dgrad" for c in graph.calls):
         return "engine 25 sums in the storage type, in no fixed order"
     for call in graph.calls:
-        grouped = (
-            call.op == "conv_wgrad" and graph.tensor(call.inputs[0]).dims[1] != graph.tensor(call.outputs[0]).dims[1]
-        )
-        if grouped and engine in (1, 20):
-            return f"engine {engine} with the gradient of a grouped convolution's filters"
+        if call.op == "conv_wgrad":
+            reason = _wrong_filter_gradient(graph, call, engine)
+            if reason is not None:
+                return reason
     if any(c.op == "matmul" for c in graph.calls):
         if engine == 2:
             return "engine 2 computes matmuls wrongly"
@@ -135,6 +134,18 @@ def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str 
         unlike = next((c.mode for c in graph.calls if _is_unlike_cublas(c)), None)
         if engine == 0 and unlike is not None:
             return f"engine 0 computes another function than {unlike}"
+    return None
+
+
+def _wrong_filter_gradient(graph: CudnnGraph, call: CudnnCall, engine: int) -> str | None:
+    """Tell why an engine computes the gradient of a convolution's filters wrongly; None if it does not."""
+    image, loss, filters = (graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
+    if engine in (1, 20) and image.dims[1] != filters.dims[1]:
+        return f"engine {engine} with the gradient of a grouped convolution's filters"
+    if engine == 20 and filters.dtype.itemsize == 2:
+        return "engine 20 sums the gradient of filters in the storage type, in no fixed order"
+    if engine == 70 and not (_channels_last(image) and _channels_last(loss)):
+        return "engine 70 reads an image or a loss that is not stored channels last as if it were"
     return None
 
 

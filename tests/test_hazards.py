@@ -380,7 +380,8 @@ NHWC, NCHW = (0, 2, 3, 1), ()
         (filter_gradient(4), 20, 0, True),
         (filter_gradient(4), 1, 0, True),
         (filter_gradient(4), 0, 0, False),
-        (filter_gradient(8), 20, 0, False),
+        (filter_gradient(8), 20, 0, True),
+        (filter_gradient(8), 1, 0, False),
         (transposed(), 25, 0, True),
         (transposed(), 22, 0, False),
         (pointwise((2, 3), (2, 3), (2, 3)), 2, 0, False),
@@ -487,6 +488,21 @@ def test_variants_that_copy_nothing_want_filters_stored_channels_last(engine: in
 def test_engine_3_is_left_out_since_it_convolves_by_transforms() -> None:
     assert wrong_plan(conv_graph(NHWC), 3, {}) is not None
     assert wrong_plan(transposed(), 3, {}) is None
+
+
+def test_engine_70_wants_image_and_loss_channels_last() -> None:
+    rows = filter_gradient(8)
+    assert wrong_plan(rows, 70, {}) is not None
+    assert wrong_plan(with_order(rows, 1, NHWC), 70, {}) is not None
+    assert wrong_plan(with_order(with_order(rows, 1, NHWC), 2, NHWC), 70, {}) is None
+    assert wrong_plan(rows, 71, {}) is None
+
+
+def test_engine_20_sums_filter_gradients_in_16_bits() -> None:
+    graph = filter_gradient(8)
+    assert wrong_plan(graph, 20, {}) is not None
+    wide = replace(graph, tensors=(*graph.tensors[:2], replace(graph.tensors[2], dtype=DType.F32)))
+    assert wrong_plan(wide, 20, {}) is None
 
 
 def test_engine_8_wants_no_gradient_of_sigmoid() -> None:
