@@ -120,7 +120,7 @@ def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> A
     """How large a number is rounded on the way to each element of a result that may be far smaller; None if none is.
 
     The logarithm of a sum of exponentials rounds a sum near 1; elu and its kin are lowered to exp(x) - 1. A norm's
-    gradient is what is left of dy behind its mean and its share along x: of few elements, next to nothing.
+    gradient subtracts from dy its mean and its share along x: of few elements, next to nothing is left.
     """
     if (op.name == "softmax" and op.attributes["log"]) or (isinstance(op, Reduce) and op.kind == "log_sum_exp"):
         return np.isfinite(result) * 1.0
@@ -128,18 +128,24 @@ def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> A
         scale = abs(math.prod(v for v in op.attributes.values() if isinstance(v, float)))
         return (result < 0) * scale
     if isinstance(op, (LayerNormBackward, BatchNormBackward)) and result.shape == operands[1].shape:
-        size = np.abs(_scaled(op, *operands))
+        size = _subtracted(op, *operands)
         return np.where(np.isfinite(size), size, 0.0)
     return None
 
 
-def _scaled(op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *kept: Array) -> Array:
-    """A norm's dy by its scale and what it divides x by."""
+def _subtracted(op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *kept: Array) -> Array:
+    """Find how large the terms are that a norm's gradient adds up for each element.
+
+    The mean of dy and its share along x are at most its root mean square, also where dy itself is zero.
+    """
     if isinstance(op, BatchNormBackward):
-        return dy * (scale * kept[1]).reshape(-1, *(1,) * (x.ndim - 2))
-    axes = tuple(range(op.axis % x.ndim, x.ndim))
-    centred = x - x.mean(axis=axes, keepdims=True) if op.centred else x
-    return dy * scale / np.sqrt((centred * centred).mean(axis=axes, keepdims=True) + op.epsilon)
+        axes = (0, *range(2, x.ndim))
+        scaled = dy * (scale * kept[1]).reshape(-1, *(1,) * (x.ndim - 2))
+    else:
+        axes = tuple(range(op.axis % x.ndim, x.ndim))
+        centred = x - x.mean(axis=axes, keepdims=True) if op.centred else x
+        scaled = dy * scale / np.sqrt((centred * centred).mean(axis=axes, keepdims=True) + op.epsilon)
+    return np.abs(scaled) + np.sqrt((scaled * scaled).mean(axis=axes, keepdims=True))
 
 
 # Absolute errors of cuDNN's functions in fp32, by the function, measured on an H200 over -12 to 12, normals and
