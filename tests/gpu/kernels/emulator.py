@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -89,7 +90,33 @@ def _gaps(raw: np.ndarray, type: TensorType) -> bool:
     return bool((raw.reshape(-1, itemsize)[~written] == 0xA5).all())
 
 
-def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
+Function = Callable[[Launch, Sequence[int]], None]
+_wanted: list[str] = []  # sources whose functions nobody has run yet
+_built_by_source: dict[str, dict[str, Function]] = {}
+_one_builds = threading.Lock()
+
+
+def function(code: str, entry: str) -> Function:
+    """Run a kernel of a source that begins with the prelude. The first run builds all sources that were asked for
+    since the last build, because starting a compiler takes longer than one more source."""
+    head = prelude()
+    assert code.startswith(head)
+    with _one_builds:
+        if code not in _built_by_source and code not in _wanted:
+            _wanted.append(code)
+
+    def run(launch: Launch, pointers: Sequence[int]) -> None:
+        with _one_builds:
+            if code not in _built_by_source:
+                built = functions(head + "".join(source.removeprefix(head) for source in _wanted))
+                _built_by_source.update((source, built) for source in _wanted)
+                _wanted.clear()
+        _built_by_source[code][entry](launch, pointers)
+
+    return run
+
+
+def functions(code: str) -> dict[str, Function]:
     """What runs each kernel of some CUDA C as a launch has it, over addresses."""
     bounds = r"__launch_bounds__\([\d, ]+\)(?: __cluster_dims__\(\d+\))?"
     found = re.findall(rf"__global__ void {bounds} (\w+)\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
