@@ -29,7 +29,7 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
-    nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+    nowhere = _cast_anyhow(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
     if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
         nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
@@ -56,6 +56,18 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         there = label(op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
     return flipped if flipped.any() else None
+
+
+def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
+    """Find where a cast may give any number: no integer is near, or the integer that becomes a float may be another.
+
+    Then a rule that removes casts there and back keeps the float, which may be NaN.
+    """
+    (value,) = operands
+    if value.plain.dtype.kind not in "iu" or not op.to.is_float or value.exact:
+        return undefined(op, [value.plain])
+    unsure = value.spread() > 0
+    return unsure if unsure.any() else None
 
 
 def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array | None:
