@@ -346,7 +346,8 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
     for mask in bias:
         rows = np.atleast_2d(mask)
-        shown = np.isfinite(rows).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
+        earlier = np.tri(q.shape[2], k.shape[2], dtype=np.bool_) if op.causal else True
+        shown = (np.isfinite(rows) & earlier).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
         right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & shown)
     bad = np.broadcast_to(~right[..., None], result.shape)
     return bad if bad.any() else None
