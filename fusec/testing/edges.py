@@ -318,15 +318,24 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def lost_in_cudnn(op: Op, operands: list[Array]) -> Array | None:
-    """Find where cuDNN's modes mean something else: NaN that maximum, minimum and a relu's gradient leave out."""
+def leaving_out_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
+    """Compute what cuDNN's modes give that leave NaN out; None for other ops, and where nothing is NaN.
+
+    They give the other operand of a maximum or minimum, a bound of a clip, and the whole gradient of a relu.
+    upper: take a clip's upper bound, which rules may apply first, if it has two.
+    """
     if op.name not in ("max", "min", "clip", "relu_backward") or operands[-1].dtype.kind != "f":
         return None
-    deciding = operands[-1:] if op.name == "relu_backward" else operands
-    bad = np.zeros(np.broadcast_shapes(*(x.shape for x in operands)), np.bool_)
-    for x in deciding:
-        bad = bad | np.isnan(x)
-    return bad if bad.any() else None
+    if not any(np.isnan(x).any() for x in operands):
+        return None
+    if op.name == "relu_backward":
+        dy, x = operands
+        return np.where(x <= 0, 0.0, dy)
+    if op.name != "clip":
+        return (np.fmax if op.name == "max" else np.fmin)(*operands)
+    bounds = [b for b in (op.attributes["min"], op.attributes["max"]) if math.isfinite(b)]
+    (x,) = operands
+    return np.where(np.isnan(x), bounds[-1 if upper else 0], *op.reference(np, x)) if bounds else x
 
 
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:

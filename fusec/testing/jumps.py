@@ -14,7 +14,6 @@ from fusec.testing.edges import (
     is_move,
     label_of,
     lost_in_attention,
-    lost_in_cudnn,
     quick_quotient,
     undefined,
     vanished_slope,
@@ -35,7 +34,6 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
         lost = _lost_in_attention(op, operands, result) if attends else vanished_slope(op, plain)
-        lost = lost if lost is not None else lost_in_cudnn(op, plain)
         nowhere = nowhere if lost is None else lost if nowhere is None else nowhere | lost
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):

@@ -22,6 +22,7 @@ from fusec.testing.edges import (
     is_exact,
     is_move,
     is_single,
+    leaving_out_nan,
     never_zero,
     on_the_way,
     sum_length,
@@ -129,6 +130,8 @@ class _Sampler:
         made = [self._undisturbed(r) for r in results]
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)
+        if not self.rounding.meaning:
+            made = [self._without_nan(op, operands, s) for s in made]
         if floating and not is_move(op):
             made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
         if op.name in ("add", "sub") and self.rounding.meaning and not self.constants_exact:
@@ -142,6 +145,15 @@ class _Sampler:
                 for s, a in zip(made, alike, strict=True)
             ]
         return made
+
+    def _without_nan(self, op: Op, operands: list[Samples], made: Samples) -> Samples:
+        """The result as cuDNN computes it where it leaves NaN out, in two samples of three: later ops may hide that."""
+        draws = np.random.default_rng((self.salt, 1)).permutation(self.count) % 3
+        samples: list[Array] = []
+        for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
+            other = leaving_out_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
+            samples.append(sample if other is None else other)
+        return Samples(made.plain, samples)
 
     def _joined(self, node: Node, made: Samples) -> Samples:
         """A sum with a constant, which passes may join with others: the sum of those is rounded on its own."""
