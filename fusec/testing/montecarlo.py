@@ -37,12 +37,6 @@ _POOL = 1 << 14
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
 _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
-# The least error of a stored value: half precision has subnormals, the others are flushed to zero by GPUs.
-_LEAST = {
-    d: float(ml_dtypes.finfo(d.numpy).smallest_subnormal if d is DType.F16 else ml_dtypes.finfo(d.numpy).tiny)
-    for d in DType
-    if d.is_float
-}
 
 
 def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
@@ -287,7 +281,7 @@ class _Sampler:
         """Samples off by a relative error whose sign is a hash of the number: equal numbers round alike."""
         relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
         mixed = _mixed(np.abs(plain))
-        least = _LEAST[dtype] if dtype is not None else 0.0
+        least = dtype.least if dtype is not None else 0.0
         tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
         if tiny is not None and not tiny.any():
             tiny = None
