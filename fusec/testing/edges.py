@@ -374,6 +374,20 @@ def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
+def shown_below_hidden(op: Op, operands: list[Array]) -> Array | None:
+    """Find softmax rows whose every score is as low as the number that hides one, and some score far lower.
+
+    Attention takes the least number of a mask for -infinity: then the lower score alone is seen.
+    """
+    if op.name != "softmax" or op.attributes["log"] or 0 in operands[0].shape:
+        return None
+    (x,), axis = operands, op.attributes["axis"]
+    most = x.max(axis=axis, keepdims=True)
+    # what is added to a score or to the least number of fp16 moves it by less than half
+    bad = (most < 0.5 * -65504) & (x.min(axis=axis, keepdims=True) < 1.5 * most)
+    return np.broadcast_to(bad, x.shape) if bad.any() else None
+
+
 def at_zero(op: Op, operands: list[Array]) -> Array | None:
     """Where the sign of a zero decides between two infinities: neither rules nor fused kernels keep it."""
     if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":

@@ -15,6 +15,7 @@ from fusec.testing.edges import (
     label_of,
     lost_in_attention,
     quick_quotient,
+    shown_below_hidden,
     undefined,
     vanished_slope,
 )
@@ -29,6 +30,8 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     label = label_of(op)
     plain = [s.plain for s in operands]
     nowhere = _cast_anyhow(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
+    if rounding.meaning and (low := shown_below_hidden(op, plain)) is not None:
+        nowhere = low
     if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
         nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
