@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
-from gpu.kernels.emulator import functions
+from gpu.kernels.emulator import function
 
 from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
@@ -255,7 +255,7 @@ class Machine:
 
             def get_function(self, entry: str) -> Any:
                 machine.compiled.append(self.code)
-                return RawKernel(entry, functions(self.code)[entry], self.meets)
+                return RawKernel(entry, function(self.code, entry), self.meets)
 
         attributes = {"MaxSharedMemoryPerBlockOptin": 227 << 10, "MultiProcessorCount": PROCESSORS}
         rng = np.random.default_rng(0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -88,7 +90,33 @@ def _gaps(raw: np.ndarray, type: TensorType) -> bool:
     return bool((raw.reshape(-1, itemsize)[~written] == 0xA5).all())
 
 
-def functions(code: str) -> dict[str, Callable[[Launch, Sequence[int]], None]]:
+Function = Callable[[Launch, Sequence[int]], None]
+_wanted: list[str] = []  # sources whose functions nobody has run yet
+_built_by_source: dict[str, dict[str, Function]] = {}
+_one_builds = threading.Lock()
+
+
+def function(code: str, entry: str) -> Function:
+    """Run a kernel of a source that begins with the prelude. The first run builds all sources that were asked for
+    since the last build, because starting a compiler takes longer than one more source."""
+    head = prelude()
+    assert code.startswith(head)
+    with _one_builds:
+        if code not in _built_by_source and code not in _wanted:
+            _wanted.append(code)
+
+    def run(launch: Launch, pointers: Sequence[int]) -> None:
+        with _one_builds:
+            if code not in _built_by_source:
+                built = functions(head + "".join(source.removeprefix(head) for source in _wanted))
+                _built_by_source.update((source, built) for source in _wanted)
+                _wanted.clear()
+        _built_by_source[code][entry](launch, pointers)
+
+    return run
+
+
+def functions(code: str) -> dict[str, Function]:
     """What runs each kernel of some CUDA C as a launch has it, over addresses."""
     bounds = r"__launch_bounds__\([\d, ]+\)(?: __cluster_dims__\(\d+\))?"
     found = re.findall(rf"__global__ void {bounds} (\w+)\((.*?)\) \{{(.*?)\n\}}\n", code, re.DOTALL)
@@ -122,14 +150,38 @@ def _built(code: str, entries: Sequence[tuple[str, str]]) -> Path:
         calls += f'extern "C" const char* run_{entry}(unsigned grid, unsigned block, int waits, int together, '
         calls += "size_t kept, void** a) {\n"
         calls += f"  return run_blocks(grid, block, waits, together, kept, [&] {{ {entry}({passed}); }});\n}}\n"
-    source = Path(__file__).with_name("host.h").read_text() + code + calls
-    folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
-    folder.mkdir(exist_ok=True)
-    library = folder / f"{hashlib.sha256((source + str(OPTIONS)).encode()).hexdigest()[:32]}.so"
+    host = Path(__file__).with_name("host.h")
+    source = code + calls
+    library = _folder() / f"{_digest(host.read_text() + source)}.so"
     if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
             file, made = Path(scratch) / "kernels.cpp", Path(scratch) / "kernels.so"
-            file.write_text(source)
-            subprocess.run(["g++", *OPTIONS, str(file), "-o", str(made)], check=True)
+            file.write_text(f'#include "{host.name}"\n{source}')
+            subprocess.run(["g++", *OPTIONS, f"-I{_precompiled(host)}", str(file), "-o", str(made)], check=True)
             made.replace(library)
     return library
+
+
+def _precompiled(header: Path) -> Path:
+    """A folder that holds a header and its precompiled form, because reading it takes most of a build."""
+    folder = _folder() / _digest(header.read_text())
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=_folder()) as scratch:
+            made = Path(scratch) / "headers"
+            made.mkdir()
+            shutil.copy(header, made)
+            copy = made / header.name
+            subprocess.run(["g++", *OPTIONS, "-x", "c++-header", str(copy), "-o", f"{copy}.gch"], check=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(folder)
+    return folder
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / "fusec-kernel-emulator"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256((text + str(OPTIONS)).encode()).hexdigest()[:32]

@@ -2,6 +2,7 @@
 // Blocks that meet, all or those of a cluster, run up to there first; shared memory that a source declares is the next block's from then on.
 #define FUSEC_EMULATED
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +63,8 @@ template <class... Words> static void store_words(void *p, Words... words) {
 }
 
 enum { STACK = 1 << 16, MOST = 8192, MEETS = -9 };
-static ucontext_t scheduler, fibers[MOST];
+static jmp_buf scheduler, fibers[MOST];  // where each goes on: swapcontext would ask the kernel for a signal mask
+static bool begun[MOST];                 // whether a fiber has a stack, and waits for a barrier or its next body
 static char *stacks;
 static int at[MOST];  // the line of the barrier a thread waits at; -1: it has finished
 static unsigned long long slots[MOST];
@@ -78,7 +80,7 @@ static unsigned width;  // threads of a block
 static void barrier(int line) {
   unsigned self = threadIdx.x, own = blockIdx.x;
   at[(own - first_block) * width + self] = line;
-  swapcontext(&fibers[(own - first_block) * width + self], &scheduler);
+  if (!_setjmp(fibers[(own - first_block) * width + self])) _longjmp(scheduler, 1);
   threadIdx.x = self;
   blockIdx.x = own;
 }
@@ -167,8 +169,25 @@ static bool any_of_warp(bool x) {
   return any;
 }
 static void enter() {
-  body(closure);
-  at[(blockIdx.x - first_block) * width + threadIdx.x] = -1;
+  for (;;) {
+    body(closure);
+    unsigned own = fiber();
+    at[own] = -1;
+    if (!_setjmp(fibers[own])) _longjmp(scheduler, 1);
+  }
+}
+// Go on with a fiber until it waits or ends.
+static void resume(unsigned t) {
+  if (_setjmp(scheduler)) return;
+  if (begun[t]) _longjmp(fibers[t], 1);
+  begun[t] = true;
+  ucontext_t fresh;
+  getcontext(&fresh);
+  fresh.uc_stack.ss_sp = stacks + (size_t)STACK * t;
+  fresh.uc_stack.ss_size = STACK;
+  fresh.uc_link = 0;
+  makecontext(&fresh, enter, 0);
+  setcontext(&fresh);
 }
 template <class F> static void call(void *f) { (*(F *)f)(); }
 
@@ -177,7 +196,7 @@ static void run_warp(unsigned block, unsigned first) {
   for (unsigned t = first; t < first + 32; ++t) {
     threadIdx.x = t;
     blockIdx.x = first_block + block;
-    swapcontext(&scheduler, &fibers[block * width + t]);
+    resume(block * width + t);
   }
 }
 static bool apart(const int *own, unsigned from, unsigned to) {
@@ -217,11 +236,6 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       continue;
     }
     for (unsigned t = 0; t < together * block; ++t) {
-      getcontext(&fibers[t]);
-      fibers[t].uc_stack.ss_sp = stacks + (size_t)STACK * t;
-      fibers[t].uc_stack.ss_size = STACK;
-      fibers[t].uc_link = &scheduler;
-      makecontext(&fibers[t], enter, 0);
       at[t] = turn[t] = 0;
       copies[t].clear();
       products[t].clear();
@@ -243,6 +257,7 @@ static const char *run_blocks(unsigned grid, unsigned block, int waits, int clus
       }
     }
   }
+  if (problem) memset(begun, 0, sizeof(begun));  // some wait amid a body for good
   for (size_t i = 0; i < 16; ++i)
     if ((unsigned char)resident[resident_bytes * together + i] != 0xA5) problem = "written behind what a block keeps";
   free(resident);
