@@ -81,6 +81,14 @@ class DType(enum.Enum):
         """Distance from 1.0 to the next value of a floating type; 0 for the others."""
         return float(ml_dtypes.finfo(_NUMPY[self]).eps) if self.is_float else 0.0
 
+    @property
+    def least(self) -> float:
+        """Smallest positive number of a floating type that GPUs keep, who flush all denormals but those of fp16."""
+        if not self.is_float:
+            return 0.0
+        info = ml_dtypes.finfo(_NUMPY[self])
+        return float(info.smallest_subnormal if self is DType.F16 else info.tiny)
+
     @classmethod
     def of(cls, dtype: Any) -> DType:
         """The DType of a NumPy dtype (or anything numpy.dtype takes); VerifyError if there is none."""

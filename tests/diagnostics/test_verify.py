@@ -11,9 +11,9 @@ from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec.builder import Builder
-from fusec.diagnostics.verify import Report, relative_l2, verify
+from fusec.diagnostics.verify import Report, relative_l2, stored_error, verify
 from fusec.execution.compilation import Compiled
-from fusec.ir import Graph
+from fusec.ir import DType, Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.simulator import simulate
 from fusec.ops import Conv, pw
@@ -139,6 +139,17 @@ def test_infinities_and_huge_numbers_have_a_distance() -> None:
     assert relative_l2(np.array([np.inf, 1.0]), np.array([2.0, 1.0])) == np.inf
     assert np.isnan(relative_l2(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])))
     assert relative_l2(np.array([1e300, 0.0]), np.array([1e300, 1e297])) == pytest.approx(1e-3)  # squares overflow
+
+
+def test_underflow_in_storage_is_no_error() -> None:
+    tiny, zero = np.array([3e-9, 0.0]), np.zeros(2, np.float16)
+    assert relative_l2(zero, tiny) == 1.0
+    assert stored_error(zero, tiny, DType.F16) == 0.0
+    assert stored_error(zero, tiny, DType.F32) == 1.0  # which holds it
+    assert stored_error(zero, np.array([3e-4, 0.0]), DType.F16) == 1.0
+    assert stored_error(zero, np.array([2, 0]), DType.I32) == 1.0
+    assert np.isnan(stored_error(np.array([np.nan, 0.0]), tiny, DType.F16))
+    assert stored_error(np.array([np.inf, 0.0]), np.array([np.inf, 0.0]), DType.F16) == 0.0
 
 
 # as it runs ----------------------------------------------------------------------------------------------

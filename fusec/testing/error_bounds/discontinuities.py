@@ -14,8 +14,8 @@ from fusec.testing.error_bounds.op_rounding import (
     is_move,
     label_of,
     lost_in_attention,
-    lost_in_cudnn,
     quick_quotient,
+    shown_below_hidden,
     undefined,
     vanished_slope,
 )
@@ -29,13 +29,14 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
-    nowhere = undefined(op, plain) if isinstance(op, Cast) else at_zero(op, plain)
+    nowhere = _cast_anyhow(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
+    if rounding.meaning and (low := shown_below_hidden(op, plain)) is not None:
+        nowhere = low
     if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
         nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
         lost = _lost_in_attention(op, operands, result) if attends else vanished_slope(op, plain)
-        lost = lost if lost is not None else lost_in_cudnn(op, plain)
         nowhere = nowhere if lost is None else lost if nowhere is None else nowhere | lost
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
@@ -56,6 +57,18 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         there = label(op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
     return flipped if flipped.any() else None
+
+
+def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
+    """Find where a cast may give any number: no integer is near, or the integer that becomes a float may be another.
+
+    Then a rule that removes casts there and back keeps the float, which may be NaN.
+    """
+    (value,) = operands
+    if value.plain.dtype.kind not in "iu" or not op.to.is_float or value.exact:
+        return undefined(op, [value.plain])
+    unsure = value.spread() > 0
+    return unsure if unsure.any() else None
 
 
 def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array | None:

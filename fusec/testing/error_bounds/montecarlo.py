@@ -23,6 +23,7 @@ from fusec.testing.error_bounds.op_rounding import (
     is_exact,
     is_move,
     is_single,
+    leaving_out_nan,
     never_zero,
     on_the_way,
     sum_length,
@@ -36,12 +37,6 @@ _POOL = 1 << 14
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
 _MAX = {d: float(ml_dtypes.finfo(d.numpy).max) for d in DType if d.is_float}
-# The least error of a stored value: half precision has subnormals, the others are flushed to zero by GPUs.
-_LEAST = {
-    d: float(ml_dtypes.finfo(d.numpy).smallest_subnormal if d is DType.F16 else ml_dtypes.finfo(d.numpy).tiny)
-    for d in DType
-    if d.is_float
-}
 
 
 def sample(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding, count: int) -> dict[str, Samples]:
@@ -129,6 +124,8 @@ class _Sampler:
         made = [self._undisturbed(r) for r in results]
         if not all(s.exact for s in operands) or not (exact or summed):
             made = self._disturb(node, operands, results, exact or summed)
+        if not self.rounding.meaning:
+            made = [self._without_nan(op, operands, s) for s in made]
         if floating and not is_move(op):
             made = [self._rounded(node, v, s, exact or summed, plain) for v, s in zip(node.results, made, strict=True)]
         if op.name in ("add", "sub") and self.rounding.meaning and not self.constants_exact:
@@ -142,6 +139,15 @@ class _Sampler:
                 for s, a in zip(made, alike, strict=True)
             ]
         return made
+
+    def _without_nan(self, op: Op, operands: list[Samples], made: Samples) -> Samples:
+        """The result as cuDNN computes it where it leaves NaN out, in two samples of three: later ops may hide that."""
+        draws = np.random.default_rng((self.salt, 1)).permutation(self.count) % 3
+        samples: list[Array] = []
+        for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
+            other = leaving_out_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
+            samples.append(sample if other is None else other)
+        return Samples(made.plain, samples)
 
     def _joined(self, node: Node, made: Samples) -> Samples:
         """A sum with a constant, which passes may join with others: the sum of those is rounded on its own."""
@@ -204,7 +210,7 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
-        if self.rounding.meaning and self._folds_scores(node):
+        if self.rounding.meaning and self._folds_a_product(node):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
         if node.op.name.startswith("attention") and not self.rounding.meaning:
             # kernels round the weights before the second product
@@ -223,12 +229,12 @@ class _Sampler:
             rows.append(self._evaluate(node, arrays))
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
 
-    def _folds_scores(self, node: Node) -> bool:
-        """Tell if an attention's scores depend on constants alone: spelled out, as in ONNX, they are folded in fp32."""
+    def _folds_a_product(self, node: Node) -> bool:
+        """Tell if a product inside attention depends on constants alone: spelled out, as in ONNX, it is folded in fp32."""
         if not node.op.name.startswith("attention"):
             return False
-        start = 1 if node.op.name == "attention_backward" else 0
-        return all(v in self.constant for v in node.operands[start : start + 2])
+        factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
+        return any(all(node.operands[i] in self.constant for i in pair) for pair in factors)
 
     def _shaken(self, x: Array, relative: float, place: int) -> Array:
         """Each element off by a relative error whose sign depends on its place."""
@@ -275,7 +281,7 @@ class _Sampler:
         """Samples off by a relative error whose sign is a hash of the number: equal numbers round alike."""
         relative = relative or (dtype.epsilon / 2 if dtype is not None else self.unit)
         mixed = _mixed(np.abs(plain))
-        least = _LEAST[dtype] if dtype is not None else 0.0
+        least = dtype.least if dtype is not None else 0.0
         tiny = (plain != 0) & (np.abs(plain) < least / relative) if least else None
         if tiny is not None and not tiny.any():
             tiny = None

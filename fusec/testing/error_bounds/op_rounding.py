@@ -318,15 +318,24 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def lost_in_cudnn(op: Op, operands: list[Array]) -> Array | None:
-    """Find where cuDNN's modes mean something else: NaN that maximum, minimum and a relu's gradient leave out."""
+def leaving_out_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
+    """Compute what cuDNN's modes give that leave NaN out; None for other ops, and where nothing is NaN.
+
+    They give the other operand of a maximum or minimum, a bound of a clip, and the whole gradient of a relu.
+    upper: take a clip's upper bound, which rules may apply first, if it has two.
+    """
     if op.name not in ("max", "min", "clip", "relu_backward") or operands[-1].dtype.kind != "f":
         return None
-    deciding = operands[-1:] if op.name == "relu_backward" else operands
-    bad = np.zeros(np.broadcast_shapes(*(x.shape for x in operands)), np.bool_)
-    for x in deciding:
-        bad = bad | np.isnan(x)
-    return bad if bad.any() else None
+    if not any(np.isnan(x).any() for x in operands):
+        return None
+    if op.name == "relu_backward":
+        dy, x = operands
+        return np.where(x <= 0, 0.0, dy)
+    if op.name != "clip":
+        return (np.fmax if op.name == "max" else np.fmin)(*operands)
+    bounds = [b for b in (op.attributes["min"], op.attributes["max"]) if math.isfinite(b)]
+    (x,) = operands
+    return np.where(np.isnan(x), bounds[-1 if upper else 0], *op.reference(np, x)) if bounds else x
 
 
 def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
@@ -346,7 +355,8 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
     for mask in bias:
         rows = np.atleast_2d(mask)
-        shown = np.isfinite(rows).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
+        earlier = np.tri(q.shape[2], k.shape[2], dtype=np.bool_) if op.causal else True
+        shown = (np.isfinite(rows) & earlier).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
         right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & shown)
     bad = np.broadcast_to(~right[..., None], result.shape)
     return bad if bad.any() else None
@@ -362,6 +372,20 @@ def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
     bad = np.broadcast_arrays(*operands)[-1]
     bad = np.isfinite(bad) & (np.abs(bad) > _HUGE)
     return bad if bad.any() else None
+
+
+def shown_below_hidden(op: Op, operands: list[Array]) -> Array | None:
+    """Find softmax rows whose every score is as low as the number that hides one, and some score far lower.
+
+    Attention takes the least number of a mask for -infinity: then the lower score alone is seen.
+    """
+    if op.name != "softmax" or op.attributes["log"] or 0 in operands[0].shape:
+        return None
+    (x,), axis = operands, op.attributes["axis"]
+    most = x.max(axis=axis, keepdims=True)
+    # what is added to a score or to the least number of fp16 moves it by less than half
+    bad = (most < 0.5 * -65504) & (x.min(axis=axis, keepdims=True) < 1.5 * most)
+    return np.broadcast_to(bad, x.shape) if bad.any() else None
 
 
 def at_zero(op: Op, operands: list[Array]) -> Array | None:
