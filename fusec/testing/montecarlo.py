@@ -210,7 +210,7 @@ class _Sampler:
         if self.rounding.meaning and node.op.name.endswith("_norm"):
             # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
-        if self.rounding.meaning and self._folds_scores(node):
+        if self.rounding.meaning and self._folds_a_product(node):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
         if node.op.name.startswith("attention") and not self.rounding.meaning:
             # kernels round the weights before the second product
@@ -229,12 +229,12 @@ class _Sampler:
             rows.append(self._evaluate(node, arrays))
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
 
-    def _folds_scores(self, node: Node) -> bool:
-        """Tell if an attention's scores depend on constants alone: spelled out, as in ONNX, they are folded in fp32."""
+    def _folds_a_product(self, node: Node) -> bool:
+        """Tell if a product inside attention is of constants alone: spelled out, as in ONNX, it is folded in fp32."""
         if not node.op.name.startswith("attention"):
             return False
-        start = 1 if node.op.name == "attention_backward" else 0
-        return all(v in self.constant for v in node.operands[start : start + 2])
+        factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)
+        return any(all(node.operands[i] in self.constant for i in pair) for pair in factors)
 
     def _shaken(self, x: Array, relative: float, place: int) -> Array:
         """Each element off by a relative error whose sign depends on its place."""
