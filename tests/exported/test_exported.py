@@ -12,8 +12,8 @@ import pytest
 from exported.packing import names, read
 
 from fusec import driver
+from fusec.diagnostics.verify import relative_l2, verify
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.verify import relative_l2, verify
 
 pytestmark = pytest.mark.cudnn
 
