@@ -53,10 +53,15 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     here = label(op, plain)
     flipped = np.zeros(result.shape, np.bool_) if nowhere is None else nowhere
     for signs in ((1, 1), (-1, -1)) if len(plain) == 1 else ((1, 1), (-1, -1), (1, -1), (-1, 1)):
-        moved = [x if r is None else x + s * r for x, r, s in zip(plain, reach, signs, strict=False)]
+        moved = [x if r is None else _moved(x, s * r) for x, r, s in zip(plain, reach, signs, strict=False)]
         there = label(op, moved)
         flipped = flipped | ~((there == here) | ((there != there) & (here != here)))
     return flipped if flipped.any() else None
+
+
+def _moved(x: Array, by: Array) -> Array:
+    """Move numbers; NaN that may be any number goes to an infinity."""
+    return np.where(np.isnan(x) & np.isinf(by), by, x + by)
 
 
 def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:

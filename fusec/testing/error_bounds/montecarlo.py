@@ -98,8 +98,9 @@ class _Sampler:
         if not self.rounding.meaning and narrow is dtype:
             return self._undisturbed(plain)  # stored as it is
         samples = self._stored(plain, [plain] * self.count, narrow, 0.0, None)
-        beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])  # which becomes the largest number, or infinite
-        samples[::2] = [np.where(beyond, np.copysign(np.inf, s), s) for s in samples[::2]]
+        beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])
+        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # infinite, or the largest number; the rest as it was
+            samples[k::3] = [np.where(beyond, np.copysign(most, s), s) for s in samples[k::3]]
         return Samples(plain, samples)
 
     # nodes -----------------------------------------------------------------------------------------------
