@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import RESULTS, made
-from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu.deviceless import bring_up
+from fusec.gpu.cudnn.deviceless import bring_up
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import Conv, LayerNorm, MatMul, pw
-from fusec.target import Target, load
+from fusec.targets.target import Target, load
 
 TARGET = "h200"
 LENGTHS = (8, 16, 24, 48, 64)
@@ -104,7 +104,7 @@ def build(graph: CudnnGraph, target: Target, kernels: Any = None) -> Built:
     """The first plan that builds; kernels: cuDNN's cache of kernels for all sizes."""
     import cudnn  # only after the driver and NVRTC are loaded
 
-    from fusec.gpu.emit import emit
+    from fusec.gpu.cudnn.emit import emit
 
     declined = (cudnn.cudnnGraphNotSupportedError, RuntimeError, ValueError)
     g = emit(graph, target=target, kernels=kernels)
@@ -137,7 +137,7 @@ def main() -> int:
     bring_up(target.sm)
     import cudnn
 
-    from fusec.gpu.emit import kernel_cache
+    from fusec.gpu.cudnn.emit import kernel_cache
 
     lengths: list[dict[str, Any]] = []
     sizes: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ import numpy as np
 
 import fusec
 from benchmarks.machine import KEYS, RESULTS, gpu, keep
-from fusec.bench import Timing
+from fusec.cli.step_times import Timing
 from fusec.runtime import Executable
 
 CASES = ["resnet50:1", "resnet50:32", "unet:8", "squeezenet1_1:1", "squeezenet1_1:32", "googlenet:1"]

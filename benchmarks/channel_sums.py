@@ -1,5 +1,6 @@
 """A ResNet-50 training step with statistics by the convolutions in front, where these gain, and without: both steps of
-each norm timed both ways (`fusec.gpu.tails`), and the whole in turns. Needs a GPU, torch and torchvision.
+each norm timed both ways (`fusec.gpu.autotune.epilogue_split`), and the whole in turns. Needs a GPU, torch and
+torchvision.
 
     python -m benchmarks.channel_sums [--batch 64] [--least 3] [--budget 24] [--commit HASH]
 """
@@ -26,9 +27,9 @@ import fusec  # noqa: E402
 from examples.training_models import training_step  # noqa: E402
 from fusec.ir import Graph, Node  # noqa: E402
 from fusec.ops import Conv  # noqa: E402
-from fusec.passes import sums_in_front  # noqa: E402
-from fusec.program import Partition  # noqa: E402
+from fusec.passes.training import split_batchnorm_stats  # noqa: E402
 from fusec.runtime import Executable  # noqa: E402
+from fusec.schedule.program import Partition  # noqa: E402
 
 ROUNDS, CALLS = 8, 10  # replays of a round, one behind the other
 
@@ -74,7 +75,7 @@ def measured(batch: int, least: int, budget_s: float) -> dict[str, Any]:
     def compiled(disable: Sequence[str]) -> Executable:
         return fusec.compile(training_step("resnet50", batch, 224, weights), budget=budget_s, disable=disable)
 
-    with patch.object(backend, "taken_along", told), patch.object(sums_in_front, "KEPT_BYTES", least):
+    with patch.object(backend, "taken_along", told), patch.object(split_batchnorm_stats, "KEPT_BYTES", least):
         with_sums = compiled(())
     whole: Mapping[str, Executable] = {"with": with_sums, "without": compiled(("sums_in_front",))}
     images, labels = cupy.random.standard_normal((batch, 3, 224, 224)), cupy.random.randint(0, 1000, batch)

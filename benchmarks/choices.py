@@ -20,11 +20,11 @@ from unittest import mock
 
 import fusec
 from benchmarks.machine import KEYS, RESULTS, gpu, keep
-from fusec.gpu import cublaslt
+from fusec.gpu.cublaslt import algorithms
 from fusec.ops import Concat
 from fusec.passes import names
-from fusec.passes.partition import spell
-from fusec.passes.partition.in_place import joined
+from fusec.passes.partition import equivalent_spellings
+from fusec.passes.partition.concat_in_place import joined
 from fusec.runtime import Executable
 
 CASES = [
@@ -45,12 +45,12 @@ def left_out(choice: str) -> Generator[Collection[str]]:
     """What `disable` is given to compile without a choice, while what `disable` does not know is not there."""
     if choice in names():
         yield (choice,)
-    elif choice in spell.FOR_SPEED:
-        others = {name: rewrite for name, rewrite in spell.FOR_SPEED.items() if name != choice}
-        with mock.patch.object(spell, "FOR_SPEED", others):
+    elif choice in equivalent_spellings.FOR_SPEED:
+        others = {name: rewrite for name, rewrite in equivalent_spellings.FOR_SPEED.items() if name != choice}
+        with mock.patch.object(equivalent_spellings, "FOR_SPEED", others):
             yield ()
     elif choice == "cublaslt":
-        with mock.patch.object(cublaslt, "version", return_value=""):
+        with mock.patch.object(algorithms, "version", return_value=""):
             yield ()
     else:
         raise SystemExit(f"{choice} is no choice that can be left out")
@@ -60,7 +60,7 @@ def left_out(choice: str) -> Generator[Collection[str]]:
 def cached(choice: str, way: str) -> Generator[None]:
     """Plans of both ways in one folder, but for a spelling: how a step is spelled is remembered by what it computes."""
     before = os.environ["FUSEC_CACHE"]
-    if choice in spell.FOR_SPEED:
+    if choice in equivalent_spellings.FOR_SPEED:
         os.environ["FUSEC_CACHE"] = f"{before}/{choice}-{way}"
     try:
         yield
@@ -183,7 +183,7 @@ def main() -> int:
         os.environ.setdefault("FUSEC_CACHE", folder)
         for item in given.cases:
             choice, name, batch, *precision = item.split(":")
-            if choice == "cublaslt" and not cublaslt.version():
+            if choice == "cublaslt" and not algorithms.version():
                 print(f"{item} left out: the extra cublaslt is not installed", flush=True)
                 continue
             row = case(choice, name, int(batch), precision[0] if precision else "fp16", given.budget)

@@ -32,8 +32,8 @@ LOAD = """
 import json, sys, time, warnings
 import numpy as np
 import fusec, fusec.driver, fusec.gpu.backend, cupy
-from fusec import lock_text
-from fusec.gpu import lab
+from fusec.lockfile import toml_text as lock_text
+from fusec.gpu.autotune import plan_bench as lab
 path, answers, tune, lock, write, started = *sys.argv[1:6], float(sys.argv[6])
 answers = np.load(answers)
 name = answers["name"].item()
@@ -93,7 +93,8 @@ def model() -> tuple[bytes, str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def make(folder: Path, target: str, pack: bool) -> None:
     """Compile for a GPU that is not here. pack: what is carried is the packed file."""
-    from fusec import cli_lock, driver
+    from fusec import driver
+    from fusec.cli import lock as cli_lock
     from fusec.gpu import device
 
     if device.detect() is not None:
@@ -114,8 +115,8 @@ def make(folder: Path, target: str, pack: bool) -> None:
 
 def load(folder: Path, groups: list[str]) -> Iterator[dict[str, Any]]:
     """First results in fresh processes: for the first time, with empty caches, and again."""
-    from fusec import artifact
-    from fusec.plan_store import PlanStore
+    from fusec.artifacts import fusec_file
+    from fusec.plans.plan_cache import PlanStore
 
     with tempfile.TemporaryDirectory() as made:
         scratch = Path(made)
@@ -126,7 +127,7 @@ def load(folder: Path, groups: list[str]) -> Iterator[dict[str, Any]]:
         def turns(group: str, tune: str, path: str, trusted: bool | None = None, lock: str = "") -> Iterator[Any]:
             cache = scratch / f"cache-{group}-{tune}-{trusted}"
             if trusted:
-                artifact.trust(scratch / path, PlanStore(cache / "plans"))
+                fusec_file.trust(scratch / path, PlanStore(cache / "plans"))
             for turn in ("first", "again"):
                 case = {"from": group, "trusted": trusted, "tune": tune, "turn": turn}
                 yield {**case, **_loaded(scratch, path, tune, cache, lock, turn == "first" and group == "model")}

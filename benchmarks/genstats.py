@@ -93,8 +93,8 @@ def offered() -> None:
     """How many plans each way has, and of which engines; those with sums are built."""
     import cudnn
 
-    from fusec.gpu.deviceless import load_driver, load_nvrtc
-    from fusec.target import load
+    from fusec.gpu.cudnn.deviceless import load_driver, load_nvrtc
+    from fusec.targets.target import load
 
     load_driver()
     load_nvrtc()

@@ -37,7 +37,7 @@ from fusec.ops import (
     Transpose,
     pw,
 )
-from fusec.program import inputs_of, outputs_of
+from fusec.schedule.program import inputs_of, outputs_of
 
 RUNS = 20
 F16, F32 = DType.F16, DType.F32
@@ -195,7 +195,7 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Ke
 def main(wanted: Sequence[str]) -> None:
     import cupy
 
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     target, launcher = device.detect(), Launcher()
     if target is None:

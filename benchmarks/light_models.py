@@ -37,8 +37,8 @@ from models import (  # noqa: E402
 )
 
 import fusec  # noqa: E402
-from fusec.program import Kind  # noqa: E402
-from fusec.verify import verify  # noqa: E402
+from fusec.diagnostics.verify import verify  # noqa: E402
+from fusec.schedule.program import Kind  # noqa: E402
 
 
 def relative_l2(got: np.ndarray, want: np.ndarray) -> float:

@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from onnx_suite.suite import FAMILIES, Case, Outcome, cases, outcomes, unlike_the_record  # noqa: E402
 
 from fusec.driver import resolve_target  # noqa: E402
-from fusec.gpu.deviceless import cudnn_number  # noqa: E402
+from fusec.gpu.cudnn.deviceless import cudnn_number  # noqa: E402
 
 NAME = "onnx_suite.json"
 SHARDS = 128  # many: some cases take a hundred times as long as others

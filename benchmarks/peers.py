@@ -32,7 +32,7 @@ from machine import gpu, made  # noqa: E402
 from zoo import exported, halved, make  # noqa: E402
 
 import fusec  # noqa: E402
-from fusec.bench import measure  # noqa: E402
+from fusec.cli.step_times import measure  # noqa: E402
 from fusec.runtime import Executable  # noqa: E402
 
 CASES = [

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.builds import lowered
 from benchmarks.machine import KEYS, RESULTS, keep
-from fusec.cudnn_graph import CudnnGraph
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
+from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import Conv, pw
 
 # Of MobileNetV2's 17 depthwise convolutions: channels, height of the image, stride.

@@ -28,9 +28,9 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 import fusec  # noqa: E402  # the repository must be on the path first
 from examples.training_models import LOSS_SCALE, training_step  # noqa: E402
 from fusec import driver  # noqa: E402
-from fusec.memory import plan_memory  # noqa: E402
-from fusec.passes.partition.cost import limit_us  # noqa: E402
-from fusec.program import Kind, inputs_of, outputs_of  # noqa: E402
+from fusec.passes.partition.cost_model import limit_us  # noqa: E402
+from fusec.schedule.memory_plan import plan_memory  # noqa: E402
+from fusec.schedule.program import Kind, inputs_of, outputs_of  # noqa: E402
 
 CASES = ["resnet50:64", "vit_b_16:32"]
 PEERS = "autocast,half"
@@ -91,7 +91,7 @@ def case(
     from contest import TooLongError, captured, timed, within
     from torch_steps import Step, first_weights
 
-    from fusec.bench import measure
+    from fusec.cli.step_times import measure
 
     weights = first_weights(name)
     first = {key: value.numpy() for key, value in weights.items()}

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusec.artifact import save
+    from fusec.artifacts.fusec_file import save
     from fusec.builder import Builder, Tensor
     from fusec.driver import compile, load
-    from fusec.dynamic import DynamicExecutable, compile_dynamic
+    from fusec.dynamic_shapes.executable import DynamicExecutable, compile_dynamic
     from fusec.errors import (
         CheckError,
         ExecutionError,
@@ -31,11 +31,11 @@ __version__ = "0.1.0"
 _HOMES = {
     "compile": "driver",
     "load": "driver",
-    "compile_dynamic": "dynamic",
-    "DynamicExecutable": "dynamic",
+    "compile_dynamic": "dynamic_shapes.executable",
+    "DynamicExecutable": "dynamic_shapes.executable",
     "InferenceSession": "session",
     "from_torch": "torch_backend",
-    "save": "artifact",
+    "save": "artifacts.fusec_file",
     "Executable": "runtime",
     "parse": "text",
     "Builder": "builder",

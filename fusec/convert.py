@@ -9,11 +9,11 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fusec.compiled import Compiled
 from fusec.errors import FusecError
+from fusec.execution.compilation import Compiled
 from fusec.ir import Node, print_node
-from fusec.program import Kind, Partition
-from fusec.verdict import Legal
+from fusec.plans.verdict import Legal
+from fusec.schedule.program import Kind, Partition
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -14,34 +14,37 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from fusec import account, artifact, frontends, lockfile, passes
+from fusec import frontends, lockfile, passes
+from fusec.artifacts import fusec_file
 from fusec.builder import Builder
-from fusec.compiled import NOT_ASKED, Compiled
-from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import CheckError, CudnnNotAskedWarning, ExecutionError, FusecError, ModelError, TargetError
-from fusec.family import Family
-from fusec.gpu import device, deviceless
-from fusec.gpu.ahead import Builders
-from fusec.gpu.forms import arrange, runs_as_kernel
-from fusec.gpu.judge import CudnnJudge, NoJudge, RulesJudge
-from fusec.gpu.oracle import Oracle
-from fusec.gpu.tune import LEVELS
+from fusec.execution.compilation import NOT_ASKED, Compiled
+from fusec.execution.shape_family import Family
+from fusec.execution.shared_weights import SharedWeights
+from fusec.gpu import device
+from fusec.gpu.autotune.plan_search import LEVELS
+from fusec.gpu.autotune.step_candidates import arrange, runs_as_kernel
+from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.partition_oracles import CudnnJudge, NoJudge, RulesJudge
 from fusec.ir import Graph, print_node, quote
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.virtual_rounding import HALVES
 from fusec.ops import Scatter
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, names_of, run
-from fusec.passes.edges import chosen, keep
+from fusec.passes.layout.io_layout import chosen, keep
 from fusec.passes.partition import Oracle as Judge
 from fusec.passes.partition import kernels_only, partition
-from fusec.passes.partition.in_place import concat_in_place
-from fusec.passes.partition.settle import settle
-from fusec.passes.partition.strict import AsSource
-from fusec.plans import Entry
-from fusec.program import Program
-from fusec.rounding import HALVES
+from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.strict_rounding import AsSource
+from fusec.plans.plan_record import Entry
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.shared import SharedWeights
-from fusec.target import CPU, DEFAULT, Target
-from fusec.target import load as load_target
+from fusec.schedule.program import Program
+from fusec.system import compile_timer
+from fusec.targets.target import CPU, DEFAULT, Target
+from fusec.targets.target import load as load_target
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -55,7 +58,7 @@ def _accounted(function: Callable[P, Executable]) -> Callable[P, Executable]:
 
     @functools.wraps(function)
     def counted(*args: P.args, **kwargs: P.kwargs) -> Executable:
-        with account.opened("the rest") as spent:
+        with compile_timer.opened("the rest") as spent:
             executable = function(*args, **kwargs)
         executable.spent = spent
         return executable
@@ -257,7 +260,7 @@ def _of_another_size(
         return executable
 
 
-@account.spent_on("the model is read")
+@compile_timer.spent_on("the model is read")
 def _read(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     shapes: Mapping[str, Sequence[int]] | None,
@@ -265,7 +268,7 @@ def _read(
     return frontends.load(model, shapes)
 
 
-@account.spent_on("passes and partitions")
+@compile_timer.spent_on("passes and partitions")
 def build(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     *,
@@ -429,15 +432,15 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
     return Executable(found.compiled, SimulatorBackend())
 
 
-def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> artifact.Artifact:
+def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> fusec_file.Artifact:
     """What a `.fusec` file holds for a target; see `load`."""
     file = os.fspath(path)
     if target == "auto":
-        here, known = device.detect(), artifact.targets(file)
+        here, known = device.detect(), fusec_file.targets(file)
         if here is not None and here.name not in known:
             raise ModelError(f"{file}: was compiled for {', '.join(known)}; this machine's GPU is {here.name}")
         target = here.name if here is not None else known[0]
-    return artifact.load(file, target)
+    return fusec_file.load(file, target)
 
 
 def _require_fixed_order(graph: Graph) -> None:

@@ -6,7 +6,7 @@ The command line prints the message alone and exits with status 2.
 
 from __future__ import annotations
 
-from fusec.printable import printable_lines
+from fusec.system.printable import printable_lines
 
 
 class FusecError(Exception):

@@ -13,11 +13,19 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fusec.errors import VerifyError
-from fusec.invariants import check
-from fusec.literal import Literal, load_all
-from fusec.op import Array, Constant, Op, Return
-from fusec.printing import INLINE_ELEMENTS, print_attribute, print_graph, print_literal, print_node, quote, quote_string
-from fusec.tensor_type import DType, TensorType, channels_last
+from fusec.graph.literal import Literal, load_all
+from fusec.graph.op import Array, Constant, Op, Return
+from fusec.graph.printer import (
+    INLINE_ELEMENTS,
+    print_attribute,
+    print_graph,
+    print_literal,
+    print_node,
+    quote,
+    quote_string,
+)
+from fusec.graph.types import DType, TensorType, channels_last
+from fusec.graph.verifier import check
 
 # what a graph is made of, under one roof
 __all__ = [
@@ -98,7 +106,7 @@ class Node:
         self._prev: Node | None = None
         self._next: Node | None = None
         self._erased = False
-        self._agreed: tuple[object, ...] = ()  # what the rules of the op were found to be kept for: see `invariants`
+        self._agreed: tuple[object, ...] = ()  # what the rules of the op were found to be kept for: see `verifier`
 
     @property
     def operands(self) -> tuple[Value, ...]:

@@ -1,7 +1,7 @@
 """Partition to cuDNN graph: `lower` turns a body into plain data, op by op through the table LOWER.
 
-`lower_builder` decides frames and tensors; `lower_anchors` and `lower_pointwise` write the calls. Nothing is computed
-here.
+`lowering.graph_builder` decides frames and tensors; `lowering.anchors` and `lowering.pointwise` write the calls.
+Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
-from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
-from fusec.frame import VIEWS
-from fusec.hazards import misread
 from fusec.ir import Constant, DType, Graph, Node
-from fusec.lower_anchors import ANCHORED
-from fusec.lower_builder import ANCHORS, ConstantBinding, CudnnBuilder, Lowered
-from fusec.lower_pointwise import POINTWISE
+from fusec.lowering.anchors import ANCHORED
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.dim_folding import VIEWS
+from fusec.lowering.graph_builder import ANCHORS, ConstantBinding, CudnnBuilder, Lowered
+from fusec.lowering.known_bugs import misread
+from fusec.lowering.pointwise import POINTWISE
 from fusec.ops import Conv, ConvTranspose, ConvWgrad, MatMul
 
 __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]

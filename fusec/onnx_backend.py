@@ -21,10 +21,10 @@ from fusec.errors import ExecutionError
 from fusec.frontends.onnx.importer import Bound, InputsNeededError
 from fusec.frontends.onnx.load import load_bound
 from fusec.gpu import device as gpu
-from fusec.gpu.oracle import Oracle
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import Graph
-from fusec.printable import printable
 from fusec.runtime import Executable
+from fusec.system.printable import printable
 
 Array = np.ndarray[Any, Any]
 _GPUS = ("CUDA", "CUDA:0")

@@ -15,26 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from fusec import artifact, lockfile
-from fusec.account import Account, spent_on
-from fusec.backends import Backend, Recorded, SimulatorBackend
-from fusec.compiled import Compiled
-from fusec.cudnn_graph import CudnnGraph
-from fusec.donation import in_place, reads
+from fusec import lockfile
+from fusec.artifacts import fusec_file
+from fusec.diagnostics.explain import Explanation, explain
+from fusec.diagnostics.must_fuse import assert_fused
+from fusec.diagnostics.verify import Report, verify
 from fusec.errors import ExecutionError
-from fusec.explain import Explanation, explain
-from fusec.gpu.forms import Decided
-from fusec.interface import Interface, TensorSpec, by_name, on_host
+from fusec.execution.backend import Backend, Recorded, SimulatorBackend
+from fusec.execution.compilation import Compiled
+from fusec.execution.shared_weights import SharedWeights, layout
+from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
+from fusec.execution.step_binding import Constants, Steps
+from fusec.gpu.autotune.step_candidates import Decided
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
-from fusec.locked import Lock
-from fusec.memory import MemoryPlan, plan_memory
-from fusec.must_fuse import assert_fused
-from fusec.parallel import lanes, waits
-from fusec.program import Kind, Partition, inputs_of
-from fusec.shared import SharedWeights, layout
-from fusec.steps import Constants, Steps
-from fusec.storage import unpack
-from fusec.verify import Report, verify
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.packing import unpack
+from fusec.plans.lock_record import Lock
+from fusec.schedule.buffer_donation import in_place, reads
+from fusec.schedule.dependencies import lanes, waits
+from fusec.schedule.memory_plan import MemoryPlan, plan_memory
+from fusec.schedule.program import Kind, Partition, inputs_of
+from fusec.system.compile_timer import Account, spent_on
 
 # What memory for steps to run side by side may take more than for them in order: they gain by it where each is too
 # small to fill the GPU.
@@ -331,7 +332,7 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
         with the plans that were chosen."""
-        artifact.save(os.fspath(path), [self._as_decided()], self._plans())
+        fusec_file.save(os.fspath(path), [self._as_decided()], self._plans())
 
     def lock(self) -> Lock:
         """In which form, and by which plan or kernel, each step runs, and whether side by side: text for version

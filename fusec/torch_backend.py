@@ -16,7 +16,7 @@ from typing import Any
 import torch  # pyright: ignore[reportMissingImports] - an extra, and absent where the code is checked
 import torch.utils._pytree as pytree  # pyright: ignore[reportMissingImports] - as above
 
-from fusec.dynamic import DynamicExecutable, compile_dynamic
+from fusec.dynamic_shapes.executable import DynamicExecutable, compile_dynamic
 from fusec.errors import ExecutionError, FusecError, ModelError
 from fusec.frontends import Source
 from fusec.frontends.torch_export import CARRIERS, DTYPES, EXPORT_ERRORS, from_numpy, reason, source, to_numpy
@@ -146,7 +146,7 @@ def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
         raise ExecutionError(f"a tensor is on {tensor.device}, fusec runs on cuda:0")
     if executable.device == "simulated":
         raise ExecutionError("the model runs in simulation here: its inputs must be on the CPU")
-    from fusec.gpu.arrays import borrowed  # needs cupy, which only a GPU machine must have
+    from fusec.gpu.launch.cupy_arrays import borrowed  # needs cupy, which only a GPU machine must have
 
     held, carrier = tensor.detach(), CARRIERS.get(tensor.dtype)
     return borrowed(held if carrier is None else held.view(carrier), DTYPES[tensor.dtype].numpy)
@@ -167,7 +167,7 @@ def _stream(device: Any) -> AbstractContextManager[Any]:
     """torch's current stream made CuPy's."""
     if device is None:
         return nullcontext()
-    from fusec.gpu.arrays import on_stream  # as above
+    from fusec.gpu.launch.cupy_arrays import on_stream  # as above
 
     return on_stream(torch.cuda.current_stream(device).cuda_stream)
 

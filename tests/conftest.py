@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusec.gpu.oracle import Oracle
-from fusec.target import load
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.targets.target import load
 
 SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
 

@@ -12,9 +12,9 @@ from test_runtime import executable
 
 from benchmarks import calls, choices, fuzz_results, onnx_suite, penalties, tables
 from benchmarks.machine import bring, keep
-from fusec.cudnn_graph import CudnnGraph
-from fusec.gpu import cublaslt
-from fusec.passes.partition.spell import quicker
+from fusec.gpu.cublaslt import algorithms
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.passes.partition.equivalent_spellings import quicker
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
@@ -75,7 +75,7 @@ def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
         assert not disabled and not list(quicker(body))
     assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
     with choices.left_out("cublaslt") as disabled:
-        assert not disabled and not cublaslt.version()
+        assert not disabled and not algorithms.version()
     with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
         pass
 

@@ -16,7 +16,7 @@ from examples.models import light, random_inputs, randomised
 from fusec import convert, driver, frontends
 from fusec.errors import FusecError
 from fusec.ir import print_node
-from fusec.program import Kind
+from fusec.schedule.program import Kind
 
 pytestmark = pytest.mark.cudnn
 

@@ -44,7 +44,7 @@ SPEED = re.compile(
 )
 # What tells no speed: examples of output, generated tables and code.
 UNTOLD = re.compile(r"```.*?```|<!-- begin:.*?<!-- end.*?-->|`[^`\n]*`", re.DOTALL)
-MAY_TELL = {"fusec/passes/partition/cost.py"}  # constants that are such quotients
+MAY_TELL = {"fusec/passes/partition/cost_model.py"}  # constants that are such quotients
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)

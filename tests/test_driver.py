@@ -8,16 +8,16 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from frontends.onnx_models import run
+from frontends.onnx.models import run
 from helpers import assert_close
 from onnx import TensorProto, helper
 
 import fusec
 from fusec import driver
+from fusec.diagnostics.verify import verify
 from fusec.errors import FusecError, ModelError, TargetError
-from fusec.program import Kind
 from fusec.reference import evaluate
-from fusec.verify import verify
+from fusec.schedule.program import Kind
 
 
 @pytest.fixture(autouse=True)

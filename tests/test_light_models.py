@@ -14,10 +14,10 @@ from helpers import assert_close
 import fusec
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec import driver
-from fusec.gpu.oracle import Oracle
-from fusec.program import Kind
+from fusec.diagnostics.verify import verify
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.verify import verify
+from fusec.schedule.program import Kind
 
 pytestmark = pytest.mark.cudnn
 

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import assert_close
-from lowers_judge import LowersJudge
+from lowering.lowers_judge import LowersJudge
 
 from fusec import driver
-from fusec.compiled import Compiled
 from fusec.errors import ExecutionError
+from fusec.execution.compilation import Compiled
 from fusec.ir import TensorType, Value
+from fusec.lowering.packing import unpack
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.program import Partition
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.storage import unpack
-from fusec.target import load
+from fusec.schedule.program import Partition
+from fusec.targets.target import load
 from fusec.text import parse
 
 MODEL = """

@@ -266,11 +266,11 @@ def test_memory_on_the_device_is_borrowed_as_the_type_it_has(monkeypatch: pytest
     pytest.importorskip("cupy")
     import ml_dtypes
 
-    from fusec.gpu import arrays
+    from fusec.gpu.launch import cupy_arrays
 
-    monkeypatch.setattr(arrays, "cupy", types.SimpleNamespace(from_dlpack=np.from_dlpack))
+    monkeypatch.setattr(cupy_arrays, "cupy", types.SimpleNamespace(from_dlpack=np.from_dlpack))
     tensor = torch.randn(3).to(torch.bfloat16)
-    array = arrays.borrowed(tensor.view(torch.int16), np.dtype(ml_dtypes.bfloat16))
+    array = cupy_arrays.borrowed(tensor.view(torch.int16), np.dtype(ml_dtypes.bfloat16))
     assert array.astype(np.float32).tolist() == tensor.float().tolist()
     assert array.ctypes.data == tensor.data_ptr()
 

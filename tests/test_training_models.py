@@ -11,8 +11,8 @@ import fusec
 from examples.training_models import training_step
 from fusec.builder import Builder
 from fusec.driver import build
-from fusec.gpu.oracle import Oracle
-from fusec.program import Kind
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.schedule.program import Kind
 
 SIZES: dict[str, dict[str, Any]] = {
     "resnet50": {"blocks": (1, 1), "width": 8},

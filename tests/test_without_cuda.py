@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import TargetError
-from fusec.gpu.deviceless import INSTALL
-from fusec.gpu.process import WorkerProcess
-from fusec.target import load
+from fusec.gpu.cudnn.deviceless import INSTALL
+from fusec.gpu.cudnn.worker_process import WorkerProcess
+from fusec.targets.target import load
 
 BLOCK = """
 import sys
@@ -40,7 +40,7 @@ def test_a_graph_is_lowered_and_simulated_without_cuda() -> None:
         from fusec.lower_cudnn import lower
         from fusec.passes import PIPELINE
         from fusec.passes.base import run
-        from fusec.simulate import simulate
+        from fusec.lowering.simulator import simulate
         graph = run(PIPELINE, fusec.parse('''graph "g" (%x: f32[4,6]) {
           %y = exp(%x)
           %z = mul(%y, %x)

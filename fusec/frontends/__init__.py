@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Graph, Literal
-from fusec.printable import printable
+from fusec.system.printable import printable
 from fusec.text import parse
 
 if TYPE_CHECKING:

@@ -13,30 +13,30 @@ import cudnn
 import cupy
 import numpy as np
 
-from fusec.account import spent_on
-from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.ahead import Builders
-from fusec.gpu.calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
-from fusec.gpu.capture import Launch, in_order, or_side_by_side
-from fusec.gpu.chosen_forms import Forms
-from fusec.gpu.chosen_plans import Plans
-from fusec.gpu.cublaslt import Blas, competitor
-from fusec.gpu.end_to_end import SECONDS, Found, descend
-from fusec.gpu.forms import Decided
-from fusec.gpu.kept import Kept, Place, Suggested
-from fusec.gpu.kernels.launch import Launcher, Memory
-from fusec.gpu.lab import AnyPlan
-from fusec.gpu.products import lone_product
-from fusec.gpu.rehearsal import Rehearsal
-from fusec.gpu.samples import random_array
-from fusec.gpu.stopwatch import Stopwatch
+from fusec.gpu.autotune.coordinate_descent import SECONDS, Found, descend
+from fusec.gpu.autotune.plan_bench import AnyPlan
+from fusec.gpu.autotune.plan_selection import Plans
+from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_selection import Forms
+from fusec.gpu.autotune.tuning_cache import Kept, Place, Suggested
+from fusec.gpu.autotune.whole_model import Rehearsal
+from fusec.gpu.cublaslt.algorithms import Blas, competitor
+from fusec.gpu.cublaslt.lone_matmul import lone_product
+from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.launch.cuda_graph import Launch, in_order, or_side_by_side
+from fusec.gpu.launch.kernel_launcher import Launcher, Memory
+from fusec.gpu.launch.stream_calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
+from fusec.gpu.measure.random_inputs import random_array
+from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array, TensorType
-from fusec.parallel import Waits
-from fusec.plan_store import PlanStore
-from fusec.plans import BLAS, Choice, Entry
-from fusec.program import Partition, Program
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_record import BLAS, Choice, Entry
+from fusec.schedule.dependencies import Waits
+from fusec.schedule.program import Partition, Program
+from fusec.system.compile_timer import spent_on
 
 HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
@@ -46,11 +46,11 @@ class CudnnBackend:
 
     Steps run on a stream of their own, so that they can be captured; such a call waits for what its caller's stream
     holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
-    budget_s: see `gpu.tune`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
-    `store`. suggested, settled: see `gpu.kept`; where plans made elsewhere were never measured, they alone compete.
-    ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `gpu.lab`. `decided`:
-    what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and that is not
-    measured; else it is, if anything is. builders: see `gpu.lab`.
+    budget_s: see `plan_search`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
+    `store`. suggested, settled: see `tuning_cache`; where plans made elsewhere were never measured, they alone compete.
+    ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `plan_bench`.
+    `decided`: what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and
+    that is not measured; else it is, if anything is. builders: see `plan_bench`.
     """
 
     xp: Any = cupy
@@ -154,7 +154,7 @@ class CudnnBackend:
         bound: Callable[[int], Callable[[], None]],
     ) -> list[int]:
         """Of plans and kernels that are about as fast by themselves, take those that are fastest within the whole model
-        (`gpu.end_to_end`): the steps to bind anew, by number. runs: the steps, over memory whose inputs are filled
+        (`coordinate_descent`): the steps to bind anew, by number. runs: the steps, over memory whose inputs are filled
         here; works: what they run. bound: binds a step to its memory anew."""
         seconds = min(SECONDS.get(self.tune, 0.0), self.budget_s)
         if seconds <= 0.0:

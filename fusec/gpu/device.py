@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 from fusec.errors import TargetError
-from fusec.target import Target, load, names
+from fusec.targets.target import Target, load, names
 
 # CUdevice_attribute values, CUDA driver API (cuda.h): CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76

@@ -9,12 +9,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fusec import cache
 from fusec.errors import FusecError
-from fusec.gpu import cublaslt, deviceless
+from fusec.gpu.cublaslt import algorithms
+from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.device import device_name
-from fusec.gpu.oracle import Oracle
-from fusec.target import load, names
+from fusec.plans import sqlite_cache
+from fusec.targets.target import load, names
 
 _INSTALL = deviceless.INSTALL
 
@@ -61,7 +62,7 @@ def _cupy() -> Check:
 
 
 def _cublaslt() -> Check:
-    found = cublaslt.version()
+    found = algorithms.version()
     what = found or "not installed: products are left to cuDNN alone"
     return Check("cublasLt", bool(found), what, _INSTALL, required=False)
 
@@ -118,10 +119,10 @@ def _gpu() -> Check:
 
 def _cache_folder() -> Check:
     try:
-        folder = cache.folder()
+        folder = sqlite_cache.folder()
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
-        return Check("cache folder", True, f"{folder}, {len(cache.Store())} answers")
+        return Check("cache folder", True, f"{folder}, {len(sqlite_cache.Store())} answers")
     except (FusecError, OSError) as error:
         return Check(
             "cache folder", False, str(error.__cause__ or error), "set FUSEC_CACHE to a folder that can be written"

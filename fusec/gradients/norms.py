@@ -12,8 +12,8 @@ from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
 from fusec.ir import DType
+from fusec.lowering.virtual_rounding import HALVES
 from fusec.ops import BatchNormBackward, LayerNormBackward
-from fusec.rounding import HALVES
 
 
 def _per_channel(v: Tensor, rank: int) -> Tensor:

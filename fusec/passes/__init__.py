@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from fusec.passes.attend import Attend
+from fusec.passes.attention.deterministic_attention import OrderGradients
+from fusec.passes.attention.merge_qkv import MergeSiblings
+from fusec.passes.attention.merge_rotary_qkv import MergeTurned
+from fusec.passes.attention.packed_qkv_backward import OwnViews
+from fusec.passes.attention.recognise_attention import Attend
+from fusec.passes.attention.slice_packed_qkv import ReadPacked
 from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass
-from fusec.passes.canonicalise import Canonicalise
-from fusec.passes.cse import MergeEqual
-from fusec.passes.fold_batchnorm import FoldBatchNorm
-from fusec.passes.fold_constants import FoldConstants
-from fusec.passes.fold_pads import FoldPads
-from fusec.passes.fold_scales import FoldScales
-from fusec.passes.layout import Layout
-from fusec.passes.mask_by_norm import MaskByNorm
-from fusec.passes.merge_siblings import MergeSiblings
-from fusec.passes.merge_turned import MergeTurned
-from fusec.passes.move_views import MoveViews
-from fusec.passes.order_gradients import OrderGradients
-from fusec.passes.order_sums import OrderSums
-from fusec.passes.own_views import OwnViews
-from fusec.passes.patches import Patches
-from fusec.passes.precision import Precision
-from fusec.passes.read_packed import ReadPacked
-from fusec.passes.recognise import Recognise
-from fusec.passes.rematerialise import Rematerialise
-from fusec.passes.rewrite import Rewriter
-from fusec.passes.simplify import Simplify
-from fusec.passes.sums_in_front import SumsInFront
-from fusec.passes.upsampled import Upsampled
-from fusec.passes.views_behind import ViewsBehind
-from fusec.passes.widen_channels import WidenChannels
+from fusec.passes.cleanup.canonicalise import Canonicalise
+from fusec.passes.cleanup.cse import MergeEqual
+from fusec.passes.cleanup.fold_constants import FoldConstants
+from fusec.passes.cleanup.simplify import Simplify
+from fusec.passes.folding.fold_batchnorm import FoldBatchNorm
+from fusec.passes.folding.fold_pads import FoldPads
+from fusec.passes.folding.fold_scales import FoldScales
+from fusec.passes.folding.fold_upsampling import Upsampled
+from fusec.passes.folding.pad_channels import WidenChannels
+from fusec.passes.folding.patch_embedding import Patches
+from fusec.passes.folding.reorder_bias_first import OrderSums
+from fusec.passes.layout.assign_layout import Layout
+from fusec.passes.layout.epilogue_before_views import ViewsBehind
+from fusec.passes.layout.precision import Precision
+from fusec.passes.layout.sink_views import MoveViews
+from fusec.passes.rewriting.rewriter import Rewriter
+from fusec.passes.rules.recognise import Recognise
+from fusec.passes.training.relu_mask_from_norm import MaskByNorm
+from fusec.passes.training.rematerialise import Rematerialise
+from fusec.passes.training.split_batchnorm_stats import SumsInFront
 
 # What other passes leave behind: constants of constants, no-ops, equal nodes. Folding first, since no-ops
 # show once shapes and operands are numbers; merging last, when equal things have become equal nodes.

@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from fusec import __version__, atomic
-from fusec.compiled import Compiled
+from fusec import __version__
 from fusec.errors import FusecError
-from fusec.gpu import deviceless
+from fusec.execution.compilation import Compiled
+from fusec.gpu.cudnn import deviceless
 from fusec.gpu.device import device_name
 from fusec.ir import Graph
 from fusec.lower_cudnn import Lowered
-from fusec.printable import printable
-from fusec.program import Kind, Program
 from fusec.repro import data, texts
 from fusec.repro.source import script
-from fusec.target import Target
+from fusec.schedule.program import Kind, Program
+from fusec.system import atomic_write
+from fusec.system.printable import printable
+from fusec.targets.target import Target
 
 __all__ = ["check_folder", "check_step", "script", "versions", "write", "write_body"]
 
@@ -69,7 +70,7 @@ def write_body(
     model, missing = _onnx(body)
     files["README.txt"] = texts.readme(title, target, seed if feeds is None else None, missing)
     try:
-        with atomic.folder(goal.parent) as made:
+        with atomic_write.folder(goal.parent) as made:
             for name, text in files.items():
                 (made / name).write_text(text, encoding="utf-8")
             if model is not None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fusec.diagnostics.verify import allowed_error, random_array
 from fusec.errors import ExecutionError
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import Lowered
-from fusec.simulate import Buffer, extent, simulate, view
-from fusec.storage import pack
-from fusec.verify import allowed_error, random_array
+from fusec.lowering.packing import pack
+from fusec.lowering.simulator import Buffer, extent, simulate, view
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""A Lowered as a Python script that needs cudnn and cupy alone: what gpu/emit.py does, written out call by call.
+"""A Lowered as a Python script that needs cudnn and cupy alone: what gpu/cudnn/emit.py does, written out call by call.
 
 The tests hold the two together: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fusec.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.errors import LoweringError
 from fusec.ir import DType
 from fusec.lower_cudnn import Lowered
+from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 
 # What a type is called in the script, in cudnn.data_type, and in numpy (which lacks bfloat16: its bits).
 NAMES: dict[DType, tuple[str, str, str]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from fusec.printable import printable
-from fusec.target import Target
+from fusec.system.printable import printable
+from fusec.targets.target import Target
 
 TEST = '''\
 """repro.py as a test; skipped, with the reason, where there is no GPU."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusec.testing.case import Case, MismatchError, Property, Trust
-    from fusec.testing.properties import PROPERTIES, keeps_meaning
+    from fusec.testing.generators.uniform_provider import register
+    from fusec.testing.properties.table import PROPERTIES, keeps_meaning
     from fusec.testing.strategies import (
         cases,
         dtypes,
@@ -23,16 +24,15 @@ if TYPE_CHECKING:
         single_ops,
         tensor_types,
     )
-    from fusec.testing.uniform import register
 
 _HOMES = {
     **dict.fromkeys(("Case", "MismatchError", "Property", "Trust"), "case"),
-    **dict.fromkeys(("PROPERTIES", "keeps_meaning"), "properties"),
+    **dict.fromkeys(("PROPERTIES", "keeps_meaning"), "properties.table"),
     **dict.fromkeys(
         ("cases", "dtypes", "graphs", "kernel_graphs", "ops", "orders", "shapes", "single_ops", "tensor_types"),
         "strategies",
     ),
-    "register": "uniform",
+    "register": "generators.uniform_provider",
 }
 
 __all__ = [

@@ -14,8 +14,8 @@ import numpy as np
 
 from fusec.ir import Graph
 from fusec.passes.base import Options
-from fusec.passes.edges import chosen
-from fusec.testing.arrays import draw_feeds
+from fusec.passes.layout.io_layout import chosen
+from fusec.testing.generators.arrays import draw_feeds
 
 Array = np.ndarray[Any, Any]
 
@@ -38,9 +38,9 @@ class Trust(enum.IntEnum):
 class Case:
     """All that a property depends on but the graph.
 
-    seed, style: how the graph's inputs are drawn (see `fusec.testing.arrays`), unless `feeds` holds them.
+    seed, style: how the graph's inputs are drawn (see `fusec.testing.generators.arrays`), unless `feeds` holds them.
     precision, disable, target, channels_last: as in `fusec.compile`.
-    judge: who decides what is legal, a name of `fusec.testing.judges.JUDGES`.
+    judge: who decides what is legal, a name of `fusec.testing.properties.oracles.JUDGES`.
     """
 
     seed: int = 0

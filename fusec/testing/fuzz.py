@@ -1,6 +1,7 @@
 """The fuzzer as a function: which properties, with what budget, where findings and memory go.
 
-`supervise.py` runs the workers, `chunk.py` says what an example goes through, `state.py` what is remembered.
+`runner/supervisor.py` runs the workers, `runner/chunk.py` says what an example goes through, `runner/database.py` what
+is remembered.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from pathlib import Path
 
 from fusec.errors import FusecError, TargetError
 from fusec.gpu import device as gpu
-from fusec.target import load as load_target
+from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
-from fusec.testing.report import PropertyCount, Report
 from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
-from fusec.testing.state import State, default_folder
-from fusec.testing.supervise import Plan, Run
+from fusec.testing.runner.database import State, default_folder
+from fusec.testing.runner.report import PropertyCount, Report
+from fusec.testing.runner.supervisor import Plan, Run
 
 EXAMPLES = 2000  # unless told how many, or how long
 MAX_FINDINGS = 10
@@ -55,7 +56,7 @@ def fuzz(
 ) -> Report:
     """Run properties on random graphs and return what was found.
 
-    properties: names of `fusec.testing.properties.PROPERTIES`, or `path/to/file.py:function` of your own;
+    properties: names of `fusec.testing.properties.table.PROPERTIES`, or `path/to/file.py:function` of your own;
         default: all that this machine can run.
     time, examples: the budget, in seconds and examples; the first to end ends the run. Default: 2000 examples.
     seed: with one seed and database a second run goes on with new examples.

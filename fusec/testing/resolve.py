@@ -23,7 +23,7 @@ CASES = "fusec.testing.strategies:cases"
 def known_properties() -> dict[str, Property]:
     """fusec's own properties by name."""
     # late: they need the whole compiler, and a user's own property may not
-    return dict(importlib.import_module("fusec.testing.properties").PROPERTIES)
+    return dict(importlib.import_module("fusec.testing.properties.table").PROPERTIES)
 
 
 def property_of(name: str) -> Property:
@@ -74,14 +74,13 @@ def version_of(names: Sequence[str]) -> str:
     for name in names:
         module = _module(name.rpartition(":")[0])
         own = inspect.getsourcefile(module)
-        folder = Path(own).parent if own and module.__name__.startswith("fusec.") else None
-        # of fusec's own the folder: what graphs are made of is spread over several files
-        for path in sorted(folder.glob("*.py")) if folder else [Path(own)] if own else []:
-            sha.update(path.read_bytes() if folder is None or path.stem in _MAKES_GRAPHS else b"")
+        files = [Path(own)] if own else []
+        if own and module.__name__.startswith("fusec."):
+            # fusec's own strategies are spread over a package
+            files += sorted((Path(own).parent / "generators").rglob("*.py"))
+        for path in files:
+            sha.update(path.read_bytes())
     return sha.hexdigest()[:16]
-
-
-_MAKES_GRAPHS = frozenset({"strategies", "operations", "motifs", "builder", "arrays", "uniform"})
 
 
 def _find(name: str) -> object:

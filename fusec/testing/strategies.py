@@ -1,6 +1,6 @@
 """Hypothesis strategies for everything a graph is made of, and for graphs: valid by construction.
 
-They shrink towards small graphs of simple ops; see `fusec.testing.motifs` for what they are weighted to.
+They shrink towards small graphs of simple ops; see `fusec.testing.generators.motifs` for what they are weighted to.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from fusec.ir import Constant, DType, Graph, Op, TensorType
 from fusec.ops import BY_NAME
 from fusec.passes import names as pass_names
-from fusec.testing.arrays import STYLES
-from fusec.testing.builder import Builder, Choices, Draw, Unfit
 from fusec.testing.case import Case
-from fusec.testing.motifs import MOTIFS
-from fusec.testing.motifs.kernels import KERNELS, MOST_ELEMENTS
-from fusec.testing.operations import DRAWS
+from fusec.testing.generators.arrays import STYLES
+from fusec.testing.generators.graph_builder import Builder, Choices, Draw, Unfit
+from fusec.testing.generators.motifs import MOTIFS
+from fusec.testing.generators.motifs.kernels import KERNELS, MOST_ELEMENTS
+from fusec.testing.generators.operations import DRAWS
 
 FLOATS = (DType.F32, DType.F32, DType.F32, DType.F16, DType.BF16, DType.F64)
 KERNEL_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F32)

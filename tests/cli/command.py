@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fusec import cli
+from fusec.cli import commands
 
 SHAPE = ("--shape", "x=1,8,8,8")
 
@@ -33,7 +33,7 @@ def fusec(*args: object) -> Result:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr(sys, "argv", ["fusec", *map(str, args)])
         try:
-            status = cli.main()
+            status = commands.main()
         except SystemExit as leave:
             status = leave.code
     assert "Traceback" not in err.getvalue()

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from cli.command import SHAPE, fusec
 
-from fusec import artifact, container, lockfile
-from fusec.plan_store import PlanStore
+from fusec import lockfile
+from fusec.artifacts import container, fusec_file
+from fusec.plans.plan_cache import PlanStore
 
 pytestmark = pytest.mark.cudnn
 
@@ -28,9 +29,9 @@ def saved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_holds_plans_for_all_targets_built_here(saved: Path) -> None:
-    assert artifact.targets(saved) == ("h200", "a100")
+    assert fusec_file.targets(saved) == ("h200", "a100")
     for target in ("h200", "a100"):
-        loaded = artifact.load(saved, target)
+        loaded = fusec_file.load(saved, target)
         keys = {lowered.graph.key for lowered in loaded.compiled.lowered if lowered is not None}
         assert loaded.plans.keys() == keys
         assert all(len(entries) > 1 and all(e.blob for e in entries) for entries in loaded.plans.values())
@@ -56,15 +57,15 @@ def test_two_processes_write_the_same_but_for_addresses_within_plans(saved: Path
 
 
 def test_elsewhere_no_plan_of_it_is_trusted(saved: Path, tmp_path: Path) -> None:
-    loaded = artifact.load(saved, "h200", PlanStore(tmp_path))
+    loaded = fusec_file.load(saved, "h200", PlanStore(tmp_path))
     assert not any(entry.blob for entries in loaded.plans.values() for entry in entries)
 
 
 def test_the_user_may_trust_it(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    assert any("not built here" in note for note in artifact.load(saved, "h200").notes)
+    assert any("not built here" in note for note in fusec_file.load(saved, "h200").notes)
     assert json.loads(fusec("cache", "trust", saved, "--json").stdout)["trusted"] > 1
-    loaded = artifact.load(saved, "h200")
+    loaded = fusec_file.load(saved, "h200")
     assert loaded.notes == ()
     assert all(entry.blob for entries in loaded.plans.values() for entry in entries)
 
@@ -106,7 +107,7 @@ def test_options_it_was_not_compiled_with_are_refused(saved: Path, model: Path, 
 
 def test_its_lock_is_the_one_it_holds(saved: Path, tmp_path: Path) -> None:
     assert fusec("lock", saved, "--target", "a100", "-o", tmp_path / "a.lock").exit_code == 0
-    held = artifact.load(saved, "a100").lock
+    held = fusec_file.load(saved, "a100").lock
     assert lockfile.read(tmp_path / "a.lock").entries == tuple(e for e in held.entries if e.target == "a100")
 
 

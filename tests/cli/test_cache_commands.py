@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli.command import fusec
 
-from fusec.plan_store import PlanStore
-from fusec.plans import Choice, Entry, PlanKey
+from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_record import Choice, Entry, PlanKey
 
 
 @pytest.fixture

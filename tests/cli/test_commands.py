@@ -13,7 +13,7 @@ from helpers import assert_close
 
 import fusec as library
 from fusec import driver
-from fusec import verify as verifying
+from fusec.diagnostics import verify as verifying
 
 pytestmark = pytest.mark.cudnn
 
@@ -197,7 +197,7 @@ def test_must_fuse_names_target_pattern_and_miss(model: Path) -> None:
 
 
 def test_no_cores_asks_for_none(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fusec import explain as explaining
+    from fusec.diagnostics import explain as explaining
 
     seen: list[bool] = []
     real = explaining.explain

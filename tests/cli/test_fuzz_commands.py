@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from cli.command import Result, fusec
 
-from fusec import cli_fuzz, cli_io
+from fusec.cli import files as cli_io
+from fusec.cli import fuzz as cli_fuzz
 from fusec.errors import FusecError
-from fusec.testing.report import Found
+from fusec.testing.runner.report import Found
 
 PLANTED = Path(__file__).parent.parent / "testing" / "planted.py"
 
@@ -104,7 +105,7 @@ def test_errors_are_2(fuzz: Any, args: tuple[str, ...], words: str) -> None:
 
 
 def test_the_manual_names_every_option_and_key(fuzz: Any) -> None:
-    manual = (Path(cli_fuzz.__file__).parent.parent / "docs" / "cli.md").read_text()
+    manual = (Path(cli_fuzz.__file__).parents[2] / "docs" / "cli.md").read_text()
     section = manual.partition("## `fusec fuzz`")[2].partition("## `fusec targets`")[0]
     assert "## `fusec fuzz replay DIR`" in section
     options = re.findall(r"(?m)^  (--[a-z][a-z-]*)", fusec("fuzz", "--help").stdout)

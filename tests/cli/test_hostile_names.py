@@ -16,7 +16,7 @@ import pytest
 from cli.command import Result, fusec
 from onnx import TensorProto, helper, numpy_helper
 
-from fusec import cli
+from fusec.cli import commands
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\nFORGED line\u202e\u2066\x9b\x7f\u2028\x85\t\x08"
 
@@ -224,6 +224,6 @@ def test_errors_of_the_library(evil: Path) -> None:
 
 
 def test_commands_print_by_say_alone() -> None:
-    for file in sorted(Path(cli.__file__).parent.glob("cli*.py")):
+    for file in sorted(Path(commands.__file__).parent.glob("*.py")):
         printed = re.findall(r"(?<![\w.])print\(|typer\.echo\(|sys\.std\w+\.write\(", file.read_text())
-        assert len(printed) == (file.name == "cli_io.py"), file
+        assert len(printed) == (file.name == "files.py"), file

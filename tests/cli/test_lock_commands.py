@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from cli.command import SHAPE, fusec
 
-from fusec import artifact, lockfile, plan_store
-from fusec.gpu.deviceless import cudnn_number
-from fusec.plan_store import PlanStore
+from fusec import lockfile
+from fusec.artifacts import fusec_file
+from fusec.gpu.cudnn.deviceless import cudnn_number
+from fusec.plans import plan_cache
+from fusec.plans.plan_cache import PlanStore
 
 pytestmark = pytest.mark.cudnn
 
@@ -42,7 +44,7 @@ def test_a_model_compiled_to_a_lock_has_its_plans(lock: Path, model: Path, tmp_p
     path = tmp_path / "tiny.fusec"
     result = fusec("compile", model, *SHAPE, "--target", "h200", "--locked", lock, "-o", path)
     assert result.exit_code == 0, result.stderr
-    loaded, wanted = artifact.load(path, "h200"), lockfile.read(lock)
+    loaded, wanted = fusec_file.load(path, "h200"), lockfile.read(lock)
     assert loaded.plans
     kept = lockfile.apply(wanted, loaded.compiled)
     assert kept.choices.keys() == loaded.plans.keys()
@@ -70,16 +72,16 @@ def test_locked_fails_rather_than_choose_anew(lock: Path, model: Path, tmp_path:
 def test_a_quarantined_plan_is_neither_taken_nor_let_pass(
     lock: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_store, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(plan_cache, "cache_folder", lambda: tmp_path)
     path = tmp_path / "tiny.fusec"
     compile = ("compile", model, *SHAPE, "--target", "h200", "-o", path)
     assert fusec(*compile).exit_code == 0
-    loaded = artifact.load(path, "h200")
+    loaded = fusec_file.load(path, "h200")
     store, cudnn = PlanStore(), cudnn_number()
     for key, entries in loaded.plans.items():
         store.quarantine(key, "h200", cudnn, *entries[0].choice.identity, "wrong numbers")
     assert fusec(*compile).exit_code == 0
-    for key, entries in artifact.load(path, "h200").plans.items():
+    for key, entries in fusec_file.load(path, "h200").plans.items():
         assert loaded.plans[key][0].choice.identity not in [entry.choice.identity for entry in entries]
     for key, choice in lockfile.apply(lockfile.read(lock), loaded.compiled).choices.items():
         store.quarantine(key, "h200", cudnn, *choice.identity, "wrong numbers")

@@ -15,7 +15,8 @@ import pytest
 from cli.command import fusec
 
 import fusec as library
-from fusec import cli_io, driver
+from fusec import driver
+from fusec.cli import files as cli_io
 from fusec.gpu import doctor
 from fusec.ops import ALL
 
@@ -32,9 +33,9 @@ def test_version_and_help_answer_at_once() -> None:
     assert result.stdout == f"fusec {library.__version__}\n"
     assert min(quickest) < 0.5
     program = (
-        "import sys; sys.argv = ['fusec', '--help']; import fusec.cli, atexit\n"
+        "import sys; sys.argv = ['fusec', '--help']; import fusec.cli.commands, atexit\n"
         "heavy = {'numpy', 'onnx', 'networkx', 'cudnn', 'cupy', 'onnxruntime'}\n"
-        "try: fusec.cli.main()\n"
+        "try: fusec.cli.commands.main()\n"
         "finally: assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -68,7 +69,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     """The signal itself, while the command waits in its own code (a pipe nobody writes to)."""
     program = (
-        "import signal, sys; from fusec import cli, driver\n"
+        "import signal, sys; from fusec.cli import commands as cli; from fusec import driver\n"
         # a job in the background starts with interrupts ignored
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*args, **options): print('ready', flush=True); signal.pause()\n"
@@ -87,7 +88,7 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
 def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> None:
     """As one that is raised while an object is finalized."""
     program = (
-        "import signal, sys; from fusec import cli, driver\n"
+        "import signal, sys; from fusec.cli import commands as cli; from fusec import driver\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def lose(*args, **options):\n"
         "    print('ready', flush=True)\n"

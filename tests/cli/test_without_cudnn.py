@@ -12,15 +12,16 @@ import onnx
 import pytest
 from cli.command import SHAPE, fusec
 from helpers import assert_close
-from lowers_judge import LowersJudge
+from lowering.lowers_judge import LowersJudge
 
 import fusec as library
-from fusec import compiled, driver
+from fusec import driver
 from fusec.errors import CudnnNotAskedWarning, TargetError
-from fusec.gpu import deviceless, oracle, process
+from fusec.execution import compilation
+from fusec.gpu.cudnn import deviceless, legality, worker_process
 from fusec.passes.partition import partition
 from fusec.reference import evaluate
-from fusec.target import load
+from fusec.targets.target import load
 from fusec.text import parse
 
 LABEL = "cuDNN was not asked"
@@ -37,8 +38,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def asked(*args: Any) -> None:
         raise AssertionError("cuDNN was asked")
 
-    monkeypatch.setattr(process.WorkerProcess, "__init__", asked)
-    monkeypatch.setattr(oracle.Oracle, "__init__", asked)
+    monkeypatch.setattr(worker_process.WorkerProcess, "__init__", asked)
+    monkeypatch.setattr(legality.Oracle, "__init__", asked)
     cache = tmp_path / "cache"
     monkeypatch.setenv("FUSEC_CACHE", str(cache))
     return cache
@@ -163,8 +164,8 @@ def test_a_file_made_where_cudnn_was_asked_runs_and_is_explained(tmp_path: Path)
         LowersJudge(),
         load("h200"),
     )
-    made = compiled.Compiled(graph, partition(graph, judge, target), target, driver.Options(), judge)
-    driver.artifact.save(tmp_path / "net.fusec", [made])
+    made = compilation.Compiled(graph, partition(graph, judge, target), target, driver.Options(), judge)
+    driver.fusec_file.save(tmp_path / "net.fusec", [made])
     assert LABEL not in ran("run", tmp_path / "net.fusec")
     (told,) = json.loads(ran("explain", tmp_path / "net.fusec", "--json"))["targets"]
     assert (told["cudnn_asked"], told["steps"][0]["engine"]) == (True, "precompiled")

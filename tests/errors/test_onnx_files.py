@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from frontends.onnx_models import one
+from frontends.onnx.models import one
 
 from examples.models import light
 from fusec.errors import ModelError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import pytest
-from frontends.onnx_models import info, model, one
+from frontends.onnx.models import info, model, one
 from onnx import TensorProto, helper
 
 from fusec.errors import ModelError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import onnx
 import pytest
-from frontends.onnx_models import info, model
+from frontends.onnx.models import info, model
 from onnx import TensorProto, helper
 
 from fusec.errors import ModelError

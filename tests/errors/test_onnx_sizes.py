@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frontends.onnx_models import info, model
+from frontends.onnx.models import info, model
 from onnx import NodeProto, TensorProto, helper
 
 from fusec.errors import ModelError, VerifyError
 from fusec.frontends import Source, load
+from fusec.graph.types import MAX_TENSOR_BYTES
 from fusec.ir import Constant, DType, Graph, Literal, TensorType
 from fusec.ops import Concat, pw
 from fusec.passes.base import Options
-from fusec.passes.fold_constants import FoldConstants
-from fusec.tensor_type import MAX_TENSOR_BYTES
+from fusec.passes.cleanup.fold_constants import FoldConstants
 
 MOST = 8 << 20  # bytes an import that is refused may have allocated at one time
 INT = TensorProto.INT64

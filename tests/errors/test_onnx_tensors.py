@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from frontends.onnx_models import info, model
+from frontends.onnx.models import info, model
 from onnx import TensorProto, helper, numpy_helper
 
 from fusec.errors import ModelError

@@ -12,9 +12,9 @@ import pytest
 from exported.packing import names, read
 
 from fusec import driver
-from fusec.gpu.oracle import Oracle
+from fusec.diagnostics.verify import relative_l2, verify
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.verify import relative_l2, verify
 
 pytestmark = pytest.mark.cudnn
 

@@ -17,9 +17,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def bindings(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Bindings:
     """cuBLASLt beside cuDNN on that machine."""
-    from fusec.gpu import cublaslt, cublaslt_library
+    from fusec.gpu.cublaslt import algorithms
+    from fusec.gpu.cublaslt import bindings as cublaslt_library
 
     made = Bindings(machine)
     monkeypatch.setattr(cublaslt_library, "load", lambda: made)
-    monkeypatch.setattr(cublaslt, "version", lambda: "1.0.0")
+    monkeypatch.setattr(algorithms, "version", lambda: "1.0.0")
     return made

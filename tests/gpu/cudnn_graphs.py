@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.ir import DType
+from fusec.lowering.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 
 WINDOW: tuple[tuple[str, Attribute], ...] = (
     ("pre_padding", (1, 1)),

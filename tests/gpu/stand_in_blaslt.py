@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from gpu.stand_in_gpu import Machine
 
-from fusec.gpu.cublaslt_library import RESULT, BlasError, MatmulDescAttribute, MatmulPreferenceAttribute
+from fusec.gpu.cublaslt.bindings import RESULT, BlasError, MatmulDescAttribute, MatmulPreferenceAttribute
 
 TYPES = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 from gpu.kernels.emulator import function
 
-from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import ExecutionError
-from fusec.gpu.kernels.spec import Launch
-from fusec.simulate import extent, simulate
+from fusec.gpu.kernels.codegen.kernel import Launch
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.simulator import extent, simulate
 
 PROCESSORS = 4  # each of them runs one block at a time
 
@@ -121,7 +121,7 @@ class Machine:
         return Pygraph(self, graph, kernels)
 
     def revive(self, blob: bytes, handle: Any) -> Any:
-        """As `fusec.gpu.blobs.revive`."""
+        """As `fusec.gpu.cudnn.plan_serialization.revive`."""
         try:
             data = json.loads(blob)
             graph = CudnnGraph.from_json(data["graph"])
@@ -305,21 +305,25 @@ class Machine:
 
 def install(machine: Machine, patch: Callable[[Any, str, Any], None]) -> None:
     """Put the stand-ins where the GPU backend looks for CuPy and cuDNN, with `setattr` or what undoes it later."""
-    from fusec.gpu import backend, calls, capture, cublaslt, lab, products, samples, stopwatch
-    from fusec.gpu.kernels import launch
+    from fusec.gpu import backend
+    from fusec.gpu.autotune import plan_bench
+    from fusec.gpu.cublaslt import algorithms, lone_matmul
+    from fusec.gpu.launch import cuda_graph, stream_calls
+    from fusec.gpu.launch import kernel_launcher as launch
+    from fusec.gpu.measure import random_inputs, timer
 
     cupy, cudnn = machine.cupy(), machine.cudnn()
     patch(Array, "machine", machine)
-    for module in (calls, capture, launch, products, samples, stopwatch):
+    for module in (stream_calls, cuda_graph, launch, lone_matmul, random_inputs, timer):
         patch(module, "cupy", cupy)
-    for module in (backend, lab):
+    for module in (backend, plan_bench):
         patch(module, "cupy", cupy)
         patch(module, "cudnn", cudnn)
-    patch(stopwatch, "Gate", Gate)
-    patch(lab, "emit", machine.emit)
-    patch(lab, "revive", machine.revive)
+    patch(timer, "Gate", Gate)
+    patch(plan_bench, "emit", machine.emit)
+    patch(plan_bench, "revive", machine.revive)
     patch(backend.CudnnBackend, "xp", cupy)
-    patch(cublaslt, "version", lambda: "")
+    patch(algorithms, "version", lambda: "")
 
 
 class Gate:

@@ -11,30 +11,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.dense_block import dense_block
-from gpu.excitation import EXCITATION, drawn
+from gpu.autotune.dense_block import dense_block
+from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
 from gpu.kernels.cases import assert_same, last
 from gpu.kernels.cases import build as build_case
 from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import PROCESSORS, Array, Machine, on_device
 from helpers import assert_close
-from lowers_judge import LowersJudge
+from lowering.lowers_judge import LowersJudge
 
-from fusec.compiled import Compiled
 from fusec.errors import CheckError, ExecutionError
+from fusec.execution.compilation import Compiled
 from fusec.ir import DType, TensorType
+from fusec.lowering.packing import pack, unpack
 from fusec.ops import BatchNormTrain, Concat, Conv, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.passes.partition.in_place import concat_in_place
-from fusec.plan_store import PlanStore
-from fusec.plans import Choice, Entry
-from fusec.program import Kind
+from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.plans.plan_cache import PlanStore
+from fusec.plans.plan_record import Choice, Entry
 from fusec.reference import evaluate
 from fusec.runtime import Executable, SimulatorBackend
-from fusec.storage import pack, unpack
-from fusec.target import load
+from fusec.schedule.program import Kind
+from fusec.targets.target import load
 from fusec.text import parse
 
 pytest.importorskip("cupy")
@@ -293,7 +293,7 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
 def test_what_nvrtc_refuses_gives_way_to_the_reference(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusec.gpu.kernels import launch
+    from fusec.gpu.launch import kernel_launcher as launch
 
     def refuses(code: str, module: Any = launch.cupy.RawModule, **options: Any) -> Any:
         if "softmax" in code:
@@ -313,7 +313,7 @@ def test_what_nvrtc_refuses_gives_way_to_the_reference(
 
 @needs_compiler
 def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> None:
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     conv = Conv((1, 1), (1, 1, 1, 1), (1, 1), 8)
     case = build_case(
@@ -346,7 +346,7 @@ def _ways_of_relu(*wrong: int) -> tuple[Any, Any]:
 
 @needs_compiler
 def test_a_way_that_computes_something_else_is_not_taken(machine: Machine) -> None:
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     kernel, every = _ways_of_relu(2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
@@ -359,7 +359,7 @@ def test_a_way_that_computes_something_else_is_not_taken(machine: Machine) -> No
 
 @needs_compiler
 def test_a_kernel_no_two_ways_of_which_agree_is_not_run(machine: Machine) -> None:
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     kernel, every = _ways_of_relu(1, 2)
     launcher, times = Launcher(), iter([5.0, 3.0, 1.0])
@@ -374,11 +374,11 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     machine: Machine, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
     """What was found to be fastest elsewhere, and has no room here, gives way with a word."""
-    from fusec.gpu.kernels import channel_resident, channels
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.kernels.norm import batch_norm, batch_norm_resident
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
-    monkeypatch.setattr(channels, "WAYS", ((64, 4),))
-    monkeypatch.setattr(channel_resident, "BLOCKS", blocks)
+    monkeypatch.setattr(batch_norm, "WAYS", ((64, 4),))
+    monkeypatch.setattr(batch_norm_resident, "BLOCKS", blocks)
     x, p, fits = last(DType.F16, 4, 8, 12, 20), TensorType((8,), DType.F32), blocks == PROCESSORS
     case = build_case("norm", [x, p, p], lambda g, *v: g.insert(BatchNormTrain(), list(v)).results)
     kernel, launcher = case.kernel, Launcher()
@@ -648,7 +648,7 @@ def test_what_a_device_chose_is_locked_and_comes_back_without_timing(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec import driver, lockfile
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     text = KERNELS.replace("%p, %s", "%r, %s, %q").replace(
         "  return", "  %r = relu(%p)\n  %a = add(%x, %x)\n  %q = relu(%a)\n  return"

@@ -10,20 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.dense_block import dense_block
+from gpu.autotune.dense_block import dense_block
 from helpers import assert_close
-from lower.bodies import BODIES, load
+from lowering.bodies import BODIES, load
 
 import fusec
 from fusec import driver, lockfile
 from fusec.builder import Tensor
+from fusec.diagnostics.verify import allowed_error, verify
 from fusec.errors import LoweringError
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.lower_cudnn import LOWER, lower
 from fusec.ops import CLASSES, Concat, Conv, Reduce, pw
 from fusec.reference import evaluate
 from fusec.text import parse
-from fusec.verify import allowed_error, verify
 
 pytestmark = pytest.mark.gpu
 
@@ -43,7 +43,7 @@ def backend() -> Any:
 def test_a_lowered_graph_runs_as_simulated(
     backend: Any, title: str, tensor_cores: bool, rng: np.random.Generator
 ) -> None:
-    from fusec.gpu.check import compare
+    from fusec.gpu.check_plan import compare
 
     body = load(BODIES[title])
     if not tensor_cores and "f32" in BODIES[title] and "matmul" in BODIES[title]:
@@ -263,7 +263,7 @@ SAFE = [
 
 def probe(case: tuple[str, str, str]) -> float:
     """The error of one unguarded graph; infinity if it faulted."""
-    script = Path(__file__).with_name("hazard_probe.py")
+    script = Path(__file__).with_name("known_bug_probe.py")
     done = subprocess.run(
         [sys.executable, str(script), *case], capture_output=True, text=True, check=False, timeout=100
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import TargetError
-from fusec.gpu import deviceless, doctor
+from fusec.gpu import doctor
+from fusec.gpu.cudnn import deviceless
 from fusec.gpu.doctor import Check, diagnose
 
 
@@ -79,13 +80,13 @@ def test_a_cache_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cublaslt_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.cublaslt, "version", lambda: "")
+    monkeypatch.setattr(doctor.algorithms, "version", lambda: "")
     (check,) = checks("cublaslt").values()
     assert not check.required
     assert str(check).startswith(
         "absent  cublasLt: not installed: products are left to cuDNN alone; remedy: pip install"
     )
-    monkeypatch.setattr(doctor.cublaslt, "version", lambda: "13.1.0.3")
+    monkeypatch.setattr(doctor.algorithms, "version", lambda: "13.1.0.3")
     assert str(*checks("cublaslt").values()) == "ok      cublasLt: 13.1.0.3"
 
 

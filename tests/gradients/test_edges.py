@@ -9,7 +9,7 @@ from helpers import assert_close
 from fusec.gradients import grad
 from fusec.reference import evaluate
 from fusec.testing.case import Case
-from fusec.testing.differences import gradients as gradients_agree
+from fusec.testing.properties.finite_differences import gradients as gradients_agree
 from fusec.text import parse
 
 BY_DIFFERENCES = {

@@ -17,7 +17,7 @@ from fusec.ir import DType, Graph
 from fusec.ops import TopK
 from fusec.reference import evaluate
 from fusec.testing.case import Case
-from fusec.testing.differences import gradients as gradients_agree
+from fusec.testing.properties.finite_differences import gradients as gradients_agree
 from fusec.text import parse
 
 TWO_LAYERS = """

@@ -19,7 +19,7 @@ from fusec.ir import Graph
 from fusec.ops import BY_NAME
 from fusec.testing import single_ops
 from fusec.testing.case import Case, MismatchError
-from fusec.testing.differences import gradients as gradients_agree
+from fusec.testing.properties.finite_differences import gradients as gradients_agree
 
 EXAMPLES = 12
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)

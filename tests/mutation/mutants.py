@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_count_include_pad",
         "importer",
-        "frontends/onnx/pooling.py",
+        "frontends/onnx/ops/pooling.py",
         "count_include_pad=bool(count_include_pad)",
         "count_include_pad=False",
         "padding is never counted in averages",
@@ -44,7 +44,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_elu_alpha",
         "importer",
-        "frontends/onnx/pointwise.py",
+        "frontends/onnx/ops/pointwise.py",
         'g(pw("elu", alpha=alpha), x)',
         'g(pw("elu"), x)',
         "elu's alpha is lost",
@@ -52,7 +52,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_leaky_slope",
         "importer",
-        "frontends/onnx/pointwise.py",
+        "frontends/onnx/ops/pointwise.py",
         'g(pw("leaky_relu", alpha=alpha), x)',
         'g(pw("leaky_relu"), x)',
         "the slope is lost",
@@ -60,7 +60,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_output_padding",
         "importer",
-        "frontends/onnx/convolution.py",
+        "frontends/onnx/ops/convolution.py",
         "op = ConvTranspose(tuple(strides), pads, tuple(dilations), extra, group)",
         "op = ConvTranspose(tuple(strides), pads, tuple(dilations), (0,) * n, group)",
         "output_padding is lost",
@@ -68,7 +68,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_conv_dilations",
         "importer",
-        "frontends/onnx/convolution.py",
+        "frontends/onnx/ops/convolution.py",
         "g(Conv(tuple(strides), pads, tuple(dilations), group), x, w)",
         "g(Conv(tuple(strides), pads, (1,) * n, group), x, w)",
         "dilations are lost",
@@ -76,7 +76,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_slice_steps",
         "importer",
-        "frontends/onnx/indexing.py",
+        "frontends/onnx/movement/indexing.py",
         "taken = range(*slice(start, end, step).indices(shape[axis]))",
         "taken = range(*slice(start, end, abs(step)).indices(shape[axis]))",
         "negative steps run forwards",
@@ -84,7 +84,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_ceil_mode",
         "importer",
-        "frontends/onnx/pooling.py",
+        "frontends/onnx/ops/pooling.py",
         "pads, tuple(dilations), bool(ceil_mode)",
         "pads, tuple(dilations), False",
         "ceil_mode is lost",
@@ -92,7 +92,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_softmax_axis",
         "importer",
-        "frontends/onnx/normalization.py",
+        "frontends/onnx/ops/normalization.py",
         "return g(Softmax(normalize_axis(axis, x.type.rank), log), x)",
         "return g(Softmax(x.type.rank - 1, log), x)",
         "softmax runs along the last axis whatever the model says",
@@ -100,7 +100,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_keepdims",
         "importer",
-        "frontends/onnx/reduction.py",
+        "frontends/onnx/ops/reduction.py",
         "return g(Reduce(kind, dims, bool(keepdims)), x)",
         "return g(Reduce(kind, dims), x)",
         "keepdims=0 is ignored",
@@ -108,7 +108,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "import_batchnorm_epsilon",
         "importer",
-        "frontends/onnx/normalization.py",
+        "frontends/onnx/ops/normalization.py",
         "y = g(BatchNorm(epsilon), *(",
         "y = g(BatchNorm(), *(",
         "epsilon is the default",
@@ -117,7 +117,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "print_float_short",
         "text",
-        "printing.py",
+        "graph/printer.py",
         "return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise",
         'return f"{float(value):.6g}"',
         "attributes lose digits in text",
@@ -183,7 +183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "fold_wrong_result",
         "fold_constants",
-        "passes/fold_constants.py",
+        "passes/cleanup/fold_constants.py",
         "return self.op.reference(np, *arrays)[self.index]",
         "return self.op.reference(np, *arrays)[0]",
         "every result of a split of a constant is the first",
@@ -191,7 +191,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "fold_swaps",
         "fold_constants",
-        "passes/fold_constants.py",
+        "passes/cleanup/fold_constants.py",
         "new = derive(graph, node, result.type, sources, _Result",
         "new = derive(graph, node, result.type, sources[::-1], _Result",
         "operands of folded ops are swapped",
@@ -199,7 +199,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "add_zero_minus",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "if _all_equal(b, 0):",
         "if _all_equal(b, 0) or _all_equal(b, 1):",
         "x + 1 becomes x",
@@ -207,7 +207,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "times_one_left",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "return _if_same_type(node, b) if node.op.commutative and _all_equal(a, 1) else None",
         "return _if_same_type(node, b) if _all_equal(a, 1) else None",
         "1 / x becomes x",
@@ -215,7 +215,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "transposes_composed",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "perm, source = tuple(inner.perm[p] for p in op.perm), only_operand(x)",
         "perm, source = tuple(op.perm[p] for p in inner.perm), only_operand(x)",
         "composed in the wrong order",
@@ -223,7 +223,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "slices_composed",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "starts = tuple(a + b * s for a, b, s in",
         "starts = tuple(a + b for a, b, s in",
         "the inner step does not scale the outer start",
@@ -231,7 +231,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pad_of_pad",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         'inner.mode != "constant" or op.mode != "constant" or inner.value != op.value',
         'inner.mode != "constant" or op.mode != "constant"',
         "pads of two values become one",
@@ -239,7 +239,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "concat_flattened",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "if inner == op and len(v.uses) == 1 and v.node is not None:",
         "if inner is not None and len(v.uses) == 1 and v.node is not None:",
         "concats along two axes become one",
@@ -247,7 +247,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "concat_of_split_order",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "isinstance(first.op, Split) or node.operands != first.results:",
         "isinstance(first.op, Split) or set(node.operands) != set(first.results):",
         "parts of a split, joined in another order, become nothing",
@@ -255,7 +255,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "cast_through_narrow",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         'if made_by(x, "cast") and _keeps_every_value(only_operand(x).type.dtype, x.type.dtype):',
         'if made_by(x, "cast"):',
         "a cast that rounds is skipped",
@@ -263,7 +263,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "reduce_l1_of_one",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         'op.kind not in ("sum", "mean", "max", "min", "prod")',
         'op.kind not in ("sum", "mean", "max", "min", "prod", "l1", "sum_square")',
         "|x| and x*x become x",
@@ -271,7 +271,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pool_window_ignored",
         "simplify",
-        "passes/simplify.py",
+        "passes/cleanup/simplify.py",
         "if any(k != 1 for k in (*op.window, *op.strides)) or any(op.pads):",
         "if any(k != 1 for k in op.strides):",
         "a pool padded to the shape of its input becomes nothing",
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "cse_attributes",
         "cse",
-        "passes/cse.py",
+        "passes/cleanup/cse.py",
         "return (_attributes(node.op), tuple(sorted(operands) if node.op.commutative else operands), types)",
         "return (node.op.name, tuple(sorted(operands) if node.op.commutative else operands), types)",
         "ops that differ in an attribute are merged",
@@ -287,7 +287,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "cse_order_of_operands",
         "cse",
-        "passes/cse.py",
+        "passes/cleanup/cse.py",
         "tuple(sorted(operands) if node.op.commutative else operands)",
         "tuple(sorted(operands))",
         "x - y and y - x are merged",
@@ -295,7 +295,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "cse_constants",
         "cse",
-        "passes/cse.py",
+        "passes/cleanup/cse.py",
         "return (types, literal.digest) if small else (types, literal)",
         "return (types,)",
         "constants of one type are merged",
@@ -304,7 +304,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "subtract_not_negated",
         "canonicalise",
-        "passes/canonicalise.py",
+        "passes/cleanup/canonicalise.py",
         "negative = derive(graph, node, c.type, [c.literal], np.negative, c.literal)",
         "negative = derive(graph, node, c.type, [c.literal], np.positive, c.literal)",
         "x - c becomes x + c",
@@ -312,7 +312,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "gather_negative",
         "canonicalise",
-        "passes/canonicalise.py",
+        "passes/cleanup/canonicalise.py",
         "at += x.type.shape[axis] if at < 0 else 0",
         "at = abs(at) - 1 if at < 0 else at",
         "negative indices count from the front",
@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "clips_joined",
         "canonicalise",
-        "passes/canonicalise.py",
+        "passes/cleanup/canonicalise.py",
         "p.clip(x, min=_max(a, c), max=_min(b, d))",
         "p.clip(x, min=_min(a, c), max=_min(b, d))",
         "the looser lower bound is kept",
@@ -328,7 +328,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "constants_right_sub",
         "canonicalise",
-        "passes/canonicalise.py",
+        "passes/cleanup/canonicalise.py",
         '"add", "mul", "max", "min", "cmp_eq", "cmp_neq", equation=',
         '"add", "sub", "mul", "max", "min", equation=',
         "c - x becomes x - c",
@@ -368,7 +368,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "views_parts_swapped",
         "move_views",
-        "passes/view_chains.py",
+        "passes/layout/compose_views.py",
         "wanted = [part for p in then for part in after[p]]",
         "wanted = [part for p in then for part in reversed(after[p])]",
         "two transposes with a reshape between become one over parts in another order",
@@ -376,7 +376,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "views_rows_up",
         "move_views",
-        "passes/view_chains.py",
+        "passes/layout/compose_views.py",
         "turned = graph.add(Transpose(perm), x, before=node)",
         "turned = graph.add(Transpose((*reversed(perm[:-1]), perm[-1])), x, before=node)",
         "a linear layer whose result is transposed reads its rows in another order",
@@ -392,7 +392,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "transpose_down_axis",
         "move_views",
-        "passes/move_views.py",
+        "passes/layout/sink_views.py",
         "return replace(op, axis=perm[op.axis % rank])",
         "return replace(op, axis=inverse[op.axis % rank])",
         "a concat moved above a transpose keeps the wrong axis",
@@ -400,7 +400,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "transpose_down_pads",
         "move_views",
-        "passes/move_views.py",
+        "passes/layout/sink_views.py",
         "return replace(op, pads=(*back(op.pads[:rank]), *back(op.pads[rank:])))",
         "return replace(op, pads=(*back(op.pads[:rank]), *op.pads[rank:]))",
         "end pads stay where they were",
@@ -408,7 +408,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "transpose_down_constant",
         "move_views",
-        "passes/move_views.py",
+        "passes/layout/sink_views.py",
         "    inverse = tuple(sorted(range(len(perm)), key=lambda i: perm[i]))\n    return graph.add(Transpose(inverse)",
         "    inverse = tuple(perm)\n    return graph.add(Transpose(inverse)",
         "a constant is transposed twice over",
@@ -416,7 +416,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "reshape_down_row",
         "move_views",
-        "passes/move_views.py",
+        "passes/layout/sink_views.py",
         "value.type.shape[-1:] == (length,) and value.type.size == length",
         "value.type.size == length",
         "a column is taken for a row",
@@ -425,7 +425,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "batchnorm_epsilon",
         "fold_batchnorm",
-        "passes/fold_batchnorm.py",
+        "passes/folding/fold_batchnorm.py",
         "factor = scale / np.sqrt(var + op.epsilon)",
         "factor = scale / np.sqrt(var)",
         "epsilon is dropped",
@@ -433,7 +433,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "batchnorm_mean_sign",
         "fold_batchnorm",
-        "passes/fold_batchnorm.py",
+        "passes/folding/fold_batchnorm.py",
         "shift = bias - mean * factor",
         "shift = bias + mean * factor",
         "the sign of the mean",
@@ -441,7 +441,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "batchnorm_bias_twice",
         "fold_batchnorm",
-        "passes/fold_batchnorm.py",
+        "passes/folding/fold_batchnorm.py",
         "shift + bias * factor",
         "shift + bias",
         "a bias before the norm is not scaled",
@@ -449,7 +449,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "scale_transposed_groups",
         "fold_scales",
-        "passes/linear.py",
+        "passes/rewriting/affine_ops.py",
         "spread = np.broadcast_to(factor.reshape(op.groups, 1, per_group), shape)",
         "spread = np.broadcast_to(factor.reshape(op.groups, 1, per_group)[::-1], shape)",
         "groups are mixed up",
@@ -457,7 +457,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "scale_inputs_groups",
         "fold_scales",
-        "passes/linear.py",
+        "passes/rewriting/affine_ops.py",
         "filters = factor.reshape(op.groups, 1, -1)",
         "filters = factor.reshape(-1, 1, op.groups).T.reshape(op.groups, 1, -1)",
         "input channels are dealt to the wrong groups",
@@ -465,7 +465,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "scale_matmul_rows",
         "fold_scales",
-        "passes/linear.py",
+        "passes/rewriting/affine_ops.py",
         "weight.type.rank - (1 if place == 1 else 2))",
         "weight.type.rank - 1)",
         "rows are scaled as columns",
@@ -473,7 +473,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "shift_with_pads",
         "fold_scales",
-        "passes/fold_scales.py",
+        "passes/folding/fold_scales.py",
         "or (isinstance(node.op, Conv) and any(node.op.pads)):",
         "or False:",
         "a shift goes through zero padding",
@@ -481,7 +481,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "merge_mul_adds",
         "fold_scales",
-        "passes/fold_scales.py",
+        "passes/folding/fold_scales.py",
         'np.add if node.op.name == "add" else np.multiply',
         "np.add",
         "factors are added up",
@@ -489,7 +489,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pad_one_sided",
         "fold_pads",
-        "passes/fold_pads.py",
+        "passes/folding/fold_pads.py",
         "return padded.node.operands[0], pad, (*pad.pads[2:rank], *pad.pads[rank + 2 :])",
         "return padded.node.operands[0], pad, (*pad.pads[2:rank], *pad.pads[2:rank])",
         "the end is padded as the start",
@@ -497,7 +497,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pad_value_ignored",
         "fold_pads",
-        "passes/fold_pads.py",
+        "passes/folding/fold_pads.py",
         "if pad.value != 0 or not isinstance(node.op, Conv):",
         "if not isinstance(node.op, Conv):",
         "a pad of ones becomes one of zeros",
@@ -505,7 +505,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pad_average",
         "fold_pads",
-        "passes/fold_pads.py",
+        "passes/folding/fold_pads.py",
         "wider = replace(op, pads=both, count_include_pad=True)",
         "wider = replace(op, pads=both)",
         "zeros of an explicit pad are no longer counted",
@@ -513,7 +513,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "pad_maximum",
         "fold_pads",
-        "passes/fold_pads.py",
+        "passes/folding/fold_pads.py",
         "if pad.value != 0 or not never_negative(x):",
         "if pad.value != 0:",
         "zeros around negative numbers are lost",
@@ -522,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "precision_shared_constants",
         "precision",
-        "passes/precision.py",
+        "passes/layout/precision.py",
         "if literal not in narrowed:",
         "if not narrowed:",
         "all constants become the first one",
@@ -530,7 +530,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "precision_outputs",
         "precision",
-        "passes/precision.py",
+        "passes/layout/precision.py",
         "if value not in wide or wide[value].type.dtype is not dtype:",
         "if not wide:",
         "every output is the first that is cast back",
@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "order_sums_drops",
         "order_sums",
-        "passes/order_sums.py",
+        "passes/folding/reorder_bias_first.py",
         "biased = graph.insert(node.op, [conv, b], before=node, types=[conv.type]).result",
         "biased = graph.insert(node.op, [z, b], before=node, types=[conv.type]).result",
         "the residual is added twice, the convolution never",
@@ -546,7 +546,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "layout_last_copy",
         "layout",
-        "passes/layout.py",
+        "passes/layout/assign_layout.py",
         "    return copies[value, order]\n",
         "    return next(reversed(copies.values()))\n",
         "the last copy made is used for any value",
@@ -555,7 +555,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "convex_backwards",
         "partition",
-        "passes/partition/convex.py",
+        "passes/partition/convexity.py",
         "self._detour(node, inside, self.wiring.preds, min(places), at)",
         "False",
         "a path that leaves and comes back is not seen",
@@ -563,7 +563,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "canonical_scalar",
         "partition",
-        "passes/partition/answers.py",
+        "passes/partition/verdict_cache.py",
         "return f\"%{number[value]} = constant {'' if scalar is None else repr(scalar)} : {value.type}\"",
         'return f"%{number[value]} = constant : {value.type}"',
         "numbers inside bodies have no part in the key",
@@ -571,7 +571,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "convex_unchecked",
         "partition",
-        "passes/partition/grow.py",
+        "passes/partition/candidates.py",
         "if not self.condensation.stays_convex(inside, i):",
         "if False:",
         "what closes a cycle is merged",
@@ -579,7 +579,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "canonical_without_attributes",
         "partition",
-        "passes/partition/answers.py",
+        "passes/partition/verdict_cache.py",
         'attributes = "".join(f" {k}={print_attribute(a)}" for k, a in node.op.attributes.items())',
         'attributes = ""',
         "bodies that differ in an attribute have one key",
@@ -587,7 +587,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "outputs_forgotten",
         "partition",
-        "program.py",
+        "schedule/program.py",
         "return tuple(v for n in nodes for v in n.results if any(user not in inside for user in v.users))",
         "return tuple(v for n in nodes for v in n.results if all(user not in inside for user in v.users))",
         "a value used inside and outside is made virtual",
@@ -595,7 +595,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "key_without_attributes",
         "partition",
-        "passes/partition/plan.py",
+        "passes/partition/cover.py",
         "kind = (node.op.name, repr(node.op.attributes), operands, tuple(v.type for v in node.results))",
         "kind = (node.op.name, operands, tuple(v.type for v in node.results))",
         "answers are shared by ops that differ in attributes",
@@ -603,7 +603,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "key_without_stored",
         "partition",
-        "passes/partition/plan.py",
+        "passes/partition/cover.py",
         "key.append(any(user not in inside for user, _ in value.uses))",
         "key.append(False)",
         "answers are shared whether a value is stored or virtual",
@@ -611,7 +611,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "canonical_without_types",
         "partition",
-        "passes/partition/answers.py",
+        "passes/partition/verdict_cache.py",
         "parts = [f\"({', '.join(str(v.type) for v in body.inputs)})\"]",
         "parts = [f\"({', '.join(str(v.type.shape) for v in body.inputs)})\"]",
         "bodies that read other dtypes or orders have one key",
@@ -619,7 +619,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "order_mended_backwards",
         "partition",
-        "passes/partition/convex.py",
+        "passes/partition/convexity.py",
         "for v, place in zip((*before, *inside, *behind), places, strict=True):",
         "for v, place in zip((*inside, *before, *behind), places, strict=True):",
         "after a merge the order no longer respects what comes before",
@@ -627,7 +627,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "spell_zero_bias_ones",
         "spellings",
-        "passes/partition/spell.py",
+        "passes/partition/equivalent_spellings.py",
         "zeros = np.zeros((1, at.type.shape[1]",
         "zeros = np.ones((1, at.type.shape[1]",
         "the bias of zeros is one of ones",
@@ -635,7 +635,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "spell_residual_twice",
         "spellings",
-        "passes/partition/spell.py",
+        "passes/partition/equivalent_spellings.py",
         'pw("add"), (conv.result, z), before=summed, names=("with_residual",)',
         'pw("add"), (z, z), before=summed, names=("with_residual",)',
         "the convolution is lost from the sum",
@@ -643,7 +643,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "spell_as_conv_weight",
         "spellings",
-        "passes/partition/spell.py",
+        "passes/partition/equivalent_spellings.py",
         "literal.array.reshape(k, n).T).reshape(n, k, 1, 1)",
         "literal.array.reshape(n, k)).reshape(n, k, 1, 1)",
         "weights of a product are not transposed",
@@ -652,7 +652,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_post_padding",
         "lowering",
-        "lower_anchors.py",
+        "lowering/anchors.py",
         '"post_padding": (*none, *op.pads[n:]),',
         '"post_padding": (*none, *op.pads[:n]),',
         "uneven pads become even",
@@ -660,7 +660,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_dilation",
         "lowering",
-        "lower_anchors.py",
+        "lowering/anchors.py",
         '"dilation": (*unit, *op.dilations),',
         '"dilation": (*unit, *op.strides),',
         "strides for dilations",
@@ -668,7 +668,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_clip_bound",
         "lowering",
-        "lower_pointwise.py",
+        "lowering/pointwise.py",
         'steps.last("relu", x, lower_clip=0.0, upper_clip=high)',
         'steps.last("relu", x)',
         "the upper bound is lost",
@@ -676,7 +676,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_elu_alpha",
         "lowering",
-        "lower_pointwise.py",
+        "lowering/pointwise.py",
         "    if alpha == 1.0:\n        steps = Steps",
         "    if alpha:\n        steps = Steps",
         "elu's alpha is lost",
@@ -684,7 +684,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_where",
         "lowering",
-        "lower_pointwise.py",
+        "lowering/pointwise.py",
         'steps.last("binary_select", x, y, mask)',
         'steps.last("binary_select", y, x, mask)',
         "the branches are swapped",
@@ -692,7 +692,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_merged_stride",
         "lowering",
-        "frame.py",
+        "lowering/dim_folding.py",
         "placed.append(full_strides[full[-1]])",
         "placed.append(full_strides[full[0]])",
         "merged dims get the stride of the outermost",
@@ -700,7 +700,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_rows_for_columns",
         "lowering",
-        "frame.py",
+        "lowering/dim_folding.py",
         "return Frame(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))",
         "return Frame(shape, (tuple(range(last - 1)), (last,), (last - 1,)), (0, 1, 2))",
         "matrices of a batch are read as their transposes",
@@ -708,7 +708,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_swish_beta",
         "lowering",
-        "lower_pointwise.py",
+        "lowering/pointwise.py",
         'beta: dict[str, float] = {} if a["beta"] == 1.0 else {"beta": a["beta"]}',
         "beta: dict[str, float] = {}",
         "swish's beta is lost",
@@ -716,7 +716,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "lower_scalar_sign",
         "lowering",
-        "lower_builder.py",
+        "lowering/graph_builder.py",
         "key = (value, math.copysign(1.0, value), rank)",
         "key = (abs(value), 1.0, rank)",
         "a number and its negative are one",
@@ -725,7 +725,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "simulate_groups",
         "simulator",
-        "simulate.py",
+        "lowering/simulator.py",
         "Conv(strides, pads, dilations, x.shape[1] // w.shape[1])",
         "Conv(strides, pads[::-1], dilations, x.shape[1] // w.shape[1])",
         "pads are read backwards",
@@ -733,7 +733,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "simulate_slope",
         "simulator",
-        "simulate.py",
+        "lowering/simulator.py",
         'names = {"negative_slope": "alpha"}',
         'a = {k: v for k, v in a.items() if k != "negative_slope"}; names = {}',
         "slopes are the default",
@@ -741,7 +741,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "simulate_select",
         "simulator",
-        "simulate.py",
+        "lowering/simulator.py",
         '"binary_select": lambda x, y, mask: np.where(mask.astype(bool), x, y),',
         '"binary_select": lambda x, y, mask: np.where(mask.astype(bool), y, x),',
         "the branches are swapped",
@@ -749,7 +749,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "simulate_instances",
         "simulator",
-        "simulate.py",
+        "lowering/simulator.py",
         "x, scale, bias, epsilon = inputs\n    return _standardize(x, tuple(range(2, x.ndim)), epsilon) * scale + bias",
         "x, scale, bias, epsilon = inputs\n    return _standardize(x, tuple(range(1, x.ndim)), epsilon) * scale + bias",
         "instances are normalised over channels, too",
@@ -757,7 +757,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_freed_early",
         "runtime",
-        "memory.py",
+        "schedule/memory_plan.py",
         "            last[root(value)] = index\n",
         "            last.setdefault(root(value), index)\n",
         "values are let go after the step that first reads them",
@@ -765,7 +765,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_kernel_order",
         "runtime",
-        "steps.py",
+        "execution/step_binding.py",
         "results = {v: unpack(self._places[v], v.type) for v in step.outputs}",
         "results = {v: unpack(self._places[v], TensorType(v.type.shape, v.type.dtype)) for v in step.outputs}",
         "kernels write rows whatever the order",
@@ -773,7 +773,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_view_offset",
         "runtime",
-        "steps.py",
+        "execution/step_binding.py",
         "source, start = self.buffer(node.operands[0]), view_offset(node, place)",
         "source, start = self.buffer(node.operands[0]), view_offset(node, 0)",
         "a part that is copied out of a split is always the first",
@@ -781,7 +781,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "runtime_output_alias",
         "runtime",
-        "backends.py",
+        "execution/backend.py",
         "held = empty(np, type) if into is None else into",
         "held = place if into is None else into",
         "an output shares memory with the arena or a constant",
@@ -789,7 +789,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "view_of_steps",
         "views",
-        "views.py",
+        "schedule/aliasing.py",
         "if isinstance(op, Slice) and all(step == 1 for step in op.steps):",
         "if isinstance(op, Slice):",
         "a slice with steps is taken for a block",
@@ -797,7 +797,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "view_of_relayout",
         "views",
-        "views.py",
+        "schedule/aliasing.py",
         "        return 0 if same_storage(source.shape, source.order, result.order) else None\n",
         "        return 0\n",
         "another memory order is taken for a view",
@@ -805,7 +805,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "view_block_strides",
         "views",
-        "views.py",
+        "schedule/aliasing.py",
         "if result.size == 0 or not _reads(result, source.strides):",
         "if result.size == 0:",
         "parts that are no block are views",
@@ -813,7 +813,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "storage_pack",
         "runtime",
-        "storage.py",
+        "lowering/packing.py",
         "return xp.ascontiguousarray(array.reshape(type.shape).transpose(order)).reshape(-1)",
         "return xp.ascontiguousarray(array.reshape(type.shape)).reshape(-1)",
         "buffers are row-major whatever the order",
@@ -821,7 +821,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "storage_unpack",
         "runtime",
-        "storage.py",
+        "lowering/packing.py",
         "return array.transpose(np.argsort(order).tolist()) if order else array",
         "return array.transpose(order) if order else array",
         "channels last is read back the wrong way round",
@@ -829,7 +829,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_start",
         "memory",
-        "memory.py",
+        "schedule/memory_plan.py",
         "            start += value.type.shape[axis]\n",
         "            start += value.type.shape[axis - 1]\n",
         "what is joined in place begins where another dim says",
@@ -837,7 +837,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_born",
         "memory",
-        "memory.py",
+        "schedule/memory_plan.py",
         "first.setdefault(home, index)",
         "first[home] = index",
         "memory for a concat is reserved from its last part on",
@@ -845,7 +845,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_twice",
         "in place",
-        "passes/partition/in_place.py",
+        "passes/partition/concat_in_place.py",
         "if len(set(parts)) < len(parts) or joined in place:",
         "if joined in place:",
         "a value is joined with itself in place",
@@ -853,7 +853,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "in_place_strides",
         "in place",
-        "tensor_type.py",
+        "graph/types.py",
         "        shape = self.within or self.shape\n",
         "        shape = self.shape\n",
         "parts of something larger are taken for packed",
@@ -861,7 +861,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "memory_overlap",
         "memory",
-        "memory.py",
+        "schedule/memory_plan.py",
         "free = max(free, high)",
         "free = high",
         "a gap is sought behind the lower of two values that lie beside each other",
@@ -869,7 +869,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "memory_unaligned",
         "memory",
-        "memory.py",
+        "schedule/memory_plan.py",
         "return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES",
         "return nbytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES",
         "sizes are rounded down",
@@ -877,7 +877,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "memory_view_start",
         "memory",
-        "memory.py",
+        "schedule/memory_plan.py",
         "at[value] = at[source] + start",
         "at[value] = at[source]",
         "every part of a split is the first",
@@ -885,7 +885,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "waits_inside",
         "schedules",
-        "parallel.py",
+        "schedule/dependencies.py",
         "clash = (before[:, 1] < behind) & (before[:, 2] > first)",
         "clash = (before[:, 1] <= first) & (before[:, 2] > first)",
         "who writes around what another step reads does not wait",
@@ -893,7 +893,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "state_views_forgotten",
         "schedules",
-        "donation.py",
+        "schedule/buffer_donation.py",
         "last[root.get(value, value)] = index",
         "last[value] = index",
         "state is replaced although a later step reads it by a view",
@@ -902,7 +902,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "address_order",
         "determinism",
-        "program.py",
+        "schedule/program.py",
         "return tuple(dict.fromkeys(v for n in nodes for v in n.operands if v not in made))",
         "return tuple({v for n in nodes for v in n.operands if v not in made})",
         "the operands of a step come in the order of their addresses",
@@ -910,7 +910,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "hash_order_names",
         "determinism",
-        "passes/canonicalise.py",
+        "passes/cleanup/canonicalise.py",
         "    if len(operands) < 2 or operands == list(node.operands):\n",
         "    if len(operands) < 2 or operands == list(node.operands) or hash(node.op.name) % 2:\n",
         "whether an expand is skipped depends on string hashes",

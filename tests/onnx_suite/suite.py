@@ -19,7 +19,7 @@ from onnx.backend.test import BackendTest
 
 from fusec.driver import resolve_target
 from fusec.errors import ModelError, TargetError
-from fusec.gpu.oracle import Oracle
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.onnx_backend import FusecBackend, FusecBackendRep
 from fusec.reference import evaluate
 
@@ -36,7 +36,7 @@ WIDER = {
 }
 Case = tuple[str, str]  # family and name, without the device
 # The suite aligns corners to a fractional length. ONNX's text, torch and onnxruntime align them to whole elements;
-# tests/frontends/test_onnx_resize.py compares these with onnxruntime.
+# tests/frontends/onnx/test_resize.py compares these with onnxruntime.
 CORNERS = "disputed: corners are aligned to the rounded length, as torch and onnxruntime do"
 DISPUTED = dict.fromkeys(
     ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"), CORNERS

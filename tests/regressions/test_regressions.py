@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusec.testing.case import Case, Property
-from fusec.testing.properties import PROPERTIES
+from fusec.testing.properties.table import PROPERTIES
 from fusec.text import parse
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))

@@ -15,10 +15,10 @@ from fusec.ops import pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import run
 from fusec.passes.partition import partition
-from fusec.target import load
+from fusec.targets.target import load
 from fusec.testing.case import Case, MismatchError, Trust
-from fusec.testing.judges import JUDGES
-from fusec.testing.reduce import digest
+from fusec.testing.properties.oracles import JUDGES
+from fusec.testing.runner.shrink import digest
 
 NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")
 

@@ -17,13 +17,14 @@ from hypothesis.errors import UnsatisfiedAssumption
 from fusec.errors import FusecError
 from fusec.ir import Constant, DType, Graph, Literal, TensorType, print_graph
 from fusec.ops import pw
-from fusec.testing import findings, packing
+from fusec.testing import example_codec, finding_folder
 from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.failure import SkippedError, attempt
-from fusec.testing.findings import Finding, folders, load, save
-from fusec.testing.reduce import digest
+from fusec.testing.finding_folder import Finding, folders, load, save
+from fusec.testing.findings import replay
+from fusec.testing.runner.shrink import digest
+from fusec.testing.runner.worker_process import check_apart
 from fusec.testing.strategies import cases, graphs
-from fusec.testing.workers import check_apart
 
 PLANTED = Path(__file__).with_name("planted.py")
 
@@ -93,17 +94,17 @@ def packed(graph: Graph) -> Graph:
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs(), cases())
 def test_any_example_goes_through_a_message(graph: Graph, case: Case) -> None:
-    data = json.loads(json.dumps(packing.encode(graph, case)))
-    again, other = packing.decode(data)
+    data = json.loads(json.dumps(example_codec.encode(graph, case)))
+    again, other = example_codec.decode(data)
     assert other.to_json() == case.to_json()
-    assert print_graph(again) == packing.text_of(graph)[0]
-    assert packing.encode(again, other) == data
+    assert print_graph(again) == example_codec.text_of(graph)[0]
+    assert example_codec.encode(again, other) == data
 
 
 def test_feeds_go_through_a_message(tmp_path: Path) -> None:
     graph = graph_of_types()
     case = Case(feeds=Case(seed=9).inputs(graph))
-    _, other = packing.decode(json.loads(json.dumps(packing.encode(graph, case))))
+    _, other = example_codec.decode(json.loads(json.dumps(example_codec.encode(graph, case))))
     assert case.feeds is not None and other.feeds is not None
     assert all(other.feeds[name].tobytes() == array.tobytes() for name, array in case.feeds.items())
     assert [a.shape for a in other.feeds.values()] == [a.shape for a in case.feeds.values()]
@@ -119,8 +120,8 @@ def test_the_script_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "in no_relu_and_mul" in result.stderr, "no traceback to debug by"
     (tmp_path / "fixed").touch()
     monkeypatch.setenv("FUSEC_FIXED", str(tmp_path / "fixed"))
-    assert findings.replay(folder) == 0
-    assert findings.replay(folder / "replay.py") == 0
+    assert replay(folder) == 0
+    assert replay(folder / "replay.py") == 0
 
 
 def test_what_kills_is_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +132,7 @@ def test_what_kills_is_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert failure is not None
     assert (failure.how, failure.error) == ("died", "SIGSEGV")
     saved = save(Finding(f"{PLANTED}:dies", graph, Case(), failure), tmp_path)
-    assert findings.replay(saved) == 1
+    assert replay(saved) == 1
     assert "SIGSEGV" in capsys.readouterr().out
     assert check_apart(failing(graph, "holds")) is None
 
@@ -191,7 +192,7 @@ def test_a_finding_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(findings, "_write_onnx", fail)
+    monkeypatch.setattr(finding_folder, "_write_onnx", fail)
     with pytest.raises(KeyboardInterrupt):
         save(finding, tmp_path / "cut")
     assert list((tmp_path / "cut").iterdir()) == []
@@ -207,5 +208,5 @@ def test_a_graph_that_onnx_cannot_express_is_saved_without(tmp_path: Path) -> No
 
         name = "odd"
 
-    assert findings._write_onnx(Odd(), tmp_path / "graph.onnx")  # type: ignore[arg-type]
+    assert finding_folder._write_onnx(Odd(), tmp_path / "graph.onnx")  # type: ignore[arg-type]
     assert not (tmp_path / "graph.onnx").exists()

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from fusec.errors import FusecError, TargetError
-from fusec.testing import crash, supervise
 from fusec.testing import fuzz as module
-from fusec.testing.findings import load
+from fusec.testing.finding_folder import load
 from fusec.testing.fuzz import fuzz
-from fusec.testing.report import Report
-from fusec.testing.state import State
+from fusec.testing.runner import crash_shrink, supervisor
+from fusec.testing.runner.database import State
+from fusec.testing.runner.report import Report
 
 PLANTED = Path(__file__).with_name("planted.py")
 Run = Callable[..., Report]
@@ -124,8 +124,8 @@ def test_doubts_are_no_findings(run: Run) -> None:
 
 
 def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "CRASHES", 1)
-    monkeypatch.setattr(supervise, "DEATHS", 2)
+    monkeypatch.setattr(supervisor, "CRASHES", 1)
+    monkeypatch.setattr(supervisor, "DEATHS", 2)
     report = run("dies", "holds", examples=40, graphs=f"{PLANTED}:short_chains")
     (found,) = report.findings
     assert found.how == "died"
@@ -139,8 +139,8 @@ def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.
 
 
 def test_a_hang_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash, "SECONDS", 2.0)
-    monkeypatch.setattr(supervise, "DEATHS", 1)
+    monkeypatch.setattr(crash_shrink, "SECONDS", 2.0)
+    monkeypatch.setattr(supervisor, "DEATHS", 1)
     report = run("hangs", hang_s=1.0, examples=10, max_findings=1)
     (found,) = report.findings
     assert found.how == "hung"

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from fusec.ir import Constant, DType, Graph, TensorType
 from fusec.ops import ALL, BY_NAME, CLASSES
 from fusec.passes import rules
-from fusec.passes.pattern import Rule
-from fusec.passes.rewrite import rewrite
+from fusec.passes.rewriting.pattern import Rule
+from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
-from fusec.testing.arrays import STYLES, draw_array, draw_feeds
-from fusec.testing.builder import Builder, Unfit
 from fusec.testing.case import Case
-from fusec.testing.motifs import MOTIFS
-from fusec.testing.motifs.equations import EQUATIONS, equation
-from fusec.testing.operations import DRAWS
+from fusec.testing.generators.arrays import STYLES, draw_array, draw_feeds
+from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.motifs import MOTIFS
+from fusec.testing.generators.motifs.rewrite_rules import EQUATIONS, equation
+from fusec.testing.generators.operations import DRAWS
+from fusec.testing.generators.uniform_provider import register
 from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
-from fusec.testing.uniform import register
 
 QUIET = settings(
     backend=register(), database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -96,7 +96,7 @@ def test_whole_graphs_reach_every_op_and_every_kind_of_value() -> None:
 
 @pytest.mark.parametrize("rule", EQUATIONS, ids=lambda r: r.name)
 def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fusec.testing.motifs.equations.EQUATIONS", (rule,))
+    monkeypatch.setattr("fusec.testing.generators.motifs.rewrite_rules.EQUATIONS", (rule,))
     fired = Counter[str]()
 
     @st.composite
@@ -259,7 +259,7 @@ def test_unused_constants_do_not_stay() -> None:
 
 
 def test_pointwise_attributes_have_somewhere_to_come_from() -> None:
-    from fusec.testing.operations.pointwise import ATTRIBUTES
+    from fusec.testing.generators.operations.pointwise import ATTRIBUTES
 
     needed = {key for c in CLASSES.values() for key in c.row.defaults}
     assert needed - {"axis"} == set(ATTRIBUTES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnx import defs
 
-from fusec.frontends.onnx import known
+from fusec.frontends.onnx.movement import data_dependent
 from fusec.frontends.onnx.standard import has_body
 from fusec.frontends.onnx.tables import REVIEWED_OPSET, SEQUENCES, TABLE
 
@@ -32,7 +32,7 @@ def schemas() -> dict[str, defs.OpSchema]:
 
 def ways() -> dict[str, str]:
     """How each op is imported; empty if it is not."""
-    folded = {name for name, _ in known.TABLE} - {"Compress"}
+    folded = {name for name, _ in data_dependent.TABLE} - {"Compress"}
     found: dict[str, str] = {}
     for name, schema in schemas().items():
         if name in WHY_NOT:

@@ -8,7 +8,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_i
 
 from fusec.errors import ModelError
 from fusec.frontends.onnx.structure import bodies as graphs_of
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 _MAX_NODES = 1_000_000
 

@@ -28,7 +28,7 @@ from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of,
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
 from fusec.ops.spec import require
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 MAX_DEPTH = 24
 Bound = Literal | np.ndarray[Any, Any] | Sequence[np.ndarray[Any, Any]]

@@ -10,7 +10,7 @@ from fusec.errors import VerifyError
 from fusec.frontends.onnx.structure import constants, report
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, TensorType
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 Dims = list[int | str]  # a size, or the name of a symbolic dim ("" if it has none)
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fusec.errors import SizeError
+from fusec.graph.types import MAX_CONSTANT_BYTES
 from fusec.ir import Array, TensorType
-from fusec.tensor_type import MAX_CONSTANT_BYTES
 
 _BLOCK = 1 << 20
 

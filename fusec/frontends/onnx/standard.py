@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto, defs
 
 from fusec.errors import VerifyError
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 
 def has_body(schema: defs.OpSchema) -> bool:

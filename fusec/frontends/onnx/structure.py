@@ -9,7 +9,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 
 from fusec.errors import ModelError
 from fusec.ir import quote_string
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 _SHOWN = 8  # problems listed in full
 GRAPHS = frozenset({AttributeProto.GRAPH, AttributeProto.GRAPHS})

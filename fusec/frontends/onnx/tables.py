@@ -7,32 +7,27 @@ from functools import cache
 
 from onnx import NodeProto, defs
 
-from fusec.frontends.onnx import (
+from fusec.frontends.onnx.emit import OpFunction, Table
+from fusec.frontends.onnx.movement import data_dependent, gather_scatter, indexing, resize, sampling, shape
+from fusec.frontends.onnx.ops import (
     constant,
     control,
     convolution,
     einsum,
-    indexing,
-    known,
     matmul,
     ngrams,
     normalization,
-    picking,
     pointwise,
     pooling,
     quantize,
     recurrent,
     reduction,
-    resize,
-    sampling,
     sequence,
-    shape,
     spectral,
 )
-from fusec.frontends.onnx.emit import OpFunction, Table
 from fusec.frontends.onnx.standard import has_body
 from fusec.frontends.onnx.structure import abridged
-from fusec.printable import printable
+from fusec.system.printable import printable
 
 OLDEST_OPSET = 7
 REVIEWED_OPSET = 28  # what versions of ops after this one mean, nobody has looked at
@@ -64,12 +59,12 @@ TABLE: Table = {
     **constant.TABLE,
     **control.TABLE,
     **einsum.TABLE,
-    **picking.TABLE,
+    **gather_scatter.TABLE,
     **quantize.TABLE,
     **recurrent.TABLE,
     **sampling.TABLE,
     **spectral.TABLE,
-    **known.TABLE,
+    **data_dependent.TABLE,
     **ngrams.TABLE,
     **sequence.TABLE,
 }

@@ -7,51 +7,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusec.gpu.kernels import (
-    attention,
-    channels,
+from fusec.gpu.kernels.attention import attention_forward, rotary
+from fusec.gpu.kernels.codegen.kernel import Kernel
+from fusec.gpu.kernels.convolution import (
     depthwise,
     few_channels,
     few_filters,
-    few_pixels,
-    finite,
-    gate,
-    instance,
     integer_product,
-    lists,
-    pointwise,
-    pool_backward,
-    pooling,
-    rotary,
-    row_backward,
-    rows,
-    sampled,
+    split_k,
+    squeeze_excite,
     thin_product,
 )
-from fusec.gpu.kernels.spec import Kernel
+from fusec.gpu.kernels.elementwise import all_finite, gather_resize, multi_tensor, pointwise
+from fusec.gpu.kernels.norm import batch_norm, instance_norm, layer_norm_backward, row_reduction
+from fusec.gpu.kernels.pooling import max_pool_backward, pool_forward
 from fusec.ir import Node, Value
 
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
-    attention.attention,
-    lists.lists,  # before pointwise, which would write each tensor's work out
+    attention_forward.attention,
+    multi_tensor.lists,  # before pointwise, which would write each tensor's work out
     pointwise.pointwise,
-    instance.instance,  # before rows, whose kernel it has among its others
-    rows.rows,  # before pooling, since a pool over everything is a reduction
-    channels.channels,
-    row_backward.row_backward,
-    pooling.pooling,
-    pool_backward.pool_backward,
+    instance_norm.instance,  # before rows, whose kernel it has among its others
+    row_reduction.rows,  # before pooling, since a pool over everything is a reduction
+    batch_norm.channels,
+    layer_norm_backward.row_backward,
+    pool_forward.pooling,
+    max_pool_backward.pool_backward,
     depthwise.depthwise,
-    gate.gate,
-    few_pixels.few_pixels,  # before thin products, which it has among its others
+    squeeze_excite.gate,
+    split_k.few_pixels,  # before thin products, which it has among its others
     thin_product.thin_product,
     few_channels.few_channels,  # before sampled, which takes the fourth channel by itself
     few_filters.few_filters,
-    sampled.sampled,
+    gather_resize.sampled,
     integer_product.integer_product,
     rotary.rotary,
-    finite.finite,
+    all_finite.finite,
 )
 
 

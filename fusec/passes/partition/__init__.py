@@ -1,7 +1,8 @@
 """Cut a graph into steps: cuDNN partitions grown from anchors, views, and kernels for what is left.
 
-convex.py says what may be merged, grow.py what to propose, spell.py in which forms, answers.py what the
-oracle said, cost.py what it is worth, plan.py decides. Why each rule is as it is: docs/partitioning.md.
+convexity.py says what may be merged, candidates.py what to propose, equivalent_spellings.py in which forms,
+verdict_cache.py what the oracle said, cost_model.py what it is worth, cover.py decides. Why each rule is as it is:
+docs/partitioning.md.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 
-from fusec.alike import set_aside
 from fusec.ir import Constant, Graph, Node
-from fusec.passes.partition.answers import canonical_key
-from fusec.passes.partition.convex import Wiring
-from fusec.passes.partition.grow import ANCHORS, POINTWISE
+from fusec.passes.partition.candidates import ANCHORS, POINTWISE
+from fusec.passes.partition.convexity import Wiring
+from fusec.passes.partition.cover import Planner
+from fusec.passes.partition.equivalent_spellings import respell, spellings
 from fusec.passes.partition.oracle import Oracle
-from fusec.passes.partition.plan import Planner
-from fusec.passes.partition.spell import respell, spellings
-from fusec.program import Kind, Partition, Program, Refusal, alone, body_of
-from fusec.target import Target
+from fusec.passes.partition.verdict_cache import canonical_key
+from fusec.schedule.multi_tensor import set_aside
+from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of
+from fusec.targets.target import Target
 
 __all__ = ["Oracle", "canonical_key", "partition", "spellings"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fusec.ir import Graph
-from fusec.verdict import Verdict
+from fusec.plans.verdict import Verdict
 
 
 class Oracle(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from fusec.passes.expression import Apply
-from fusec.passes.pattern import Attribute, Match, Ops, Rule, Scalar, Sides, Tensor, rule
-from fusec.passes.rewrite import Rewriter
+from fusec.passes.rewriting.expression import Apply
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Rule, Scalar, Sides, Tensor, rule
+from fusec.passes.rewriting.rewriter import Rewriter
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)

@@ -16,8 +16,8 @@ import numpy as np
 from fusec.errors import VerifyError
 from fusec.ir import Array, DType, Graph, Node, Op, Value
 from fusec.ops import Attention, Cast, Expand, MatMul, Reshape, Softmax, Transpose, pw
-from fusec.passes.rewrite import NoMatch, Rewriter, local
-from fusec.passes.weights import EAGER_BYTES, derive
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
 from fusec.reference import evaluate_node
 
 Shape = tuple[int, ...]

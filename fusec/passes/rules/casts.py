@@ -6,9 +6,9 @@ import numpy as np
 
 from fusec.ir import DType, Graph, Node, Value
 from fusec.ops import Cast, GroupNorm, InstanceNorm, LayerNorm, RmsNorm, Softmax, pw
-from fusec.passes.linear import single_use
-from fusec.passes.rewrite import NoMatch, Rewriter, local
-from fusec.passes.weights import EAGER_BYTES
+from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
 
 HALVES = (DType.F16, DType.BF16)
 WIDE = (LayerNorm, RmsNorm, GroupNorm, InstanceNorm, Softmax)  # of 16 bits: computed in fp32, rounded once

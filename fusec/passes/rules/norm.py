@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fusec.ir import Value
-from fusec.passes.expression import Apply
-from fusec.passes.pattern import Attribute, Match, Ops, Scalar, Sides, Tensor, Weight, rule
-from fusec.passes.rewrite import Rewriter
-from fusec.passes.weights import EAGER_BYTES
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.passes.rewriting.expression import Apply
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, Tensor, Weight, rule
+from fusec.passes.rewriting.rewriter import Rewriter
 
 # layer and RMS norm: over trailing dims -----------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusec.passes.pattern import Attribute, Match, Ops, Sides, Tensor, rule
-from fusec.passes.rewrite import Rewriter
+from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Sides, Tensor, rule
+from fusec.passes.rewriting.rewriter import Rewriter
 
 
 def _halves(m: Match) -> None:

@@ -201,7 +201,7 @@ def section() -> str:
             "",
             "NaN, infinities, zeros, denormals and the largest numbers give what an op means. That holds for cuDNN",
             "graphs, for fusec's kernels, and for CuPy. These are the exceptions that an H200 shows. The table is in",
-            "`tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/test_edge_values.py` holds each op to it.",
+            "`tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/edges/test_edge_values.py` holds each op to it.",
             "",
             "| who | what | why |",
             "|---|---|---|",

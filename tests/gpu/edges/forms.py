@@ -10,16 +10,16 @@ import numpy as np
 from gpu.edges.row import Array, Row
 from gpu.kernels.cases import each_way
 
-from fusec.cudnn_graph import CudnnGraph
 from fusec.errors import LoweringError
 from fusec.gpu.kernels import find
-from fusec.gpu.kernels.spec import Kernel
-from fusec.hazards import deadly, misread
+from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.ir import DType, Value
 from fusec.lower_cudnn import LOWER, Lowered, lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.known_bugs import deadly, misread
+from fusec.lowering.packing import pack, unpack
 from fusec.passes.partition import spellings
 from fusec.reference import evaluate_node
-from fusec.storage import pack, unpack
 
 POISON = 12345.0  # a number that no edge value leads to
 
@@ -100,6 +100,6 @@ def backend() -> Any:
 @cache
 def launcher() -> Any:
     """The GPU's."""
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     return Launcher()

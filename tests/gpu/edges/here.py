@@ -10,7 +10,7 @@ from gpu.edges.judged import Disagreement, disagreements
 from gpu.edges.row import Row
 from gpu.kernels.emulator import Emulator
 
-from fusec.simulate import simulate
+from fusec.lowering.simulator import simulate
 
 Found = tuple[str, str, list[Disagreement]]  # row, form, what differs
 

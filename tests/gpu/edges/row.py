@@ -12,7 +12,7 @@ from gpu.edges.numbers import name
 
 from fusec.ir import DType, Graph, Node, Op, TensorType, Value
 from fusec.ops import Cast, Pointwise
-from fusec.program import outputs_of
+from fusec.schedule.program import outputs_of
 
 Array = np.ndarray[Any, Any]
 FLOATS = (DType.F32, DType.F16, DType.BF16)

@@ -11,9 +11,9 @@ from gpu.kernels.emulator import Emulator
 
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
-from fusec.program import outputs_of
+from fusec.lowering.packing import pack, unpack
 from fusec.reference import evaluate_node
-from fusec.storage import pack, unpack
+from fusec.schedule.program import outputs_of
 
 ROUNDING = {DType.F64: 1e-12, DType.F32: 2e-6, DType.F16: 1.5e-3, DType.BF16: 1e-2}
 FLOATS = (DType.F32, DType.F16, DType.BF16)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fusec.gpu.kernels.spec import Kernel, Launch, prelude
+from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude
 from fusec.ir import TensorType, Value
-from fusec.storage import pack, unpack
+from fusec.lowering.packing import pack, unpack
 
 OPTIONS = ("-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-fno-strict-aliasing")  # compiling takes longest
 GUARD = 64  # bytes behind each buffer that must stay as they are

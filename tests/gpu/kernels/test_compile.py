@@ -6,32 +6,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpu.kernels.attention.test_attention_forward import attention_cases
+from gpu.kernels.attention.test_rotary import cases as rotary_cases
 from gpu.kernels.cases import Case, assert_same, each_way, on_the_device
-from gpu.kernels.test_attention_kernels import attention_cases
-from gpu.kernels.test_channel_kernels import channel_cases, surrounded_channels
-from gpu.kernels.test_depthwise_kernels import random_cases as depthwise_cases
-from gpu.kernels.test_few_channels import random_cases as few_channels_cases
-from gpu.kernels.test_few_filters import random_cases as few_filters_cases
-from gpu.kernels.test_few_filters import wide_cases
-from gpu.kernels.test_few_pixels import few_cases as few_pixels_cases
-from gpu.kernels.test_gate_kernels import gate_cases
-from gpu.kernels.test_group_norm_kernels import cases as group_norm_cases
-from gpu.kernels.test_instance_kernels import cases as instance_cases
-from gpu.kernels.test_integer_products import integer_cases
-from gpu.kernels.test_list_kernels import list_cases
-from gpu.kernels.test_move_kernels import among_pointwise_ops, move_cases
-from gpu.kernels.test_pointwise_kernels import cast_cases, op_cases, shape_cases
-from gpu.kernels.test_pooling_kernels import random_backward_cases, random_cases
-from gpu.kernels.test_rotary_kernels import cases as rotary_cases
-from gpu.kernels.test_row_backward_kernels import norm_backward_cases, surrounded_norm_backward
-from gpu.kernels.test_row_kernels import normed, reductions, surrounded
-from gpu.kernels.test_sampled_kernels import among_pointwise_ops as around_samples
-from gpu.kernels.test_sampled_kernels import gather_cases, pad_cases, resize_cases
-from gpu.kernels.test_thin_products import thin_cases
+from gpu.kernels.convolution.test_depthwise import random_cases as depthwise_cases
+from gpu.kernels.convolution.test_few_channels import random_cases as few_channels_cases
+from gpu.kernels.convolution.test_few_filters import random_cases as few_filters_cases
+from gpu.kernels.convolution.test_few_filters import wide_cases
+from gpu.kernels.convolution.test_integer_product import integer_cases
+from gpu.kernels.convolution.test_split_k import few_cases as few_pixels_cases
+from gpu.kernels.convolution.test_squeeze_excite import gate_cases
+from gpu.kernels.convolution.test_thin_product import thin_cases
+from gpu.kernels.elementwise.test_gather_resize import among_pointwise_ops as around_samples
+from gpu.kernels.elementwise.test_gather_resize import gather_cases, pad_cases, resize_cases
+from gpu.kernels.elementwise.test_multi_tensor import list_cases
+from gpu.kernels.elementwise.test_pointwise import cast_cases, op_cases, shape_cases
+from gpu.kernels.elementwise.test_relayout import among_pointwise_ops, move_cases
+from gpu.kernels.norm.test_batch_norm import channel_cases, surrounded_channels
+from gpu.kernels.norm.test_group_norm import cases as group_norm_cases
+from gpu.kernels.norm.test_instance_norm import cases as instance_cases
+from gpu.kernels.norm.test_layer_norm_backward import norm_backward_cases, surrounded_norm_backward
+from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
+from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 
 from benchmarks.kernels import CASES, kernel_of
-from fusec.gpu.kernels.spec import prelude
-from fusec.target import load, names
+from fusec.gpu.kernels.codegen.kernel import prelude
+from fusec.targets.target import load, names
 
 ARCHITECTURES = sorted({load(name).sm for name in names()} | {120})
 
@@ -98,7 +98,7 @@ def test_sources_compile(architecture: int) -> None:
     sources = {launch.entry: launch.source for launch in everywhere if launch.entry not in later}
     some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
     _compile(compiler, some, f"sm_{architecture}")
-    from fusec.gpu.stopwatch import SOURCE
+    from fusec.gpu.measure.timer import SOURCE
 
     _compile(compiler, [SOURCE], f"sm_{architecture}")
     for only in {launch.architecture for launch in own}:
@@ -118,7 +118,7 @@ def _compile(compiler: Any, some: list[str], architecture: str) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_kernels_on_the_device(rng: np.random.Generator, part: int) -> None:
     pytest.importorskip("cupy")
-    from fusec.gpu.kernels.launch import Launcher
+    from fusec.gpu.launch.kernel_launcher import Launcher
 
     launcher = Launcher()
     some = [case for case in cases() if case.kernel is not None][part::PARTS]

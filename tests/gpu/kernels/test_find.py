@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fusec.gpu import kernels
-from fusec.gpu.kernels.spec import Kernel
+from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import pw
 

@@ -8,21 +8,21 @@ import numpy as np
 from gpu.kernels.cases import ROUNDING
 from gpu.kernels.emulator import Emulator, needs_compiler
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from lowers_judge import LowersJudge
+from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu import kernels
+from fusec.gpu.autotune.step_fusion import grouped
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.kernels.group import grouped
 from fusec.ir import Graph, Value
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
-from fusec.program import Kind, Partition
+from fusec.plans.verdict import Refused
 from fusec.reference import evaluate_node
-from fusec.target import load
-from fusec.testing.arrays import draw_feeds
+from fusec.schedule.program import Kind, Partition
+from fusec.targets.target import load
+from fusec.testing.generators.arrays import draw_feeds
 from fusec.testing.strategies import graphs, single_ops
-from fusec.verdict import Refused
 
 COUNT = 50
 

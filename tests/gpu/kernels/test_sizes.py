@@ -8,7 +8,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 from helpers import assert_close
 
 from fusec.gpu import kernels
-from fusec.gpu.kernels.spec import Kernel
+from fusec.gpu.kernels.codegen.kernel import Kernel
 from fusec.ir import Constant, Graph, Node
 from fusec.reference import evaluate
 from fusec.text import parse

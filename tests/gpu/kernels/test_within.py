@@ -7,37 +7,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gpu.kernels import (
-    test_depthwise_kernels,
-    test_few_channels,
-    test_few_filters,
-    test_few_pixels,
-    test_instance_kernels,
-    test_move_kernels,
-    test_pointwise_kernels,
-    test_pooling_kernels,
-    test_rotary_kernels,
-    test_row_kernels,
-    test_sampled_kernels,
-)
+from gpu.kernels.attention import test_rotary
 from gpu.kernels.cases import Case, check
+from gpu.kernels.convolution import test_depthwise, test_few_channels, test_few_filters, test_split_k
+from gpu.kernels.elementwise import test_gather_resize, test_pointwise, test_relayout
 from gpu.kernels.emulator import needs_compiler
+from gpu.kernels.norm import test_instance_norm, test_row_reduction
+from gpu.kernels.pooling import test_pool_forward
 
 from fusec.ir import TensorType
-from fusec.passes.partition.in_place import ALIGNMENT_BYTES
+from fusec.passes.partition.concat_in_place import ALIGNMENT_BYTES
 
 FAMILIES: dict[str, Callable[[], list[Case]]] = {
-    "depthwise": test_depthwise_kernels.random_cases,
+    "depthwise": test_depthwise.random_cases,
     "few channels": test_few_channels.random_cases,
     "few filters": test_few_filters.random_cases,
-    "few pixels": test_few_pixels.few_cases,
-    "instance norms": test_instance_kernels.cases,
-    "moves": test_move_kernels.move_cases,
-    "pooling": test_pooling_kernels.random_cases,
-    "shapes": test_pointwise_kernels.shape_cases,
-    "rotary": test_rotary_kernels.cases,
-    "rows": lambda: [*test_row_kernels.reductions(), *test_row_kernels.normed(), *test_row_kernels.surrounded()],
-    "sampled": lambda: [*test_sampled_kernels.resize_cases(), *test_sampled_kernels.pad_cases()],
+    "few pixels": test_split_k.few_cases,
+    "instance norms": test_instance_norm.cases,
+    "moves": test_relayout.move_cases,
+    "pooling": test_pool_forward.random_cases,
+    "shapes": test_pointwise.shape_cases,
+    "rotary": test_rotary.cases,
+    "rows": lambda: [*test_row_reduction.reductions(), *test_row_reduction.normed(), *test_row_reduction.surrounded()],
+    "sampled": lambda: [*test_gather_resize.resize_cases(), *test_gather_resize.pad_cases()],
 }
 MOST = 16  # of each: compiling takes time
 

@@ -1,0 +1,1 @@
+"""Save compiled models as `.fusec` files, and load them."""

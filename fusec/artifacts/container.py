@@ -1,0 +1,176 @@
+"""One file of named members, an uncompressed zip whose members are aligned and checked: written whole or not
+at all, read into memory member by member.
+
+Nothing is mapped: a map of a file that another process cuts short ends this process (SIGBUS), and one that is changed
+in place would change what was checked.
+
+`manifest.json`, the last member, holds the SHA-256 of every other. Nothing in the file is code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import struct
+import weakref
+import zipfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import IO, Any
+
+from fusec.errors import FusecError, ModelError
+from fusec.system import atomic_write
+from fusec.system.untrusted import read_json
+
+MANIFEST = "manifest.json"
+ALIGNMENT = 64  # of each member's first byte, in the file and so in memory
+MAX_MANIFEST_BYTES = 64 << 20
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # equal contents make equal files
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_PADDING = 0xD935  # the id under which zipalign, too, stores its padding
+_CHUNK_BYTES = 4 << 20  # read and hashed while it is in the processor's cache
+_ZIP64_BYTES = 20  # what a large member's local header has besides
+
+
+class Writer:
+    """Members are added in turn; `finish` writes the manifest, `close` ends the file."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        self._digests: dict[str, str] = {}
+
+    def add(self, name: str, data: bytes) -> None:
+        """A member of these bytes."""
+
+        def write(file: IO[bytes]) -> str:
+            file.write(data)
+            return hashlib.sha256(data).hexdigest()
+
+        self.stream(name, write)
+
+    def stream(self, name: str, write: Callable[[IO[bytes]], str]) -> None:
+        """A member that `write` writes; it returns the SHA-256 of what it wrote."""
+        info = zipfile.ZipInfo(name, _EPOCH)
+        start = self._file.tell() + _LOCAL_HEADER.size + len(name.encode()) + _ZIP64_BYTES + 4
+        info.extra = struct.pack("<HH", _PADDING, -start % ALIGNMENT) + bytes(-start % ALIGNMENT)
+        with self._archive.open(info, "w", force_zip64=True) as member:
+            self._digests[name] = write(member)
+
+    def finish(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest, with the digests."""
+        self.add(MANIFEST, json.dumps({**manifest, "members": self._digests}, indent=1).encode())
+
+    def close(self) -> None:
+        """Write the zip's directory; without a manifest the file is none that can be read."""
+        self._archive.close()
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Generator[Writer]:
+    """A writer of a file that takes its place at the end, if nothing failed. FusecError if it cannot be written."""
+    try:
+        with atomic_write.written(path.resolve(), durable=True) as file:
+            writer = Writer(file)
+            try:
+                yield writer
+            finally:
+                writer.close()
+    except OSError as error:
+        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+
+
+class Reader:
+    """The members of a file, which stays open. ModelError, naming the member, for what is damaged."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            if path.exists() and not path.is_file():  # a pipe would wait for ever
+                raise ModelError(f"{path}: is not a regular file")
+            file = path.open("rb")  # open as long as this object: members are read when asked for
+            weakref.finalize(self, file.close)
+            self._handle = file.fileno()
+            self._bytes = os.fstat(self._handle).st_size
+            with zipfile.ZipFile(file) as archive:
+                self._places = {info.filename: self._place(info) for info in archive.infolist()}
+                self.manifest: dict[str, Any] = self._manifest(archive)
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror or error}") from error
+        except (zipfile.BadZipFile, struct.error, EOFError, ValueError, NotImplementedError, OverflowError) as error:
+            raise ModelError(f"{path}: not a readable .fusec file, or cut short: {error}") from error
+        self._digests: dict[str, str] = self.manifest["members"]
+
+    def _manifest(self, archive: zipfile.ZipFile) -> dict[str, Any]:
+        if MANIFEST not in self._places or archive.getinfo(MANIFEST).file_size > MAX_MANIFEST_BYTES:
+            raise ModelError(f"{self.path}: not a .fusec file: it has no {MANIFEST}")
+        manifest = read_json(archive.read(MANIFEST))  # which checks the zip's own checksum
+        members = manifest.get("members") if isinstance(manifest, dict) else None
+        if not isinstance(members, dict):
+            raise ModelError(f"{self.path}: {MANIFEST}: lists no members")
+        for name in {*members, *self._places} - {MANIFEST}:
+            if name not in members or name not in self._places:
+                raise ModelError(f"{self.path}: {name}: is {'missing' if name in members else 'not in the manifest'}")
+        return manifest
+
+    def _place(self, info: zipfile.ZipInfo) -> tuple[int, int]:
+        name, at = info.filename, info.header_offset
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+            raise ModelError(f"{self.path}: {name}: is compressed or encrypted")
+        if not 0 <= at <= self._bytes - _LOCAL_HEADER.size:
+            raise ModelError(f"{self.path}: {name}: lies outside the file")
+        magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(os.pread(self._handle, _LOCAL_HEADER.size, at))
+        start = at + _LOCAL_HEADER.size + name_bytes + extra_bytes
+        if magic != b"PK\3\4" or info.file_size < 0 or start + info.file_size > self._bytes:
+            raise ModelError(f"{self.path}: {name}: lies outside the file, or the file is damaged there")
+        return start, start + info.file_size
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._digests
+
+    def room(self, name: str) -> memoryview:
+        """Memory for a member's bytes, of which none is read yet; it takes none until it is written."""
+        if name not in self:
+            raise ModelError(f"{self.path}: {name}: is missing")
+        start, end = self._places[name]
+        return memoryview(mmap.mmap(-1, max(end - start, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))[: end - start]
+
+    def fill(self, name: str, room: memoryview) -> str:
+        """Read a member's first bytes, as many as there is room for, unchecked; returns their SHA-256."""
+        start, _ = self._places[name]
+        sha, done = hashlib.sha256(), 0
+        while done < len(room):
+            chunk = room[done : done + _CHUNK_BYTES]
+            try:
+                count = os.preadv(self._handle, [chunk], start + done)
+            except OSError as error:
+                raise ModelError(f"{self.path}: {name}: {error.strerror or error}") from error
+            if not count:
+                raise ModelError(f"{self.path}: {name}: was cut short after the file was opened")
+            sha.update(chunk[:count])
+            done += count
+        return sha.hexdigest()
+
+    def check(self, name: str, room: memoryview | None = None) -> memoryview:
+        """A member's bytes, read into `room` if given; ModelError if they are not what the manifest says."""
+        room = self.room(name) if room is None else room
+        if self.fill(name, room) != self._digests[name]:
+            raise ModelError(f"{self.path}: {name}: its checksum does not fit: the file is damaged or was changed")
+        return room.toreadonly()
+
+    def text(self, name: str) -> str:
+        """A member as text, checked."""
+        try:
+            return bytes(self.check(name)).decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path}: {name}: {error}") from error
+
+    def json(self, name: str) -> Any:
+        """A member as JSON data, checked."""
+        try:
+            return read_json(self.text(name))
+        except ValueError as error:
+            raise ModelError(f"{self.path}: {name}: {error}") from error

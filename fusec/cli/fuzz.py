@@ -1,0 +1,140 @@
+"""`fusec fuzz` and `fusec fuzz replay`: options into a run of the fuzzer, its progress and its report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from fusec.cli import files as cli_io
+from fusec.cli.files import AsJson
+from fusec.errors import CheckError, FusecError
+
+if TYPE_CHECKING:
+    from fusec.testing.runner.report import Report
+
+# What a command needs is imported inside it, as in commands.py; Hypothesis is an optional dependency.
+
+LINE_S = 30.0  # between lines of progress where there is no terminal
+
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback()
+def fuzz(
+    context: typer.Context,
+    time: Annotated[str | None, typer.Option(metavar="60s", help="Stop after this time: 60s, 10m, 1h.")] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Stop after so many graphs; 2000 without --time.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random graphs.")] = 0,
+    property: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run this property alone, or FILE.py:FUNCTION of yours; may be repeated."),
+    ] = None,
+    graphs: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Strategy that draws the graphs: MODULE:NAME, or FILE.py:NAME of yours."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="A GPU of `fusec targets`.")] = "h200",
+    device: Annotated[bool, typer.Option("--device", help="Also run what needs a GPU.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
+    database: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Remembers what was done; default: in fusec's cache folder.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the database remembers.")] = False,
+    findings: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are written.")] = Path("fusec-findings"),
+    max_findings: Annotated[int, typer.Option(min=1, help="Stop after so many findings.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Run properties of fusion on random graphs; what fails is shrunk and written as a folder."""
+    if context.invoked_subcommand is not None:
+        return
+    from fusec.testing import fuzz as fuzzing
+    from fusec.testing.resolve import GRAPHS
+
+    with _display(sys.stderr.isatty()) as show:
+        try:
+            report = fuzzing.fuzz(
+                property,
+                time=None if time is None else cli_io.seconds_of(time, "--time"),
+                examples=examples,
+                seed=seed,
+                target=target,
+                device=device,
+                workers=workers,
+                database=database,
+                fresh=fresh,
+                findings=findings,
+                max_findings=max_findings,
+                graphs=graphs or GRAPHS,
+                progress=show,
+            )
+        except fuzzing.FuzzInterrupted as stop:
+            _print(stop.report, as_json)
+            raise
+    _print(report, as_json)
+    if not report.ok:
+        raise CheckError(
+            f"{len(report.findings)} findings in {findings}: `fusec fuzz replay {findings}` runs them again"
+        )
+
+
+@app.command()
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finding, or a folder of findings.")],
+    as_json: AsJson = False,
+) -> None:
+    """Run saved findings again: which still fail, which are fixed?"""
+    from fusec.testing import finding_folder as findings
+    from fusec.testing.runner.report import short
+    from fusec.testing.runner.worker_process import check_apart
+
+    rows: list[dict[str, Any]] = []
+    for place in findings.folders(folder):
+        name = ""
+        try:
+            finding = findings.load(place)
+            name = finding.property
+            failure = check_apart(finding)
+            words = "" if failure is None else failure.message.strip() or failure.error
+        except FusecError as error:  # what cannot be run again is not known to be fixed
+            words = f"cannot be run: {error}"
+        rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
+        if not as_json:
+            state = f"still fails: {words.splitlines()[0]}" if words else "fixed"
+            cli_io.say(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
+    failing = sum(row["fails"] for row in rows)
+    if as_json:
+        cli_io.say(cli_io.json_text({"findings": rows, "failing": failing}))
+    if failing:
+        raise CheckError(f"{failing} of {len(rows)} findings still fail")
+
+
+def _print(report: Report, as_json: bool) -> None:
+    cli_io.say(cli_io.json_text(report.to_json()) if as_json else report)
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _display(terminal: bool) -> Generator[Callable[[Report], None]]:
+    """What shows how it goes, on stderr: a line that changes, or a new one now and then."""
+    if terminal:
+        with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
+            yield lambda report: live.update(Text(f"{report.seconds:5.0f} s  {report.line}"))
+        return
+    last = time.monotonic()
+
+    def line(report: Report) -> None:
+        nonlocal last
+        if time.monotonic() - last >= LINE_S:
+            last = time.monotonic()
+            cli_io.say(f"fusec fuzz: {report.seconds:.0f} s, {report.line}", file=sys.stderr, flush=True)
+
+    yield line

@@ -1,0 +1,106 @@
+"""What `fusec run` does around a run: the model, its inputs, a summary of its outputs, and onnxruntime as a judge."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec import driver
+from fusec.cli import files as cli_io
+from fusec.cli import lock
+from fusec.diagnostics.verify import random_array, relative_l2
+from fusec.errors import FusecError
+from fusec.lowering.packing import in_order
+from fusec.runtime import Executable
+from fusec.system.printable import printable
+
+
+def ready(
+    model: str,
+    target: str,
+    precision: str,
+    shape: Sequence[str] | None,
+    disable: Sequence[str] | None,
+    tune: str,
+    budget: float,
+    locked: Path | None,
+    report: cli_io.Report,
+    channels_last: bool = False,
+) -> Executable:
+    """The model compiled, or loaded as it was compiled; see `cli.run`."""
+    if not model.endswith(".fusec"):
+        shapes = cli_io.shapes_of(shape or ())
+        chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
+        chosen["channels_last"] = channels_last
+        with cli_io.told_by_label():
+            return driver.compile(
+                model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
+            )
+    if locked is not None:
+        raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
+    executable = driver.load(model, target=target, tune=tune)
+    lock.check_options(model, executable.compiled, precision, shape, disable, channels_last)
+    return executable
+
+
+def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
+    """The arrays given, checked, and random ones for the rest."""
+    known = {v.name: v.type for v in executable.compiled.graph.inputs}
+    for name, (path, _) in arrays.items():
+        if name not in known:
+            raise FusecError(
+                f"{path}: the model has no input {name!r}; inputs: {printable(', '.join(known)) or 'none'}"
+            )
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Any] = {}
+    for name, type in known.items():
+        if name not in arrays:
+            feeds[name] = in_order(random_array(rng, type), type)
+            continue
+        path, mapped = arrays[name]
+        want = type.dtype.numpy
+        # a .npy file cannot name bfloat16; numpy writes it as two bytes of nothing in particular
+        array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
+        if array.dtype != want:
+            raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
+        if array.shape != type.shape:
+            raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
+        feeds[name] = in_order(array, type)
+    return feeds
+
+
+def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """What tells one result from another at a glance."""
+    wide = array.astype(np.float64)
+    mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
+    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
+
+
+def need_onnxruntime(judge: str) -> None:
+    """Fail before the work."""
+    if judge != "onnxruntime":
+        raise FusecError(f"--compare takes onnxruntime, not {judge!r}")
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise FusecError("--compare needs onnxruntime: pip install 'fusec[demo]'")
+
+
+def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
+    """Relative L2 distance of each output from what onnxruntime makes of the file on the CPU."""
+    import onnxruntime  # late: only the extra `demo` installs it
+
+    # onnxruntime's errors have no common base, and the extension module that holds them no types
+    kinds = vars(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")).values()
+    errors = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
+    try:
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3  # errors: it warns of every initializer that nothing uses
+        session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        taken = {i.name for i in session.get_inputs()}
+        want = session.run(list(got), {name: array for name, array in feeds.items() if name in taken})
+    except (*errors, RuntimeError, ValueError) as error:
+        raise FusecError(f"{model}: onnxruntime cannot run it: {error}") from error
+    return {name: relative_l2(array, np.asarray(w)) for (name, array), w in zip(got.items(), want, strict=True)}

@@ -1,0 +1,182 @@
+"""How long an executable takes: a call, the whole on the device, and each step against its limit.
+
+The limit of a step is its bytes over the target's bandwidth or its operations over the target's peak, whichever is
+more (S. Williams et al., Roofline, CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusec.diagnostics.explain.table import bytes_text
+from fusec.passes.partition.cost_model import limit_us
+from fusec.runtime import Executable
+from fusec.schedule.program import Kind
+
+EXCESS = 1.25  # a whole that takes so much longer than its parts together hides something
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians and deciles of some runs, in microseconds."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    runs: int
+
+    @classmethod
+    def of(cls, times_us: Sequence[float]) -> Timing:
+        """Summarise some runs."""
+        ordered = sorted(times_us)
+        tenth = len(ordered) // 10
+        return cls(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step that works: views, which do not, are left out. kind: cudnn, cublaslt, kernel, or reference (op by op
+    through CuPy or NumPy). limit_us: what its bytes or operations take at least."""
+
+    index: int
+    signature: str
+    kind: str
+    time: Timing
+    limit_us: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """call: from arrays of the caller to results, on the host's clock. more: what it takes more than a replay of its
+    steps that is waited for as well, in the same turn. whole: the steps alone on the device, as a call runs them.
+    first_call_s: the first, which runs step by step and records. lanes: how many steps run side by side at most;
+    other_us: the whole recorded the other way, if both were timed; declined: why it could not be; this_us: the whole
+    as it is recorded, timed in turns with the other."""
+
+    device: str
+    first_call_s: float
+    call: Timing
+    more: Timing
+    whole: Timing
+    steps: tuple[StepTime, ...]
+    memory_bytes: int
+    live_bytes: int
+    lanes: int = 1
+    other_us: float | None = None
+    declined: str = ""
+    this_us: float | None = None
+
+    @property
+    def sum_us(self) -> float:
+        """Of the steps, each timed alone."""
+        return sum(step.time.median_us for step in self.steps)
+
+    @property
+    def limit_us(self) -> float:
+        """Of the steps together."""
+        return sum(step.limit_us for step in self.steps)
+
+    @property
+    def excess(self) -> float | None:
+        """How many times its parts the whole takes, if that is more than it should."""
+        ratio = self.whole.median_us / self.sum_us if self.sum_us else 1.0
+        return ratio if ratio > EXCESS else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
+
+    def trace(self) -> dict[str, Any]:
+        """The steps one after the other, each as long as it took alone, in the format that Perfetto and
+        chrome://tracing open (Trace Event Format, complete events)."""
+        events: list[dict[str, Any]] = []
+        start = 0.0
+        for step in self.steps:
+            arguments = {"step": step.index, "limit_us": step.limit_us}
+            event = {"name": step.signature, "cat": step.kind, "ph": "X", "pid": 0, "tid": 0, "args": arguments}
+            events.append({**event, "ts": start, "dur": step.time.median_us})
+            start += step.time.median_us
+        return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+    def table(self) -> str:
+        """The steps, slowest first, and the whole."""
+        rows = sorted(self.steps, key=lambda step: -step.time.median_us)
+        named = {step: f"{step.kind} {step.signature}" for step in rows}
+        width = max([len(name) for name in named.values()] + [4])
+        lines = [f"step {'':{width}}  {'us':>9} {'limit us':>9} {'share':>6}"]
+        for step in rows:
+            share = step.time.median_us / self.sum_us if self.sum_us else 0.0
+            lines.append(
+                f"{step.index:4} {named[step]:{width}}  {step.time.median_us:9.1f} {step.limit_us:9.1f} {share:6.1%}"
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        lines = [
+            f"on {self.device}: {_shown(self.call)} a call, {self.more.median_us:.1f} us more than a replay of its "
+            f"steps; {_shown(self.whole)} the steps at once",
+            f"{len(self.steps)} steps, {self.sum_us:.1f} us together one by one, limit {self.limit_us:.1f} us; "
+            f"first call {self.first_call_s:.3f} s; "
+            f"memory {bytes_text(self.memory_bytes)}, of which {bytes_text(self.live_bytes)} are needed at once",
+        ]
+        if self.other_us is not None:
+            ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")
+            this, other = reversed(ways) if self.lanes > 1 else ways
+            took = f" in {self.this_us:.1f} us" if self.this_us is not None else ""
+            lines.append(f"steps run {this}{took}; {other} they took {self.other_us:.1f} us")
+        if self.declined:
+            lines.append(f"as recorded: {self.declined}")
+        if self.excess is not None:
+            lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
+        return "\n".join(lines)
+
+
+def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) -> Bench:
+    """Time calls with these inputs, the steps at once, and each step alone."""
+    start = time.perf_counter()
+    executable.run(None, feeds)
+    first_call_s = time.perf_counter() - start
+    executable.run(None, feeds)  # the first at once
+    calls: list[float] = []
+    replays: list[float] = []
+    for _ in range(runs):
+        for run, series in ((lambda: executable.run(None, feeds), calls), (executable.replay, replays)):
+            start = time.perf_counter()
+            run()
+            executable.backend.finish()
+            series.append(1e6 * (time.perf_counter() - start))
+    whole, times = executable.time_us(runs)
+    compiled, libraries = executable.compiled, executable.libraries()
+    steps = [
+        StepTime(
+            index,
+            step.signature,
+            "reference"
+            if step.kind is Kind.KERNEL and step not in executable.kernels
+            else libraries.get(step, step.kind.value),
+            Timing.of(times[index]),
+            limit_us(step.nodes, compiled.target),
+        )
+        for index, step in enumerate(compiled.program.steps)
+        if step.kind is not Kind.VIEW
+    ]
+    memory = executable.memory
+    return Bench(
+        executable.device,
+        first_call_s,
+        Timing.of(calls),
+        Timing.of([call - replay for call, replay in zip(calls, replays, strict=True)]),
+        Timing.of(whole),
+        tuple(steps),
+        memory.nbytes,
+        memory.live_bytes,
+        *executable.recorded,
+    )
+
+
+def _shown(timing: Timing) -> str:
+    return f"{timing.median_us:.1f} us ({timing.low_us:.1f} to {timing.high_us:.1f})"

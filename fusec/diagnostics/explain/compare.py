@@ -1,0 +1,74 @@
+"""Several targets side by side: totals, then every group of ops that is not cut or run alike on all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.diagnostics.explain.data import Explanation, Step
+from fusec.diagnostics.explain.table import bytes_text, listed, table
+
+_NODES_WIDTH = 40
+_TOTALS = (
+    ("launches", "launches"),
+    ("cudnn", "cuDNN steps"),
+    ("precompiled", "  precompiled"),
+    ("runtime", "  compiled at run time"),
+    ("kernels", "other kernels"),
+    ("virtual_bytes", "kept virtual"),
+)
+
+
+def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
+    """A table with a column per target. Explanations are of one model, compiled alike but for the target."""
+    names = [name for name, _ in explanations]
+    asked = all(not e.note for _, e in explanations)
+    rows: list[tuple[str, ...]] = [
+        (
+            label if asked or key != "cudnn" else "steps proposed to cuDNN",
+            *(_number(key, e.totals[key]) for _, e in explanations),
+        )
+        for key, label in _TOTALS
+    ]
+    parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
+    groups = _groups([e.steps for _, e in explanations])
+    alike = [g for g in groups if len({_cell(steps) for steps in g}) == 1]
+    differing: dict[tuple[str, ...], list[str]] = {}
+    for group in (g for g in groups if g not in alike):
+        nodes = dict.fromkeys(n for step in group[0] for n in step.nodes)
+        differing.setdefault(tuple(map(_cell, group)), []).append(", ".join(nodes))
+    if differing:
+        rows = [(listed(places, _NODES_WIDTH), *cells) for cells, places in differing.items()]
+        parts.append("\n".join(table(("differs at", *names), rows)))
+    parts.append(f"{len(alike)} of {len(groups)} groups of ops run alike on all")
+    return "\n\n".join(parts)
+
+
+def _number(key: str, value: int) -> str:
+    return bytes_text(value) if key.endswith("bytes") else str(value)
+
+
+def _cell(steps: Sequence[Step]) -> str:
+    return " | ".join(f"{s.ops} ({s.runs_as})" for s in steps)
+
+
+def _groups(programs: Sequence[Sequence[Step]]) -> list[list[list[Step]]]:
+    """Steps that share ops over the targets, joined until no step is torn; for each group the steps by target."""
+    leader: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while leader[name] != name:
+            leader[name] = leader[leader[name]]
+            name = leader[name]
+        return name
+
+    for steps in programs:
+        for step in steps:
+            for value in step.values:
+                leader.setdefault(value, value)
+                leader[find(value)] = find(step.values[0])
+    groups: dict[str, list[list[Step]]] = {}
+    for place, steps in enumerate(programs):
+        for step in steps:
+            if step.kind != "view":
+                groups.setdefault(find(step.values[0]), [[] for _ in programs])[place].append(step)
+    return list(groups.values())

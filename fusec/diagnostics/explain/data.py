@@ -1,0 +1,239 @@
+"""An explanation as plain data: steps, what is left out of cuDNN, what was declined; and its printed form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fusec.diagnostics.explain.table import GAP, bytes_text, cut, listed, table, wrapped
+from fusec.execution.compilation import label
+
+WIDTH = 118
+_NODES_WIDTH = 18  # at least
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value of 16 bits that one op of a cuDNN step hands to another."""
+
+    value: str
+    made_by: str
+    read_by: str
+    dtype: str
+    kept: str  # see KEPT
+
+
+# What becomes of an edge's value on the way: to its storage type, as it is with the same result, or as it is.
+KEPT = {
+    "fp32": "kept in fp32, not rounded to {dtype}",
+    "same": "kept in fp32, with the result that rounding to {dtype} would give",
+    "rounded": "rounded to {dtype} in front of a product",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the program. Bytes are of stored tensors, constants among those read."""
+
+    index: int
+    kind: str  # cudnn, kernel, view
+    ops: str
+    values: tuple[str, ...]  # results of its nodes, by their names in the optimised graph
+    nodes: tuple[str, ...]  # source-model nodes
+    # precompiled, runtime, or cublaslt, where that runs it instead; proposed, if cuDNN was not asked; else empty
+    engine: str
+    plans: int
+    precompiled: int
+    spelling: tuple[str, ...]  # what was reassociated, in words
+    virtual_bytes: int  # neither written nor read back
+    read_bytes: int
+    written_bytes: int
+    edges: tuple[Edge, ...] = ()
+
+    @property
+    def runs_as(self) -> str:
+        """`precompiled`, `runtime`, `cublaslt`, `proposed`, `kernel` or `view`."""
+        return self.engine or self.kind
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A change that makes a core accepted; `whole`: the whole refused body too (None: not asked)."""
+
+    change: str
+    ops: str
+    graph: str
+    plans: int
+    precompiled: int
+    whole: bool | None
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A refusal boiled down: the smallest body still refused, what was said of it, and what it would take."""
+
+    ops: str
+    graph: str  # in fusec's text form
+    stage: str
+    code: str
+    message: str
+    accepted: Accepted | None
+    questions: int
+
+
+@dataclass(frozen=True)
+class Decline:
+    """Something that is not one cuDNN step. Equal ones are one entry with all their places.
+
+    `op` is an op left out, or empty for a fusion declined beside a step that runs. `message` is said by
+    cuDNN (at stages `lower` and `fusec`: by fusec), `ours` is what it means.
+    """
+
+    op: str
+    ops: str
+    stage: str
+    code: str
+    message: str
+    ours: str
+    places: tuple[tuple[str, ...], ...]  # source-model nodes of each place
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The steps of a program for one target, the ops left out of cuDNN, the fusions declined.
+
+    asked: whether cuDNN was; else its steps are what fusec's rules propose."""
+
+    target: str
+    steps: tuple[Step, ...]
+    left_out: tuple[Decline, ...]
+    declined: tuple[Decline, ...]
+    asked: bool = True
+
+    @property
+    def note(self) -> str:
+        """What the explanation is labelled with; empty if cuDNN was asked."""
+        return label(self.asked, self.target)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Counts and sums over the steps."""
+        return {
+            "steps": len(self.steps),
+            "launches": sum(s.kind != "view" for s in self.steps),
+            "cudnn": sum(s.kind == "cudnn" and s.engine != "cublaslt" for s in self.steps),
+            "precompiled": sum(s.engine == "precompiled" for s in self.steps),
+            "runtime": sum(s.engine == "runtime" for s in self.steps),
+            "cublaslt": sum(s.engine == "cublaslt" for s in self.steps),
+            "kernels": sum(s.kind == "kernel" and s.engine != "cublaslt" for s in self.steps),
+            "views": sum(s.kind == "view" for s in self.steps),
+            "read_bytes": sum(s.read_bytes for s in self.steps),
+            "written_bytes": sum(s.written_bytes for s in self.steps),
+            "virtual_bytes": sum(s.virtual_bytes for s in self.steps),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, ready for json.dumps."""
+        data = asdict(self)
+        return {"target": data.pop("target"), "totals": self.totals, "cudnn_asked": data.pop("asked"), **data}
+
+    @property
+    def summary(self) -> str:
+        """The totals in words."""
+        t = self.totals
+        cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
+        steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
+        steps = "steps proposed to cuDNN" if self.note else steps
+        return (
+            f"{self.target}: {t['launches']} launches: {t['cudnn']} {steps}, {cublaslt}{t['kernels']} other kernels; "
+            f"{t['views']} views cost nothing. {bytes_text(t['read_bytes'])} read, "
+            f"{bytes_text(t['written_bytes'])} written, {bytes_text(t['virtual_bytes'])} kept virtual."
+        )
+
+    def reasons(self) -> str:
+        """What is not cuDNN's or not fused, and why."""
+        parts: list[str] = []
+        for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
+            if declines:
+                parts.append("\n".join([title, *(line for d in declines for line in _decline(d))]))
+        every = "in a step proposed to cuDNN" if self.note else "in a cuDNN step"
+        found = "\n\n".join(parts) or f"Every op is {every} and no fusion was declined."
+        return "\n".join([*wrapped(self.note, "", WIDTH), "", found]) if self.note else found
+
+    def __str__(self) -> str:
+        return "\n\n".join(["\n".join(_steps(self.steps)), "\n".join(wrapped(self.summary, "", WIDTH)), self.reasons()])
+
+
+def _steps(steps: Sequence[Step]) -> list[str]:
+    header = ("#", "runs as", "plans", "ops", "model nodes", "read", "written", "kept virtual")
+    numbers = [
+        (
+            str(s.index),
+            s.runs_as,
+            f"{s.plans} ({s.precompiled} pre)" if s.plans else "",
+            bytes_text(s.read_bytes),
+            bytes_text(s.written_bytes),
+            bytes_text(s.virtual_bytes) if s.virtual_bytes else "",
+        )
+        for s in steps
+    ]
+    taken = sum(len(max(column, key=len)) for column in zip((*header[:3], *header[5:]), *numbers, strict=True))
+    room = WIDTH - taken - (len(header) - 1) * len(GAP)
+    ops = [s.ops + (" *" if s.spelling else "") for s in steps]
+    ops_width = min(max(map(len, ("ops", *ops))), room - _NODES_WIDTH)
+    rows = [
+        (*first[:3], cut(text, ops_width), listed(s.nodes, room - ops_width), *first[3:])
+        for first, text, s in zip(numbers, ops, steps, strict=True)
+    ]
+    lines = table(header, rows, right=(0, 5, 6, 7))
+    spelled = {words: s.ops for s in reversed(steps) for words in s.spelling}
+    for words, example in sorted(spelled.items()):
+        lines += wrapped(f"* reassociated: {words} (as in {example})", "", WIDTH)
+    return lines + _edges(steps)
+
+
+def _edges(steps: Sequence[Step]) -> list[str]:
+    """What happens to values inside the steps, equal edges together."""
+    counts: dict[str, Counter[str]] = {}
+    for edge in (edge for step in steps for edge in step.edges):
+        words = KEPT[edge.kept].format(dtype=edge.dtype)
+        counts.setdefault(words, Counter())[f"{edge.made_by} → {edge.read_by}"] += 1
+    lines: list[str] = []
+    for words, found in sorted(counts.items()):
+        named = ", ".join(f"{edge} ({n}×)" if n > 1 else edge for edge, n in found.items())
+        lines += wrapped(f"inside steps, {words}: {named}", "", WIDTH)
+    return lines
+
+
+def _decline(decline: Decline) -> list[str]:
+    places = [place for names in decline.places for place in names[:1]]
+    count = f" × {len(decline.places)}" if len(decline.places) > 1 else ""
+    at = f"  [{listed(list(dict.fromkeys(places)), 60)}]" if places else ""
+    lines = [f"  {decline.op or decline.ops}{count}{at}"]
+    if decline.op and decline.ops != decline.op:
+        lines += wrapped(f"as {decline.ops}", "    ", WIDTH)
+    lines += wrapped(decline.ours, "    ", WIDTH)
+    if decline.message:
+        lines += wrapped(f"{decline.stage}{_code(decline.code)}: {decline.message}", "    ", WIDTH)
+    if decline.cause is not None:
+        lines += _cause(decline, decline.cause)
+    return lines
+
+
+def _code(code: str) -> str:
+    return f" {code}" if code.startswith(("CUDNN", "SIG")) else ""
+
+
+def _cause(decline: Decline, cause: Cause) -> list[str]:
+    lines = wrapped(f"smallest refused core ({cause.questions} questions): {cause.graph}", "    ", WIDTH)
+    if cause.message != decline.message:
+        lines += wrapped(f"of which: {cause.message}", "    ", WIDTH)
+    if cause.accepted is None:
+        return [*lines, "    no accepted variant found"]
+    accepted = cause.accepted
+    whole = {True: "; the whole too", False: "; not the whole", None: ""}[accepted.whole]
+    plans = f"{accepted.plans} plans, {accepted.precompiled} precompiled"
+    return [*lines, *wrapped(f"accepted {accepted.change} ({plans}){whole}", "    ", WIDTH)]

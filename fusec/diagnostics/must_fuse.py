@@ -1,0 +1,184 @@
+"""Hold a fusion in place: every chain of ops that a pattern names must run as one step.
+
+cuDNN, a kernel of fusec's or cuBLASLt may run it: on a GPU the fastest does. `cudnn_only` insists on cuDNN.
+
+A pattern is a glob over op names joined by `+`, as reports print them: `conv*+add+relu` matches
+`conv+add+relu` and `conv+bias+add+relu`. A chain starts at any op and follows results to their users
+through pointwise ops, up to one op of any kind; the shortest match counts. Chains that end in the same
+op are alternatives (both convolutions that feed a residual add lead to it; one of them takes it): one
+of them must be whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from fusec.errors import CheckError
+from fusec.ir import Node, Return
+from fusec.ops import Cast, Pointwise
+from fusec.plans.verdict import Refused
+from fusec.schedule.program import Partition, Program, display_name
+from fusec.system.printable import printable
+
+MAX_CHAIN = 24  # ops; cuDNN steps of more than that are not proposed
+_CLOSEST = 5
+_CUDNN = "cudnn"
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A place where the pattern occurs and is not one step of those that count. runners: who runs each step."""
+
+    chain: tuple[Node, ...]
+    steps: tuple[Partition, ...]
+    runners: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        names = "+".join(map(display_name, self.chain))
+        origin = ", ".join(dict.fromkeys(o for node in self.chain for o in node.origin)) or "no source node"
+        each = zip(self.runners, self.steps, strict=True)
+        parts = " | ".join(f"{runner} {step.signature}" for runner, step in each)
+        return f"{names} ({printable(origin)}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
+
+
+def check(
+    program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
+) -> tuple[int, list[Miss]]:
+    """Count the places that match the pattern, and return those among them that are not one step.
+
+    cudnn_only: only steps that cuDNN runs count.
+    libraries: who runs each step, where plans were chosen (`Executable.libraries`); else its kind says so.
+    """
+    known = libraries or {}
+
+    def runner(step: Partition) -> str:
+        return known.get(step, step.kind.value)
+
+    ends = _matches(program, Glob(pattern))
+    misses: list[Miss] = []
+    for runs in ends.values():
+        whole = [program.step_of[run.node] for run in runs if run.cuts == 0]
+        if not any(not cudnn_only or runner(step) == _CUDNN for step in whole):
+            chain = min(runs, key=lambda run: (run.cuts, run.length)).nodes()
+            steps = _steps(program, chain)
+            misses.append(Miss(chain, steps, tuple(map(runner, steps)), _reason(program, chain)))
+    return len(ends), misses
+
+
+def assert_fused(
+    program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
+) -> None:
+    """Raise CheckError unless the pattern occurs and each of its places is one step; parameters as for `check`."""
+    places, misses = check(program, pattern, cudnn_only, libraries)
+    if not places:
+        there = list(dict.fromkeys(step.signature for step in program.steps))
+        close = difflib.get_close_matches(pattern, there, _CLOSEST, cutoff=0.0)
+        raise CheckError(f"no chain of ops matches {pattern!r}; closest steps: {', '.join(close)}")
+    if misses:
+        lines = "\n".join(f"  {miss}" for miss in misses)
+        wanted = "one cuDNN step" if cudnn_only else "one step"
+        raise CheckError(f"{len(misses)} of {places} places that match {pattern!r} are not {wanted}:\n{lines}")
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A chain from its end: how many ops, and how often it passes from one step to another."""
+
+    node: Node
+    before: _Run | None
+    length: int
+    cuts: int
+
+    def nodes(self) -> tuple[Node, ...]:
+        chain: list[Node] = []
+        run: _Run | None = self
+        while run is not None:
+            chain.append(run.node)
+            run = run.before
+        return tuple(reversed(chain))
+
+
+def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
+    """The shortest chains that match, by the op they end in.
+
+    Of the chains to one op that have left the glob in the same state only the least cut is followed, so the
+    work grows with the graph and not with the number of paths through it (which doubles at every gate).
+    """
+    ends: dict[Node, list[_Run]] = {}
+    going: dict[Node, dict[tuple[frozenset[int], bool], _Run]] = {}
+    for node in program.step_of:  # steps, and nodes within them, are in an order that respects dependencies
+        arrived = going.pop(node, {})
+        first = glob.advance(glob.start, display_name(node))
+        for (state, alone), run in [*arrived.items(), ((first, True), _Run(node, None, 1, 0))]:
+            if glob.accepts(state):
+                ends.setdefault(node, []).append(run)
+                continue
+            if run.length == MAX_CHAIN or not (alone or isinstance(node.op, (Pointwise, Cast))):
+                continue
+            for user in dict.fromkeys(u for value in node.results for u in value.users):
+                if isinstance(user.op, Return):
+                    continue
+                following = glob.advance(state, f"+{display_name(user)}")
+                if not following:
+                    continue
+                cut = program.step_of[user] is not program.step_of[node]
+                longer = _Run(user, run, run.length + 1, run.cuts + cut)
+                known = going.setdefault(user, {}).get((following, False))
+                if known is None or (longer.cuts, longer.length) < (known.cuts, known.length):
+                    going[user][following, False] = longer
+    return ends
+
+
+class Glob:
+    """A glob fed piece by piece: a state is the set of places in the pattern that what was read may have
+    reached; the empty one can never match, whatever follows."""
+
+    def __init__(self, pattern: str):
+        self._tokens: list[str] = re.findall(r"\*|\[!?\]?[^\]]*\]|[\s\S]", pattern)
+        self._known: dict[tuple[int, str], bool] = {}
+        self.start = self._past_stars({0})
+
+    def advance(self, state: frozenset[int], text: str) -> frozenset[int]:
+        """The state after reading `text` as well."""
+        for character in text:
+            reached = {at if self._tokens[at] == "*" else at + 1 for at in state if self._takes(at, character)}
+            state = self._past_stars(reached)
+        return state
+
+    def accepts(self, state: frozenset[int]) -> bool:
+        """Whether all that was read matches the whole pattern."""
+        return len(self._tokens) in state
+
+    def _takes(self, at: int, character: str) -> bool:
+        if at == len(self._tokens):
+            return False
+        key = (at, character)
+        if key not in self._known:
+            self._known[key] = fnmatchcase(character, self._tokens[at])
+        return self._known[key]
+
+    def _past_stars(self, places: set[int]) -> frozenset[int]:
+        """A star may also stand for nothing."""
+        reached = set(places)
+        for at in range(min(places, default=0), len(self._tokens)):
+            if at in reached and self._tokens[at] == "*":
+                reached.add(at + 1)
+        return frozenset(reached)
+
+
+def _steps(program: Program, chain: tuple[Node, ...]) -> tuple[Partition, ...]:
+    return tuple(dict.fromkeys(program.step_of[node] for node in chain))
+
+
+def _reason(program: Program, chain: tuple[Node, ...]) -> str:
+    """Why: the refusal that covers most of the chain."""
+    wanted = set(chain)
+    best = max(program.refusals, key=lambda r: len(wanted.intersection(r.nodes)), default=None)
+    if best is None or len(wanted.intersection(best.nodes)) < min(2, len(chain)):
+        return ""
+    return f"{best.reason.message} ({best.reason.code})" if isinstance(best.reason, Refused) else best.reason

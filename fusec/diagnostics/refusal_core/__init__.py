@@ -1,0 +1,175 @@
+"""Why is a body refused? The smallest refused core, and the nearest variant of it that is accepted.
+
+Delta debugging: ops, outputs, dims and dtypes are taken away while the same refusal stays. The judge is
+asked in batches and a bounded number of times; what it has said is not asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from fusec.diagnostics.refusal_core.reduce import smaller_bodies
+from fusec.diagnostics.refusal_core.variants import Change, variants
+from fusec.ir import Constant, Graph
+from fusec.lower_cudnn import ANCHORS
+from fusec.passes.partition import Oracle, canonical_key, spellings
+from fusec.plans.verdict import Legal, Refused, Verdict
+
+QUESTIONS = 60  # bodies put to the judge for one refusal, at most
+BATCH = 8  # asked at once: enough for the workers, few beyond the first that serves
+SPARE = 16  # questions kept back for the variants
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A change to the core that makes it accepted; `whole`: whether the refused body is too, with the
+    same change (None where it was not asked)."""
+
+    change: str
+    body: Graph
+    verdict: Legal
+    whole: bool | None = None
+
+
+@dataclass(frozen=True)
+class Core:
+    """A body from which nothing more can be taken (within the bound on questions) without the refusal
+    going away or changing, the refusal, and the nearest accepted variant that was found."""
+
+    body: Graph
+    verdict: Refused
+    variant: Variant | None
+    questions: int
+
+
+class CoreSearch:
+    """Searches cores for one judge. `loose`, if given, is the judge with tensor cores allowed: one of the
+    variants asks it. Refusals of equal bodies are searched once."""
+
+    def __init__(self, judge: Oracle, loose: Oracle | None = None, questions: int = QUESTIONS):
+        self.judge = judge
+        self.loose = loose
+        self.questions = questions
+        self._known: dict[str, Verdict] = {}
+        self._cores: dict[str, Core] = {}
+
+    def find(self, body: Graph, refusal: Refused, asked: Callable[[int], None] | None = None) -> Core:
+        """The core of a refused body. `asked` is told how many questions were put so far."""
+        key = canonical_key(body)
+        if key not in self._cores:
+            self._cores[key] = _Search(self, refusal, asked or (lambda count: None)).run(body)
+        return self._cores[key]
+
+    def ask(self, bodies: Sequence[Graph], judge: Oracle | None = None) -> list[Verdict]:
+        """One verdict per body: legal if any of its spellings is, as the partitioner sees it."""
+        spelled = [[body for _, body in spellings(body)] for body in bodies]
+        prefix = "" if judge is None else "loose "
+        keys = [[prefix + canonical_key(form) for form in forms] for forms in spelled]
+        new = {
+            key: form
+            for forms, names in zip(spelled, keys, strict=True)
+            for form, key in zip(forms, names, strict=True)
+            if key not in self._known
+        }
+        if new:
+            self._known.update(zip(new, (judge or self.judge).judge(list(new.values())), strict=True))
+        return [_best([self._known[key] for key in names]) for names in keys]
+
+
+class _Search:
+    """One search, with its count of questions."""
+
+    def __init__(self, owner: CoreSearch, refusal: Refused, asked: Callable[[int], None]):
+        self.owner = owner
+        self.refusal = refusal
+        self.asked = asked
+        self.left = owner.questions
+        self.spare = min(SPARE, owner.questions // 3)
+        self.tried: set[tuple[object, ...]] = set()
+        self.accepted: dict[tuple[str, ...], Variant] = {}  # by the ops of a body: what it may not lose
+
+    def run(self, body: Graph) -> Core:
+        core, verdict = body, self.refusal
+        while (smaller := self._shrink(core)) is not None:
+            core, verdict = smaller
+        variant = self._variant(core, body) or self._variant(body, None) or self.accepted.get(_ops(core))
+        return Core(core, verdict, variant, self.owner.questions - self.left)
+
+    def _shrink(self, core: Graph) -> tuple[Graph, Refused] | None:
+        """The first smaller body that is refused in the same way."""
+        ops = _ops(core)
+        new = (s for s in smaller_bodies(core) if (ops, s.what, s.where) not in self.tried)
+        while batch := list(islice(new, max(0, min(BATCH, self.left - self.spare)))):
+            for smaller, verdict in zip(batch, self._ask([s.body for s in batch]), strict=True):
+                if isinstance(verdict, Refused) and _same(verdict, self.refusal):
+                    return smaller.body, verdict
+                self.tried.add((ops, smaller.what, smaller.where))
+                best = self.accepted.get(ops)
+                if isinstance(verdict, Legal) and (best is None or _worth(smaller.body) > _worth(best.body)):
+                    self.accepted[ops] = Variant(smaller.what, smaller.body, verdict)
+        return None
+
+    def _variant(self, body: Graph, whole: Graph | None) -> Variant | None:
+        """The nearest variant of a body that is accepted, ops and all; and whether it serves the whole."""
+        changes = variants(body, strict=self.owner.loose is not None)
+        while batch := list(islice(changes, max(0, min(BATCH, self.left)))):
+            for change, verdict in zip(batch, self._ask_each(batch), strict=True):
+                if isinstance(verdict, Legal):
+                    serves = True if whole is None else self._whole(whole, change.words)
+                    return Variant(change.words, change.body, verdict, serves)
+        return None
+
+    def _whole(self, body: Graph, words: str) -> bool | None:
+        """Whether the same change makes the whole refused body accepted."""
+        same = [c for c in variants(body, strict=self.owner.loose is not None) if c.words == words]
+        return isinstance(self._ask_each(same[:1])[0], Legal) if same and self.left > 0 else None
+
+    def _ask_each(self, changes: Sequence[Change]) -> list[Verdict]:
+        """Changes that let operands be rounded go to the judge that allows it."""
+        loose = [c.rounds and self.owner.loose is not None for c in changes]
+        strict_answers = iter(self._ask([c.body for c, free in zip(changes, loose, strict=True) if not free]))
+        loose_answers = iter(
+            self._ask([c.body for c, free in zip(changes, loose, strict=True) if free], self.owner.loose)
+        )
+        return [next(loose_answers if free else strict_answers) for free in loose]
+
+    def _ask(self, bodies: Sequence[Graph], judge: Oracle | None = None) -> list[Verdict]:
+        verdicts = self.owner.ask(bodies, judge) if bodies else []
+        self.left -= len(bodies)
+        self.asked(self.owner.questions - self.left)
+        return verdicts
+
+
+def _best(verdicts: Sequence[Verdict]) -> Verdict:
+    """Legal if any spelling is; else the refusal of the body as it is, which is spelled last."""
+    return next((v for v in verdicts if isinstance(v, Legal)), verdicts[-1])
+
+
+def _same(a: Refused, b: Refused) -> bool:
+    """The same kind of refusal. Messages name engines and sizes, so only those of fusec are compared; which
+    of the NOT_SUPPORTED codes comes first depends on the engines that looked at the graph."""
+    if a.stage == "lower" and b.stage == "lower":
+        return _without_names(a.message) == _without_names(b.message)
+    return a.stage == b.stage and _status(a.code) == _status(b.code)
+
+
+def _status(code: str) -> str:
+    return "NOT_SUPPORTED" if "NOT_SUPPORTED" in code else code
+
+
+def _without_names(message: str) -> str:
+    """A message of lowering less the names, shapes and numbers in it."""
+    words = message.split()
+    return " ".join(w for w in words if not w.startswith("%") and not any(c.isdigit() for c in w))
+
+
+def _worth(body: Graph) -> tuple[bool, int]:
+    """How much of a body is left: an anchor first, then how many ops."""
+    ops = [node.op for node in body.nodes if not isinstance(node.op, Constant)]
+    return any(isinstance(op, ANCHORS) for op in ops), len(ops)
+
+
+def _ops(body: Graph) -> tuple[str, ...]:
+    return tuple(node.op.name for node in body.nodes if not isinstance(node.op, Constant))

@@ -1,0 +1,305 @@
+"""A model with symbolic dims: compiled for each set of shapes when it is first asked for them, weights shared.
+
+`DynamicExecutable` is called as an `Executable` is; it keeps the programs of the shapes used last.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusec import driver, frontends
+from fusec.dynamic_shapes.padding_proof import Cut, cuts
+from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.execution.signature import array_of, require_by_name
+from fusec.gpu import device
+from fusec.ir import Array, Graph, quote
+from fusec.lowering.packing import turned
+from fusec.passes.base import UNORDERED, names_of
+from fusec.passes.layout.io_layout import names, require_known
+from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
+from fusec.system.printable import printable
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+MAX_SHAPES = 8
+Shapes = Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class SymbolicSpec:
+    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has none). An output's `shape`
+    or `dtype` may be None: the model does not declare it."""
+
+    name: str
+    shape: tuple[int | str, ...] | None
+    dtype: np.dtype[Any] | None
+
+
+def compile_dynamic(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    *,
+    target: str = "auto",
+    precision: str = "fp32",
+    tune: str = "quick",
+    budget: float = float("inf"),
+    disable: Collection[str] = (),
+    deterministic: bool = False,
+    channels_last: bool | Collection[str] = False,
+    progress: driver.Progress | None = None,
+    max_shapes: int = MAX_SHAPES,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    share_kernels: bool = False,
+    tune_each: bool = False,
+    simulate: bool = False,
+) -> DynamicExecutable:
+    """An executable for all shapes of a model with symbolic dims; nothing is compiled before shapes are known.
+
+    max_shapes: so many programs are kept, those used last.
+    buckets: for symbolic dims, by name, the sizes to compile for: a smaller size is padded up to the next of them, if
+        no row of the results depends on another row's, which is proved from the graph; else ModelError says why not.
+    share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
+        for one size, and none is compiled for the next one.
+    tune_each: measure for each size anew; else one that is within a factor of 4 of a size that was measured takes over
+        its plans and forms, which costs tenths of a second.
+    simulate: run in simulation, also where the target's GPU is present.
+    The rest is as for `compile`. Raises ModelError for a model that cannot be read.
+    """
+    if max_shapes < 1:
+        raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
+    source = model if isinstance(model, frontends.Source) else frontends.Source(model)
+    if not isinstance(channels_last, bool):
+        require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
+    left_out = frozenset(names_of("disable", disable)) | ({UNORDERED} if deterministic else set[str]())
+    options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
+    options["channels_last"] = channels_last
+
+    symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
+    first_plans = tune == "none" and not simulate
+    family = driver.Family(share_kernels=share_kernels, first_plans=first_plans, more_sizes=symbolic)
+    family.carries = not tune_each and not simulate
+
+    def compiled(shapes: Shapes) -> Executable:
+        if simulate:
+            return Executable(
+                driver.build(source, shapes=shapes, family=family, **options), SimulatorBackend(), family.weights
+            )
+        return driver.compile(source, shapes=shapes, family=family, tune=tune, budget=budget, **options)
+
+    here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
+    return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
+
+
+def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quick") -> DynamicExecutable:
+    """A `.fusec` file, whose shapes are fixed, behind the same interface."""
+    program = driver.load(path, target=target, tune=tune)
+    source = frontends.Source(program.compiled.source, file=os.fspath(path))
+    return DynamicExecutable(source, lambda shapes: program, program.device, 1, {})
+
+
+class DynamicExecutable:
+    """A model that is compiled for the shapes it is called with. Calls from several threads take turns to compile."""
+
+    def __init__(
+        self,
+        source: frontends.Source,
+        compile: Callable[[Shapes], Executable],
+        device: str,
+        max_shapes: int,
+        buckets: Mapping[str, Sequence[int]],
+    ):
+        self.source = source
+        self.device = device
+        inputs, outputs = source.interface
+        self.inputs = tuple(_spec(each) for each in inputs)
+        self.outputs = tuple(_spec(each) for each in outputs)
+        symbols = {d for spec in self.inputs for d in spec.shape or () if isinstance(d, str) and d}
+        for symbol, sizes in buckets.items():
+            if symbol not in symbols:
+                known = printable(", ".join(sorted(symbols))) or "none"
+                raise ModelError(f"{source.file}: there is no symbolic dim {symbol!r}; those of the inputs: {known}")
+            if not sizes or any(size < 1 for size in sizes):
+                raise FusecError(f"buckets of {symbol!r} are sizes from 1 on, not {list(sizes)}")
+        self._buckets = {symbol: sorted(set(sizes)) for symbol, sizes in buckets.items()}
+        self._compile = compile
+        self._max_shapes = max_shapes
+        self._lock = threading.RLock()
+        self._programs: OrderedDict[tuple[tuple[int, ...], ...], Executable] = OrderedDict()
+        self._cuts: OrderedDict[tuple[tuple[int, ...], ...], tuple[Cut, ...]] = OrderedDict()
+
+    @property
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """The input shapes there are programs for, the one used last at the end."""
+        names = [spec.name for spec in self.inputs]
+        return [dict(zip(names, key, strict=True)) for key in self._programs]
+
+    def at(self, shapes: Shapes) -> Executable:
+        """The program for these input shapes, by name; compiled if there is none. Raises ExecutionError where the
+        shapes do not fit the model or each other, ModelError where it cannot be compiled for them."""
+        given = {name: tuple(shape) for name, shape in shapes.items()}
+        self._dims(given)
+        return self._at(tuple(given[spec.name] for spec in self.inputs))
+
+    def fits(self, shapes: Shapes) -> bool:
+        """Whether these input shapes agree with the model and each other."""
+        try:
+            self._dims({name: tuple(shape) for name, shape in shapes.items()})
+        except ExecutionError:
+            return False
+        return True
+
+    def __call__(self, *arrays: Any, **named: Any) -> Any:
+        """As an `Executable`: one output comes bare, several as a tuple."""
+        results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
+    ) -> list[Array]:
+        """As `Executable.run`, for whatever shapes the inputs have; dims of one name have one size."""
+        require_by_name(feeds, "inputs")
+        shapes = {
+            name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
+            for name, array in feeds.items()
+        }
+        dims = self._dims(shapes)
+        sizes = {symbol: self._padded(symbol, dims[symbol]) for symbol in self._buckets}
+        grown = {symbol: size for symbol, size in sizes.items() if size != dims[symbol]}
+        if not grown:
+            return self.at(shapes).run(output_names, feeds, out)
+        large = {spec.name: self._grown(spec, shapes[spec.name], grown) for spec in self.inputs}
+        found = self._proved(shapes, large, dims, grown)
+        program = self.at(large)
+        padded = {name: _pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
+        known = [spec.name for spec in program.outputs]
+        results = program.run(output_names, padded)
+        wanted = known if output_names is None else list(output_names)
+        picked = [found[known.index(name)].take(array) for name, array in zip(wanted, results, strict=True)]
+        for place, name in enumerate(wanted):
+            if out is not None and name in out:
+                out[name][...] = picked[place]
+                picked[place] = out[name]
+        return picked
+
+    def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+        """The sizes of the named symbolic dims; ExecutionError where shapes do not fit."""
+        known = {spec.name for spec in self.inputs}
+        for name in shapes:
+            if name not in known:
+                raise ExecutionError(
+                    f"no input {quote(str(name))}; inputs are {', '.join(quote(s.name) for s in self.inputs)}"
+                )
+        dims: dict[str, tuple[int, str]] = {}
+        for spec in self.inputs:
+            if spec.name not in shapes:
+                raise ExecutionError(f"input {quote(spec.name)} is missing")
+            if spec.shape is None:
+                continue
+            shape = shapes[spec.name]
+            fits = len(shape) == len(spec.shape)
+            if not fits or any(isinstance(d, int) and d != size for d, size in zip(spec.shape, shape, strict=True)):
+                want = ", ".join(printable(str(d)) if d != "" else "?" for d in spec.shape)
+                raise ExecutionError(f"input {quote(spec.name)} has shape [{want}], the array {list(shape)}")
+            for dim, size in zip(spec.shape, shape, strict=True):
+                if isinstance(dim, str) and dim:
+                    first = dims.setdefault(dim, (size, spec.name))
+                    if first[0] != size:
+                        raise ExecutionError(
+                            f"dim {dim!r} is {first[0]} in input {quote(first[1])}, {size} in input {quote(spec.name)}"
+                        )
+        return {dim: size for dim, (size, _) in dims.items()}
+
+    def _at(self, key: tuple[tuple[int, ...], ...]) -> Executable:
+        with self._lock:
+            if key not in self._programs:
+                shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
+                with _uncollected() if self._programs else nullcontext():
+                    made = self._compile(shapes)
+                while len(self._programs) >= self._max_shapes:
+                    self._programs.popitem(last=False)
+                self._programs[key] = made
+            self._programs.move_to_end(key)
+            return self._programs[key]
+
+    def _padded(self, symbol: str, size: int) -> int:
+        """The size compiled for; one beyond all buckets is its own."""
+        return next((bucket for bucket in self._buckets[symbol] if bucket >= size), size) if size else size
+
+    def _grown(self, spec: SymbolicSpec, shape: tuple[int, ...], grown: Mapping[str, int]) -> tuple[int, ...]:
+        if spec.shape is None:
+            return shape
+        return tuple(
+            grown.get(d, size) if isinstance(d, str) else size for d, size in zip(spec.shape, shape, strict=True)
+        )
+
+    def _proved(
+        self,
+        exact: Mapping[str, tuple[int, ...]],
+        large: Mapping[str, tuple[int, ...]],
+        dims: Mapping[str, int],
+        grown: Mapping[str, int],
+    ) -> tuple[Cut, ...]:
+        """How each output is cut back; ModelError if padding could change a result. Remembered for these shapes."""
+        key = tuple(exact[spec.name] for spec in self.inputs)
+        with self._lock:
+            if key in self._cuts:
+                self._cuts.move_to_end(key)
+                return self._cuts[key]
+            shapes, graph = dict(exact), self.source.load(exact)
+            found = tuple(Cut() for _ in graph.outputs)
+            for symbol, size in grown.items():  # one dim after the other: each step changes one size
+                shapes = {spec.name: self._grown(spec, shapes[spec.name], {symbol: size}) for spec in self.inputs}
+                wider = self.source.load(shapes)
+                axes = {spec.name: [i for i, d in enumerate(spec.shape or ()) if d == symbol] for spec in self.inputs}
+                try:
+                    steps = cuts(graph, wider, axes, dims[symbol], size)
+                except ModelError as error:
+                    raise ModelError(
+                        f"{self.source.file}: dim {symbol!r} cannot be padded from {dims[symbol]} to {size}: {error}"
+                    ) from error
+                found = tuple(step.then(cut) for step, cut in zip(steps, found, strict=True))
+                graph = wider
+            assert shapes == dict(large)
+            self._cuts[key] = found
+            while len(self._cuts) > 64 * self._max_shapes:
+                self._cuts.popitem(last=False)
+            return found
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Without Python's collector of cycles, which would look at all that the process holds, weights and a framework's
+    modules included, because so much is made that stays."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _spec(declared: frontends.Declared) -> SymbolicSpec:
+    return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
+
+
+def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
+    """The array of an input with its last rows repeated up to the larger shape: what a model takes, it takes twice."""
+    if shape == large:
+        return array
+    host = on_host(array)
+    held = np.asarray(array) if host else program.backend.from_any(array)
+    xp = np if host else program.backend.xp
+    order = next(spec.order for spec in program.inputs if spec.name == name) or tuple(range(len(shape)))
+    widths = [(0, large[d] - shape[d]) for d in order]
+    return turned(xp.pad(held.transpose(order), widths, mode="edge"), order)

@@ -1,0 +1,1 @@
+"""Hold a compiled program and bind its steps to a backend and to memory."""

@@ -1,0 +1,70 @@
+"""What a compilation yields, as data: the graphs, the program, and each step lowered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fusec.errors import TargetError
+from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.cudnn.deviceless import INSTALL
+from fusec.gpu.cudnn.partition_oracles import asks_cudnn
+from fusec.ir import Graph
+from fusec.lower_cudnn import Lowered, lower
+from fusec.passes.base import Options
+from fusec.passes.partition.oracle import Oracle
+from fusec.plans.lock_record import Lock
+from fusec.schedule.program import Kind, Program
+from fusec.targets.target import CPU, Target
+
+NOT_ASKED = (
+    "cuDNN was not asked, since nothing of it is installed: fusec's rules alone say what fuses. "
+    f"To ask it: {INSTALL}. To run op by op: --target cpu"
+)
+
+
+def label(asked: bool, target: str) -> str:
+    """Say that cuDNN was not asked, and what to do; empty if it was, or the target is no GPU."""
+    return "" if asked or target == CPU else NOT_ASKED
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """`source` is the model as imported, `program.graph` the same after the passes. `judge` is whom the partitioner
+    asked; it can be asked again (for reports), unless it is None. `decided`: how the program came to its forms, if not
+    by the partitioner alone."""
+
+    source: Graph
+    program: Program
+    target: Target
+    options: Options
+    judge: Oracle | None
+    decided: Decided | Lock | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Say whether cuDNN was asked; else its steps are what fusec's rules propose."""
+        return asks_cudnn(self.judge)
+
+    @property
+    def note(self) -> str:
+        """What every result is labelled with; empty if cuDNN was asked, or the target is no GPU."""
+        return label(self.asked, self.target.name)
+
+    def require_answers(self, what: str) -> None:
+        """Raise TargetError if a claim about cuDNN's steps would rest on answers that cuDNN did not give."""
+        if not self.asked and any(step.kind is Kind.CUDNN for step in self.program.steps):
+            raise TargetError(f"{what} needs cuDNN's answers, and cuDNN was not asked: install it, {INSTALL}")
+
+    @property
+    def graph(self) -> Graph:
+        """The optimised graph that the program's steps cover."""
+        return self.program.graph
+
+    @cached_property
+    def lowered(self) -> tuple[Lowered | None, ...]:
+        """For each step its cuDNN graph; None for kernels and views. Equal work has equal graphs."""
+        return tuple(
+            lower(step.body, self.options.tensor_cores) if step.kind is Kind.CUDNN else None
+            for step in self.program.steps
+        )

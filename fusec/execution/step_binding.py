@@ -1,0 +1,121 @@
+"""What runs each step of a program over its memory, and the constants that steps read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from fusec.errors import ExecutionError
+from fusec.execution.backend import Backend
+from fusec.execution.shared_weights import Layout, SharedWeights, layout
+from fusec.ir import Array, Literal, TensorType, Value
+from fusec.lower_cudnn import Lowered
+from fusec.lowering.packing import pack, unpack
+from fusec.ops import Concat
+from fusec.reference import evaluate_node
+from fusec.schedule.aliasing import view_offset
+from fusec.schedule.memory_plan import alias
+from fusec.schedule.program import Kind, Partition, inputs_of
+
+
+class Constants:
+    """Literals on the device, each once in every memory order that bound steps read it in: an array is there as long as
+    one of them holds it. weights: shared with others; xp: the array module."""
+
+    def __init__(self, xp: Any, weights: SharedWeights | None = None):
+        self._xp, self._shared = xp, weights
+        self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
+
+    def __call__(self, literal: Literal, type: TensorType) -> Array:
+        """Flat, in the memory order of the type."""
+        key = (id(literal), layout(type))
+        array = self.arrays.get(key)
+        if array is None:
+            shared = self._shared
+
+            def packed() -> Array:
+                return pack(self._xp, self._xp.asarray(literal.array), type)
+
+            array = packed() if shared is None else shared.prepared(literal, layout(type), packed)
+            self.arrays[key] = array
+        return array
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+class Steps:
+    """Binds steps to their memory. places: the flat memory of values that are no constants. `kernels`: the steps that
+    were found to run as a kernel of fusec's."""
+
+    def __init__(self, backend: Backend, constants: Constants, places: dict[Value, Array]):
+        self.kernels: set[Partition] = set()
+        self._backend, self._constants, self._places = backend, constants, places
+
+    def bound(self, step: Partition, lowered: Lowered | None) -> Callable[[], None]:
+        """What runs a step. lowered: as a cuDNN graph, if it is one."""
+        if lowered is not None:
+            by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
+            buffers = {b.uid: self._constants(b.literal, b.type) for b in lowered.constants}
+            named = (*lowered.inputs, *lowered.outputs)
+            buffers |= {uid: lowered.part(uid, self.buffer(by_name[name])) for uid, name in named}
+            return self._backend.bind(lowered.graph, buffers)
+        if step.kind is Kind.VIEW:
+            return self._bound_view(step)
+        kernel = self._backend.kernel(step, self._memory)
+        if kernel is not None:
+            self.kernels.add(step)
+            return kernel
+        return self._bound_reference(step)
+
+    def _bound_view(self, step: Partition) -> Callable[[], None]:
+        """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
+        (node,) = step.nodes
+        if isinstance(node.op, Concat):
+            return lambda: None
+        copies: list[tuple[Array, Array]] = []
+        for place, value in enumerate(node.results):
+            if not value.uses:
+                continue
+            source, start = self.buffer(node.operands[0]), view_offset(node, place)
+            part = source[start : start + value.type.span]
+            if alias(value, place) is None:
+                copies.append((self._places[value], part))
+            elif value not in self._places:  # a view of a constant
+                self._places[value] = part
+
+        def copy() -> None:
+            for target, part in copies:
+                target[...] = part
+
+        return copy
+
+    def buffer(self, value: Value) -> Array:
+        """The flat memory of a value."""
+        literal = value.literal
+        return self._constants(literal, value.type) if literal is not None else self._places[value]
+
+    def _memory(self, value: Value, type: TensorType) -> Array:
+        """The flat memory of a value; a constant in the memory order of the type."""
+        literal = value.literal
+        return self._constants(literal, type) if literal is not None else self._places[value]
+
+    def _bound_reference(self, step: Partition) -> Callable[[], None]:
+        """The step's nodes one by one, each result rounded to its own type."""
+        operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
+        results = {v: unpack(self._places[v], v.type) for v in step.outputs}
+
+        def run() -> None:
+            held = dict(operands)
+            for node in step.nodes:
+                arrays = evaluate_node(node, [held[v] for v in node.operands], self._backend.xp)
+                for value, array in zip(node.results, arrays, strict=True):
+                    if array.dtype != value.type.dtype.numpy:
+                        raise ExecutionError(f"{node!r}: the kernel gave {array.dtype}")
+                    held[value] = array
+            for value, place in results.items():
+                place[...] = held[value]
+
+        return run

@@ -1,0 +1,1 @@
+"""Import ONNX ops that move, pick and resample elements: one file per op family."""

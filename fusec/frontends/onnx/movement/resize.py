@@ -1,0 +1,162 @@
+"""What Resize and Upsample mean: nearest and linear, by scales or by sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter, Table, axes_of
+from fusec.frontends.onnx.movement.interpolate import COORDINATES, Manner, interpolated
+from fusec.ir import Value
+from fusec.ops import Resize
+from fusec.ops.spec import require
+
+
+def upsample_7(g: Emitter, x: Value, /, *, scales: Sequence[float], mode: str = "nearest") -> Value:
+    return _upsample(g, x, scales, mode, down="floor")
+
+
+def upsample_9(g: Emitter, x: Value, scales: Value, /, *, mode: str = "nearest") -> Value:
+    return _upsample(g, x, _floats(g, scales), mode, down="floor")
+
+
+def resize_10(g: Emitter, x: Value, scales: Value, /, *, mode: str = "nearest") -> Value:
+    return _upsample(g, x, _floats(g, scales), mode, down="ceil")
+
+
+def _upsample(g: Emitter, x: Value, scales: Sequence[float], mode: str, down: str) -> Value:
+    """Coordinates are x/scale. Nearest rounds down; Resize-10 rounds up the dims it shrinks, as onnxruntime does."""
+    _check_scales(x, scales)
+    mixed = mode == "nearest" and down != "floor" and any(s < 1 for s in scales)
+    if not mixed:
+        return _resized(g, x, scales, _sizes(x, scales), mode, "asymmetric", "floor")
+    shrunk = [min(s, 1.0) for s in scales]
+    x = _resized(g, x, shrunk, _sizes(x, shrunk), mode, "asymmetric", down)
+    grown = [max(s, 1.0) for s in scales]
+    return _resized(g, x, grown, _sizes(x, grown), mode, "asymmetric", "floor")
+
+
+def resize(
+    g: Emitter,
+    x: Value,
+    roi: Value | None = None,  # read by tf_crop_and_resize only
+    scales: Value | None = None,
+    sizes: Value | None = None,
+    /,
+    *,
+    antialias: int = 0,
+    axes: Sequence[int] = (),
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,  # about cubic only
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Value:
+    how = Manner(
+        mode,
+        coordinate_transformation_mode,
+        nearest_mode,
+        bool(antialias),
+        cubic_coeff_a,
+        bool(exclude_outside),
+        extrapolation_value,
+    )
+    dims = tuple(a % x.type.rank for a in axes) if axes_of(axes, x.type.rank) else tuple(range(x.type.rank))
+    by_scale = scales is not None and scales.type.size > 0
+    by_size = sizes is not None and sizes.type.size > 0
+    require(by_scale != by_size, "needs either scales or sizes" + (", not both" if by_scale else ""))
+    if by_scale:
+        assert scales is not None
+        factors = _spread(_floats(g, scales), dims, x, 1.0)
+        _check_scales(x, factors)
+        return _chosen(g, x, factors, _sizes(x, factors), _crop(g, roi, dims, x, how), how)
+    assert sizes is not None
+    wanted = g.ints(sizes, "sizes")
+    require(len(wanted) == len(dims), f"{len(wanted)} sizes for {len(dims)} dims")
+    require(all(s >= 1 for s in wanted) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(wanted)}")
+    ratios = [s / x.type.shape[d] for s, d in zip(wanted, dims, strict=True)]
+    if keep_aspect_ratio_policy != "stretch":
+        policies = {"not_larger": min, "not_smaller": max}
+        require(keep_aspect_ratio_policy in policies, f"knows no keep_aspect_ratio_policy {keep_aspect_ratio_policy!r}")
+        ratios = [policies[keep_aspect_ratio_policy](ratios)] * len(dims)
+        wanted = [math.floor(r * x.type.shape[d] + 0.5) for r, d in zip(ratios, dims, strict=True)]
+    shape = [int(s) for s in _spread(wanted, dims, x, 0)]
+    shape = [new if d in dims else old for d, (new, old) in enumerate(zip(shape, x.type.shape, strict=True))]
+    factors = _spread(ratios, dims, x, 1.0)
+    return _chosen(g, x, factors, shape, _crop(g, roi, dims, x, how), how)
+
+
+def _chosen(
+    g: Emitter,
+    x: Value,
+    scales: Sequence[float],
+    sizes: Sequence[int],
+    crop: Sequence[tuple[float, float]],
+    how: Manner,
+) -> Value:
+    """The IR's resize where it has this one; else weighted sums along each dim."""
+    known = how.mode in ("nearest", "linear") and how.coordinates in COORDINATES[:5] and not how.antialias
+    if known:
+        return _resized(g, x, scales, sizes, how.mode, how.coordinates, how.rounding)
+    require(all(s >= 1 for s in sizes) and x.type.size > 0, f"resize {list(x.type.shape)} to {list(sizes)}")
+    return interpolated(g, x, sizes, scales, crop, how)
+
+
+def _crop(g: Emitter, roi: Value | None, dims: Sequence[int], x: Value, how: Manner) -> list[tuple[float, float]]:
+    """Start and end of each dim, as fractions of it."""
+    crop = [(0.0, 1.0)] * x.type.rank
+    if how.coordinates != "tf_crop_and_resize":
+        return crop
+    require(roi is not None and roi.type.shape == (2 * len(dims),), "tf_crop_and_resize needs 2 numbers a dim as roi")
+    assert roi is not None
+    numbers = [float(v) for v in g.array(roi, "roi")]
+    for i, dim in enumerate(dims):
+        crop[dim] = (numbers[i], numbers[i + len(dims)])
+    return crop
+
+
+def _spread(values: Sequence[float], dims: Sequence[int], x: Value, default: float) -> list[float]:
+    """One value a dim, from one for each of `dims`."""
+    require(len(values) == len(dims), f"{len(values)} scales for {len(dims)} dims")
+    spread = [default] * x.type.rank
+    for value, dim in zip(values, dims, strict=True):
+        spread[dim] = value
+    return spread
+
+
+def _floats(g: Emitter, scales: Value) -> list[float]:
+    require(scales.type.dtype.is_float and scales.type.rank == 1, f"scales must be a list of floats, not {scales.type}")
+    return [float(s) for s in g.array(scales, "scales")]
+
+
+def _check_scales(x: Value, scales: Sequence[float]) -> None:
+    require(len(scales) == x.type.rank, f"{len(scales)} scales for {x.type.rank} dims")
+    require(all(0 < s < math.inf for s in scales), f"scales must be positive: {list(scales)}")
+
+
+def _sizes(x: Value, scales: Sequence[float]) -> list[int]:
+    """Rounded down after a product in f32, where 0.7 * 10 is 7."""
+    with np.errstate(over="ignore"):
+        products = [float(np.float32(d) * np.float32(s)) for d, s in zip(x.type.shape, scales, strict=True)]
+    require(all(map(math.isfinite, products)), f"scales {list(scales)} of {list(x.type.shape)}")
+    return [math.floor(p) for p in products]
+
+
+def _resized(
+    g: Emitter, x: Value, scales: Sequence[float], sizes: Sequence[int], mode: str, coordinates: str, rounding: str
+) -> Value:
+    if tuple(sizes) == x.type.shape and all(s == 1.0 for s in scales):
+        return x
+    return g(Resize(tuple(sizes), tuple(scales), mode, coordinates, rounding), x)
+
+
+TABLE: Table = {
+    ("Upsample", 7): upsample_7,
+    ("Upsample", 9): upsample_9,
+    ("Resize", 10): resize_10,
+    ("Resize", 11): resize,
+}

@@ -1,0 +1,376 @@
+"""What the ops mean that read images between their pixels: GridSample, RoiAlign, DeformConv; and Col2Im."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.frontends.onnx.emit import Emitter, Table
+from fusec.frontends.onnx.limits import require_constant
+from fusec.frontends.onnx.window_attributes import per_dim, spatial_dims
+from fusec.ir import Array, DType, TensorType, Value
+from fusec.ops import Gather, MatMul, Reduce, Scatter, Transpose, pw
+from fusec.ops.spec import require
+
+_MAX_BINS = 4096
+
+
+def _limited(g: Emitter, at: Value, n: int) -> Value:
+    """Within 0..n-1; NaN at 0, so that it indexes something."""
+    at = g(pw("where"), g(pw("is_nan"), at), g.scalar(0, at), at)
+    return g(pw("clip", min=0.0, max=float(n - 1)), at)
+
+
+def _inside(g: Emitter, at: Value, n: int) -> Value:
+    return g(pw("logical_and"), g(pw("cmp_ge"), at, g.scalar(0, at)), g(pw("cmp_le"), at, g.scalar(n - 1, at)))
+
+
+def _pixels(g: Emitter, rows: Value, base: Value, at: Sequence[Value], shape: Sequence[int], zeros: bool) -> Value:
+    """rows[P, C] at integer coordinates (floats, one a dim); out of range it is 0 if `zeros`, else the border."""
+    place, within = base, None
+    strides = TensorType(tuple(shape), DType.BOOL).strides
+    for coordinate, n, stride in zip(at, shape, strides, strict=True):
+        index = g.cast(_limited(g, coordinate, n), DType.I64)
+        place = g(pw("add"), place, g(pw("mul"), index, g.scalar(stride, index)))
+        inside = _inside(g, coordinate, n)
+        within = inside if within is None else g(pw("logical_and"), within, inside)
+    read = g(Gather(0), rows, place)
+    if not zeros or within is None:
+        return read
+    return g(pw("where"), g.reshape(within, (*within.type.shape, 1)), read, g.scalar(0, read))
+
+
+def _rows(g: Emitter, x: Value) -> Value:
+    """[N, C, spatial…] as [N*pixels, C]."""
+    n, c, *spatial = x.type.shape
+    flat = g.reshape(x, (n, c, math.prod(spatial)))
+    return g.reshape(g(Transpose((0, 2, 1)), flat), (n * math.prod(spatial), c))
+
+
+def linear(g: Emitter, rows: Value, base: Value, at: Sequence[Value], shape: Sequence[int]) -> Value:
+    """Between the nearest pixels; those beyond the border count as 0."""
+    return _mixed(g, rows, base, [_two(g, a) for a in at], shape, True)
+
+
+def _two(g: Emitter, at: Value) -> list[tuple[Value, Value]]:
+    low = g(pw("floor"), at)
+    weight = g(pw("sub"), at, low)
+    one = g.scalar(1, at)
+    return [(low, g(pw("sub"), one, weight)), (g(pw("add"), low, one), weight)]
+
+
+def _four(g: Emitter, at: Value, a: float = -0.75) -> list[tuple[Value, Value]]:
+    """The four taps of the cubic kernel."""
+    low = g(pw("floor"), at)
+    t = g(pw("sub"), at, low)
+    taps: list[tuple[Value, Value]] = []
+    for offset in (-1, 0, 1, 2):
+        d = g(pw("abs"), g(pw("sub"), t, g.scalar(offset, t)))
+        # the polynomial for distances up to 1, and the one up to 2
+        near = (a + 2, -(a + 3), 0.0, 1.0)
+        far = (a, -5 * a, 8 * a, -4 * a)
+        weight = g.scalar(0, t)
+        for factor in near if offset in (0, 1) else far:
+            weight = g(pw("add"), g(pw("mul"), weight, d), g.scalar(factor, t))
+        taps.append((g(pw("add"), low, g.scalar(offset, low)), weight))
+    return taps
+
+
+def _mixed(
+    g: Emitter,
+    rows: Value,
+    base: Value,
+    taps: Sequence[Sequence[tuple[Value, Value]]],
+    shape: Sequence[int],
+    zeros: bool,
+    combine: str = "add",
+) -> Value:
+    """The sum (or maximum) over all combinations of taps, one a dim, of pixel times weights."""
+    total: Value | None = None
+    for chosen in itertools.product(*taps):
+        weight = chosen[0][1]
+        for _, more in chosen[1:]:
+            weight = g(pw("mul"), weight, more)
+        pixel = _pixels(g, rows, base, [at for at, _ in chosen], shape, zeros)
+        part = g(pw("mul"), pixel, g.cast(g.reshape(weight, (*weight.type.shape, 1)), pixel.type.dtype))
+        total = part if total is None else g(pw(combine), total, part)
+    assert total is not None
+    return total
+
+
+def grid_sample_16(
+    g: Emitter,
+    x: Value,
+    grid: Value,
+    /,
+    *,
+    align_corners: int = 0,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+) -> Value:
+    modes = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
+    require(mode in modes, f"knows no mode {mode!r}")
+    return grid_sample(g, x, grid, align_corners=align_corners, mode=modes[mode], padding_mode=padding_mode)
+
+
+def grid_sample(
+    g: Emitter,
+    x: Value,
+    grid: Value,
+    /,
+    *,
+    align_corners: int = 0,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+) -> Value:
+    """The grid's last dim has coordinates from -1 to 1, that of the last spatial dim first."""
+    n = spatial_dims(x)
+    batch, _, *spatial = x.type.shape
+    require(mode in ("linear", "nearest", "cubic"), f"knows no mode {mode!r}")
+    require(padding_mode in ("zeros", "border", "reflection"), f"knows no padding_mode {padding_mode!r}")
+    require(grid.type.rank == n + 2 and grid.type.shape[-1] == n, f"grid {grid.type} for x {x.type}")
+    require(grid.type.shape[0] == batch and x.type.size > 0, f"grid {grid.type} for x {x.type}")
+    places = grid.type.shape[1:-1]
+    at: list[Value] = []
+    for d, size in enumerate(spatial):
+        c = g.reshape(g.window(grid, n + 1, n - 1 - d, 1), (batch, *places))
+        one = g.scalar(1, c)
+        c = g(pw("add"), c, one)
+        if align_corners:
+            c = g(pw("mul"), c, g.scalar((size - 1) / 2, c))
+        else:
+            c = g(pw("div"), g(pw("sub"), g(pw("mul"), c, g.scalar(size, c)), one), g.scalar(2, c))
+        at.append(c)
+    if mode == "nearest":
+        at = [g(pw("round"), c) for c in at]
+    if mode != "cubic":
+        at = [_padded(g, c, size, padding_mode, align_corners) for c, size in zip(at, spatial, strict=True)]
+    pixels = math.prod(spatial)
+    base = g.indexed((batch, *[1] * n), lambda i: i * pixels)
+    if mode == "nearest":
+        at = [g(pw("round"), c) for c in at]
+        taps = [[(c, g.scalar(1, c))] for c in at]
+    elif mode == "linear":
+        taps = [_two(g, c) for c in at]
+    else:
+        taps = [
+            [(_padded(g, c, size, padding_mode, align_corners), w) for c, w in _four(g, coordinate)]
+            for coordinate, size in zip(at, spatial, strict=True)
+        ]
+    read = _mixed(g, _rows(g, x), base, taps, spatial, padding_mode == "zeros")
+    return g(Transpose((0, n + 1, *range(1, n + 1))), read)
+
+
+def _padded(g: Emitter, at: Value, n: int, mode: str, align_corners: int) -> Value:
+    if mode == "zeros":
+        return at
+    if mode == "border":
+        return _limited(g, at, n)
+    low, high = (0.0, n - 1.0) if align_corners else (-0.5, n - 0.5)
+    span = high - low
+    if span == 0:
+        return g(pw("mul"), at, g.scalar(0, at))
+    away = g(pw("abs"), g(pw("sub"), at, g.scalar(low, at)))
+    rest = g(pw("mod"), away, g.scalar(2 * span, at))
+    folded = g(pw("sub"), g.scalar(span, at), g(pw("abs"), g(pw("sub"), rest, g.scalar(span, at))))
+    return _limited(g, g(pw("add"), folded, g.scalar(low, at)), n)
+
+
+def roi_align_10(
+    g: Emitter,
+    x: Value,
+    rois: Value,
+    batches: Value,
+    /,
+    *,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Value:
+    return _roi_align(g, x, rois, batches, mode, (output_height, output_width), sampling_ratio, spatial_scale, 0.0)
+
+
+def roi_align(
+    g: Emitter,
+    x: Value,
+    rois: Value,
+    batches: Value,
+    /,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Value:
+    known = coordinate_transformation_mode in ("half_pixel", "output_half_pixel")
+    require(known, f"knows no coordinate_transformation_mode {coordinate_transformation_mode!r}")
+    shift = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
+    return _roi_align(g, x, rois, batches, mode, (output_height, output_width), sampling_ratio, spatial_scale, shift)
+
+
+def _roi_align(
+    g: Emitter,
+    x: Value,
+    rois: Value,
+    batches: Value,
+    mode: str,
+    bins: tuple[int, int],
+    sampling_ratio: int,
+    spatial_scale: float,
+    shift: float,
+) -> Value:
+    """Samples in each bin, averaged or the largest; how many there are must be told by sampling_ratio."""
+    require(mode in ("avg", "max"), f"knows no mode {mode!r}")
+    require(x.type.rank == 4 and rois.type.rank == 2 and rois.type.shape[1] == 4, f"rois {rois.type} for {x.type}")
+    require(sampling_ratio > 0, "sampling_ratio=0 is not supported: the number of samples would depend on the rois")
+    count, s = rois.type.shape[0], sampling_ratio
+    most = max(*bins, s)
+    require(min(bins) >= 1 and most <= _MAX_BINS, f"{bins[0]}x{bins[1]} bins of {s}x{s} samples")
+    require(batches.type.shape == (count,), f"batch_indices {batches.type} for {count} rois")
+    scaled = g(pw("sub"), g(pw("mul"), rois, g.scalar(spatial_scale, rois)), g.scalar(shift, rois))
+    corners = [g.reshape(g.window(scaled, 1, i, 1), (count, 1)) for i in range(4)]  # x1, y1, x2, y2
+    at: list[Value] = []
+    for start, end, number in ((corners[1], corners[3], bins[0]), (corners[0], corners[2], bins[1])):
+        length = g(pw("sub"), end, start)
+        if not shift:
+            length = g(pw("max"), length, g.scalar(1, length))
+        # the samples of all bins along this dim, evenly spaced
+        fractions = (np.arange(number * s) + 0.5) / (number * s)
+        steps = g.constant(fractions.astype(rois.type.dtype.numpy).reshape(1, -1))
+        at.append(g(pw("add"), start, g(pw("mul"), length, steps)))
+    rows_at = g.reshape(at[0], (count, bins[0] * s, 1))
+    columns_at = g.reshape(at[1], (count, 1, bins[1] * s))
+    height, width = x.type.shape[2:]
+    base = g(pw("mul"), g.cast(batches, DType.I64), g.constant(np.array(height * width, np.int64)))
+    near = [_beyond_by_one(g, c, n) for c, n in ((rows_at, height), (columns_at, width))]
+    taps = [_two(g, _limited(g, c, n)) for c, n in ((rows_at, height), (columns_at, width))]
+    # the standard takes the maximum of what the pixels contribute, not of what is read between them
+    combine = "add" if mode == "avg" else "max"
+    read = _mixed(g, _rows(g, x), g.reshape(base, (count, 1, 1)), taps, (height, width), False, combine)
+    kept = g(pw("logical_and"), near[0], near[1])
+    read = g(pw("where"), g.reshape(kept, (*kept.type.shape, 1)), read, g.scalar(0, read))
+    channels = x.type.shape[1]
+    split = g.reshape(read, (count, bins[0], s, bins[1], s, channels))
+    pooled = g(Reduce("mean" if mode == "avg" else "max", (2, 4), False), split)
+    return g(Transpose((0, 3, 1, 2)), pooled)
+
+
+def _beyond_by_one(g: Emitter, at: Value, n: int) -> Value:
+    """Samples up to one pixel outside read the border, those farther out 0."""
+    return g(pw("logical_and"), g(pw("cmp_ge"), at, g.scalar(-1, at)), g(pw("cmp_le"), at, g.scalar(n, at)))
+
+
+def deform_conv(
+    g: Emitter,
+    x: Value,
+    w: Value,
+    offset: Value,
+    b: Value | None = None,
+    mask: Value | None = None,
+    /,
+    *,
+    dilations: Sequence[int] = (),
+    group: int = 1,
+    kernel_shape: Sequence[int] = (),
+    offset_group: int = 1,
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+) -> Value:
+    """Each tap of each window reads where its own offset says; then a matrix product as for any convolution."""
+    require(x.type.rank == 4 and w.type.rank == 4, "takes 2 spatial dims")
+    batch, channels, *spatial = x.type.shape
+    filters, window = w.type.shape[0], w.type.shape[2:]
+    require(tuple(kernel_shape) in ((), window), f"kernel_shape {list(kernel_shape)}, the weight is {w.type}")
+    steps, spread = per_dim("strides", strides, 2, 1), per_dim("dilations", dilations, 2, 1)
+    edges = per_dim("pads", pads, 4, 0)
+    taps = math.prod(window)
+    require(all(v >= 1 for v in (*steps, *spread)), "strides and dilations must be positive")
+    out = [
+        (n + edges[d] + edges[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1 for d, n in enumerate(spatial)
+    ]
+    require(channels % offset_group == 0 and channels % group == 0 and filters % group == 0, "groups do not divide")
+    require(w.type.shape[1] * group == channels, f"weight {w.type} for {channels} channels in {group} groups")
+    wanted = (batch, offset_group * taps * 2, *out)
+    require(offset.type.shape == wanted, f"offset of shape {list(offset.type.shape)}, not {list(wanted)}")
+    moved = g.reshape(offset, (batch, offset_group, *window, 2, *out))
+    at: list[Value] = []
+    for d in range(2):
+        shape = [1, 1, *(window[i] if i == d else 1 for i in range(2)), *(out[i] if i == d else 1 for i in range(2))]
+
+        def own(index: Array, d: int = d) -> Array:
+            """Where tap `index // out` of window `index % out` reads without an offset."""
+            return index // out[d] * spread[d] + index % out[d] * steps[d] - edges[d]
+
+        part = g.reshape(g.window(moved, 4, d, 1), (batch, offset_group, *window, *out))
+        at.append(g(pw("add"), part, g.indexed(shape, own, x.type.dtype)))
+    per = channels // offset_group
+    grouped = g.reshape(x, (batch * offset_group, per, *spatial))
+    pixels = math.prod(spatial)
+    first = g.indexed((batch, offset_group, 1, 1, 1, 1), lambda i: i * pixels)
+    read = linear(g, _rows(g, grouped), first, at, spatial)
+    if mask is not None:  # [batch, offset_group, window…, out…, per]
+        weight = g.reshape(mask, (batch, offset_group, *window, *out, 1))
+        read = g(pw("mul"), read, weight)
+    columns = g(Transpose((0, 1, 6, 2, 3, 4, 5)), read)
+    columns = g.reshape(columns, (batch, group, channels // group * taps, math.prod(out)))
+    weights = g.reshape(w, (1, group, filters // group, channels // group * taps))
+    y = g.reshape(g(MatMul(), weights, columns), (batch, filters, *out))
+    return y if b is None else g(pw("add"), y, g.reshape(b, (1, filters, 1, 1)))
+
+
+def col2im(
+    g: Emitter,
+    x: Value,
+    image_shape: Value,
+    block_shape: Value,
+    /,
+    *,
+    dilations: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+) -> Value:
+    """Each column's block is added into the image where it was taken from."""
+    image, block = g.ints(image_shape, "image_shape"), g.ints(block_shape, "block_shape")
+    n = len(image)
+    require(len(block) == n and x.type.rank == 3, f"blocks {list(block)} of an image {list(image)}, x {x.type}")
+    steps, spread = per_dim("strides", strides, n, 1), per_dim("dilations", dilations, n, 1)
+    edges = per_dim("pads", pads, 2 * n, 0)
+    taps = math.prod(block)
+    require(all(v >= 1 for v in (*block, *image, *steps, *spread)), "sizes, strides and dilations must be positive")
+    counts = [
+        (i + edges[d] + edges[d + n] - spread[d] * (block[d] - 1) - 1) // steps[d] + 1 for d, i in enumerate(image)
+    ]
+    batch, rows, columns = x.type.shape
+    require(rows % taps == 0 and columns == math.prod(counts), f"x {x.type} for blocks {list(block)} of {list(image)}")
+    require_constant(TensorType((taps * columns,), DType.I64))
+    place, inside = np.zeros((1,) * (2 * n), np.int64), np.ones((1,) * (2 * n), bool)
+    for d in range(n):
+        tap = (np.arange(block[d]) * spread[d]).reshape([-1 if i == d else 1 for i in range(2 * n)])
+        start = (np.arange(counts[d]) * steps[d] - edges[d]).reshape([-1 if i == n + d else 1 for i in range(2 * n)])
+        at = tap + start
+        inside = inside & (at >= 0) & (at < image[d])
+        place = place * image[d] + np.clip(at, 0, image[d] - 1)
+    size = math.prod(image)
+    targets = np.where(inside, place, size).reshape(-1)  # what lies in the padding goes to a row of its own
+    channels = rows // taps
+    flat = g.reshape(x, (batch * channels, taps * columns))
+    zeros = g.full(TensorType((size + 1, batch * channels), x.type.dtype), np.zeros((), x.type.dtype.numpy))
+    added = g(Scatter("add"), zeros, g.constant(targets), g(Transpose((1, 0)), flat))
+    return g.reshape(g(Transpose((1, 0)), g.window(added, 0, 0, size)), (batch, channels, *image))
+
+
+TABLE: Table = {
+    ("GridSample", 16): grid_sample_16,
+    ("GridSample", 20): grid_sample,
+    ("RoiAlign", 10): roi_align_10,
+    ("RoiAlign", 16): roi_align,
+    ("DeformConv", 19): deform_conv,
+    ("Col2Im", 18): col2im,
+}

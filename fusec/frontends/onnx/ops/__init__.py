@@ -1,0 +1,1 @@
+"""Import ONNX ops that compute: one file per op family."""

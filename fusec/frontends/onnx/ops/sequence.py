@@ -1,0 +1,120 @@
+"""What the ops on sequences of tensors mean: all are resolved during import, since lengths are known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from onnx import GraphProto
+
+from fusec.frontends.onnx.emit import Emitter, Held, Table, TensorList
+from fusec.frontends.onnx.ops.control import row, stacked, tensor
+from fusec.frontends.onnx.tensors import dtype_of
+from fusec.ir import Value
+from fusec.ops import Concat
+from fusec.ops.spec import normalize_axis, require
+
+
+def sequence_empty(g: Emitter, /, *, dtype: int = 1) -> Held:
+    return TensorList((), dtype_of(dtype))
+
+
+def sequence_construct(g: Emitter, /, *items: Value) -> Held:
+    return TensorList(tuple(items))
+
+
+def sequence_at(g: Emitter, sequence: TensorList, position: Value, /) -> Held:
+    items = _items(sequence)
+    return items[_index(g, position, len(items), len(items))]
+
+
+def sequence_length(g: Emitter, sequence: TensorList, /) -> Held:
+    return g.constant(np.array(len(_items(sequence)), np.int64))
+
+
+def sequence_insert(g: Emitter, sequence: TensorList, item: Value, position: Value | None = None, /) -> Held:
+    items = list(_items(sequence))
+    at = len(items) if position is None else _index(g, position, len(items), len(items) + 1)
+    items.insert(at, tensor(item))
+    return TensorList(tuple(items))
+
+
+def sequence_erase(g: Emitter, sequence: TensorList, position: Value | None = None, /) -> Held:
+    items = list(_items(sequence))
+    require(bool(items), "an empty sequence has nothing to erase")
+    del items[len(items) - 1 if position is None else _index(g, position, len(items), len(items))]
+    return TensorList(tuple(items))
+
+
+def concat_from_sequence(g: Emitter, sequence: TensorList, /, *, axis: int, new_axis: int = 0) -> Held:
+    items = _items(sequence)
+    require(bool(items), "an empty sequence cannot be joined")
+    rank = items[0].type.rank
+    if new_axis:
+        return stacked(g, items, normalize_axis(axis, rank + 1))
+    return items[0] if len(items) == 1 else g(Concat(normalize_axis(axis, rank)), *items)
+
+
+def split_to_sequence(g: Emitter, x: Value, split: Value | None = None, /, *, axis: int = 0, keepdims: int = 1) -> Held:
+    axis = normalize_axis(axis, tensor(x).type.rank)
+    dim = x.type.shape[axis]
+    if split is None:
+        g.require_room(dim)
+        with g.unrolling():
+            parts = [row(g, x, axis, i) if not keepdims else g.window(x, axis, i, 1) for i in range(dim)]
+        return TensorList(tuple(parts), x.type.dtype)
+    given = g.ints(split, "split")
+    if split.type.rank == 0:
+        require(given[0] > 0, f"split is {given[0]}")
+        g.require_room(-(-dim // given[0]))
+        sizes = [min(given[0], dim - start) for start in range(0, dim, given[0])]
+    else:
+        sizes = list(given)
+    require(all(s >= 0 for s in sizes) and sum(sizes) == dim, f"sizes {sizes} do not add up to {dim}")
+    starts = [end - size for end, size in zip(itertools.accumulate(sizes), sizes, strict=True)]
+    with g.unrolling():
+        windows = tuple(g.window(x, axis, start, size) for start, size in zip(starts, sizes, strict=True))
+    return TensorList(windows, x.type.dtype)
+
+
+def sequence_map(g: Emitter, sequence: TensorList, /, *more: Held, body: GraphProto) -> tuple[Held, ...]:
+    items = _items(sequence)
+    results: list[list[Value]] = [[] for _ in range(g.outputs)]
+    for i, item in enumerate(items):
+        given: list[Held] = [item]
+        for other in more:
+            if isinstance(other, TensorList):
+                require(len(other.items) == len(items), "sequences of different lengths")
+                given.append(other.items[i])
+            else:
+                given.append(other)
+        with g.unrolling():
+            made = g.subgraph(body, given)
+        for held, result in zip(results, made, strict=False):
+            held.append(tensor(result))
+    return tuple(TensorList(tuple(r)) for r in results)
+
+
+def _items(sequence: Held) -> tuple[Value, ...]:
+    require(isinstance(sequence, TensorList), "takes a sequence, not a tensor")
+    assert isinstance(sequence, TensorList)
+    return sequence.items
+
+
+def _index(g: Emitter, position: Value, length: int, end: int) -> int:
+    at = int(g.number(tensor(position), "the position"))
+    require(-length <= at < end, f"position {at} in a sequence of {length}")
+    return at + length if at < 0 else at
+
+
+TABLE: Table = {
+    ("SequenceEmpty", 11): sequence_empty,
+    ("SequenceConstruct", 11): sequence_construct,
+    ("SequenceAt", 11): sequence_at,
+    ("SequenceLength", 11): sequence_length,
+    ("SequenceInsert", 11): sequence_insert,
+    ("SequenceErase", 11): sequence_erase,
+    ("SequenceMap", 17): sequence_map,
+    ("ConcatFromSequence", 11): concat_from_sequence,
+    ("SplitToSequence", 11): split_to_sequence,
+}

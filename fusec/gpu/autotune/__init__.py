@@ -1,0 +1,1 @@
+"""Choose the fastest plan, kernel or split of each step by measured times."""

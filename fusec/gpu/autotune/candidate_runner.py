@@ -1,0 +1,58 @@
+"""The steps of a form run one behind the other, as they will be: what one leaves in the cache the next one finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fusec.gpu import kernels
+from fusec.gpu.autotune.step_candidates import Form
+from fusec.gpu.launch.kernel_launcher import Launcher
+from fusec.gpu.measure.random_inputs import random_array, random_data
+from fusec.ir import Array, TensorType, Value
+from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.schedule.program import Kind, outputs_of
+
+Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
+
+
+def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
+    """What runs a form of cuDNN graphs and kernels over memory of its own, filled with random numbers."""
+    held: dict[str, Array] = {}
+    constants: dict[tuple[Value, TensorType], Array] = {}
+
+    def memory(value: Value, type: TensorType) -> Array:
+        if value.literal is not None:
+            if (value, type) not in constants:
+                constants[value, type] = random_array(type)
+            return constants[value, type]
+        if value.name not in held:
+            held[value.name] = random_array(value.type)
+        return held[value.name]
+
+    runs: list[Callable[[], None]] = []
+    for part in form:
+        if part.kind is Kind.KERNEL:
+            kernel = kernels.find(part.nodes, outputs_of(part.nodes))
+            assert kernel is not None, f"no kernel for {part.signature}"
+            runs.append(launcher.bind(kernel, memory))
+            continue
+        lowered = lower(part.body, tensor_cores)
+        by_name = {v.name: v for v in (*part.inputs, *part.outputs)}  # a spelling may call those of its body otherwise
+        named = {uid: by_name[name] for uid, name in (*lowered.inputs, *lowered.outputs)}
+        buffers = {uid: lowered.part(uid, memory(value, value.type)) for uid, value in named.items()}
+        for binding in lowered.constants:
+            buffers[binding.uid] = random_data(lowered.graph.tensor(binding.uid))
+        runs.append(bind(lowered.graph, buffers))
+
+    def run() -> None:
+        for each in runs:
+            each()
+
+    return run
+
+
+def graphs_of(forms: Sequence[Form], tensor_cores: bool) -> dict[str, CudnnGraph]:
+    """The cuDNN graphs of forms, by key."""
+    graphs = (lower(part.body, tensor_cores).graph for form in forms for part in form if part.kind is Kind.CUDNN)
+    return {graph.key: graph for graph in graphs}

@@ -1,0 +1,267 @@
+"""A GPU to measure plans on: cuDNN's offers for a graph, built, timed and compared on random data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cudnn
+import cupy
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.gpu.autotune.plan_search import Offer
+from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
+from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.built_plan import BuiltPlan
+from fusec.gpu.cudnn.emit import emit
+from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, knobs_of
+from fusec.gpu.cudnn.plan_serialization import revive
+from fusec.gpu.measure.random_inputs import distance, random_data
+from fusec.gpu.measure.timer import Stopwatch
+from fusec.ir import Array
+from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
+from fusec.lowering.known_bugs import wrong_plan
+from fusec.lowering.simulator import extent, simulate
+from fusec.plans.plan_record import BLAS, Choice
+from fusec.system.compile_timer import spent_on
+
+SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
+SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
+
+
+AnyPlan = BuiltPlan | BlasPlan
+
+
+class GpuLaboratory:
+    """Measures on the device and stream of a cuDNN handle.
+
+    stopwatch: of that stream. footprint_bytes: what the whole model touches, which decides whether a plan finds in the
+    cache what it reads. quarantined:
+    reason by (graph key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles
+    at run time; graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt,
+    whose plans follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do
+    not build. builders: other processes, which build plans that are compiled at run time.
+    """
+
+    def __init__(
+        self,
+        handle: Any,
+        stream: Any,
+        stopwatch: Stopwatch,
+        footprint_bytes: int,
+        quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
+        note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
+        kernels: Any = None,
+        blas: Blas | None = None,
+        deterministic: bool = False,
+        builders: Builders | None = None,
+    ):
+        self._deterministic = deterministic
+        self._builders = builders
+        self._handle, self._stream, self._blas = handle, stream, blas
+        self._quarantined, self._note = quarantined, note
+        self._kernels = kernels
+        self._stopwatch = stopwatch
+        self._footprint_bytes = footprint_bytes
+        self._graph: CudnnGraph | None = None
+        self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
+        self._data: dict[int, Array] = {}
+        self._reference: dict[CudnnTensor, Array] | None = None
+
+    @spent_on("plans are listed")
+    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
+        note, pygraph = cudnn.behavior_note.RUNTIME_COMPILATION, self._asked(graph)
+        offers: list[Offer] = []
+        wrong = "it offers no plan"
+        for place in range(pygraph.get_execution_plan_count()):
+            engine, knobs = pygraph.get_engine_and_knobs_at_index(place)
+            choice = Choice(int(engine), tuple(sorted(knobs_of(knobs).items())))
+            reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantined(graph.key, choice)
+            if reason is not None or choice.engine >= PYTHON_ENGINES:
+                wrong = reason or wrong
+                continue
+            offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
+        others = [] if self._blas is None else self._blas.offers(graph)
+        sound = [choice for choice in others if self._quarantined(graph.key, choice) is None]
+        offers += [Offer(place, choice, True) for place, choice in enumerate(sound)]
+        if not offers:
+            raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
+        return offers
+
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        if self._builders is not None:
+            self._builders.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
+
+    @spent_on("plans are built")
+    def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
+        if offer.choice.engine == BLAS:
+            return self._library().build(graph, offer.choice)
+        blob = None if self._builders is None or offer.precompiled else self._builders.plan(graph, offer.choice)
+        if blob is not None:
+            return self.revive(graph, blob)
+        pygraph = self._asked(graph)
+        try:
+            pygraph.build_plan_at_index(offer.place)
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError) as error:
+            raise ExecutionError(str(error)) from error
+        workspace_bytes = int(pygraph.get_workspace_size_plan_at_index(offer.place))
+        _require_free(workspace_bytes)
+        return BuiltPlan(pygraph, offer.place, workspace_bytes, _scalars(graph))
+
+    def _library(self) -> Blas:
+        if self._blas is None:
+            raise ExecutionError("cuBLASLt is not there")
+        return self._blas
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> AnyPlan:
+        """A serialized plan of the graph, in milliseconds. ExecutionError if cuDNN does not take it. Only for a blob
+        that is trusted."""
+        if is_algorithm(blob):
+            return self._library().revive(graph, blob)
+        plan = revive(blob, self._handle)
+        workspace_bytes = int(plan.get_workspace_size())
+        _require_free(workspace_bytes)
+        return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
+
+    def serialized(self, plan: AnyPlan) -> bytes | None:
+        """A plan as cuDNN serializes it; one whose kernel is for all sizes holds that, too."""
+        if isinstance(plan, BlasPlan) or plan.blob is not None:
+            return plan.blob
+        plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
+        return bytes(plan.pygraph.serialize())
+
+    def is_revived(self, plan: AnyPlan) -> bool:
+        return not isinstance(plan, BlasPlan) and plan.blob is not None
+
+    @spent_on("plans are timed")
+    def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
+        self._turn_to(graph)
+        addresses, scratch = self._bound(plan, self._data)
+        return self._stopwatch.within_us(lambda: self._run(plan, addresses, scratch), self._footprint_bytes)
+
+    @spent_on("plans are compared")
+    def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:
+        self._turn_to(graph)
+        want = self._simulated() if other is None else self._results(other)
+        return None if want is None else distance(self._results(plan), want)
+
+    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
+        self._note(graph.key, choice, reason)
+
+    def _turn_to(self, graph: CudnnGraph) -> None:
+        """Lay out data for a graph; what was there for the last one is let go."""
+        if self._graph is not None and self._graph.key == graph.key:
+            return
+        self._graph, self._reference, self._data = None, None, {}
+        with self._stream:
+            self._data = {t.uid: random_data(t) for t in (*graph.inputs, *graph.outputs)}
+        self._graph = graph
+
+    def _asked(self, graph: CudnnGraph) -> Any:
+        """The frontend's graph, with what cuDNN offers for it."""
+        if graph.key not in self._pygraphs:
+            self._pygraphs[graph.key] = self._planned(graph)
+        return self._pygraphs[graph.key]
+
+    def _planned(self, graph: CudnnGraph) -> Any:
+        pygraph = self._planned_for(graph, None)
+        if self._kernels is None or _has_precompiled(pygraph):
+            return pygraph
+        try:
+            return self._planned_for(graph, self._kernels)
+        except ExecutionError:  # pointwise graphs, of cuDNN 9.19: not every engine can do without sizes
+            return pygraph
+
+    def _planned_for(self, graph: CudnnGraph, kernels: Any) -> Any:
+        pygraph = emit(graph, handle=self._handle, kernels=kernels)
+        try:
+            pygraph.validate()
+            pygraph.build_operation_graph()
+            pygraph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        except (RuntimeError, ValueError, cudnn.cudnnGraphNotSupportedError) as error:
+            raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
+        if not graph.tensor_cores:
+            pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
+        if self._deterministic:
+            pygraph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
+        return pygraph
+
+    def _bound(self, plan: AnyPlan, data: dict[int, Array]) -> tuple[dict[int, int], Array | None]:
+        with self._stream:
+            scratch = cupy.empty(plan.workspace_bytes, cupy.uint8) if plan.workspace_bytes else None
+        return plan.addresses({uid: array.data.ptr for uid, array in data.items()}), scratch
+
+    def _run(self, plan: AnyPlan, addresses: dict[int, int], scratch: Array | None) -> None:
+        try:
+            plan.execute(addresses, 0 if scratch is None else scratch.data.ptr, self._handle)
+        except RuntimeError as error:
+            raise ExecutionError(f"cuDNN failed to run it: {error}") from error
+
+    def _results(self, plan: AnyPlan) -> dict[CudnnTensor, Array]:
+        """The outputs, in memory that was poisoned before."""
+        assert self._graph is not None
+        data = dict(self._data)
+        with self._stream:
+            for tensor in self._graph.outputs:
+                data[tensor.uid] = cupy.full(data[tensor.uid].size, 0xFF, cupy.uint8)
+            addresses, scratch = self._bound(plan, data)
+            self._run(plan, addresses, scratch)
+            self._stream.synchronize()
+        return {t: data[t.uid] for t in self._graph.outputs}
+
+    def _simulated(self) -> dict[CudnnTensor, Array] | None:
+        assert self._graph is not None
+        if self._reference is None:
+            if work(self._graph) > SIMULATED_WORK:
+                return None
+            host = {t.uid: _typed(self._data[t.uid].get(), t) for t in self._graph.inputs}
+            host |= {t.uid: _poison(t) for t in self._graph.outputs}
+            simulate(self._graph, host)
+            self._reference = {t: cupy.asarray(host[t.uid].view(np.uint8)) for t in self._graph.outputs}
+        return self._reference
+
+
+def _require_free(workspace_bytes: int) -> None:
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    free += cupy.get_default_memory_pool().free_bytes()
+    if workspace_bytes > max(free - SPARE_BYTES, 0):
+        raise ExecutionError(f"a workspace of {workspace_bytes >> 20} MB, {free >> 20} MB are free")
+
+
+def _scalars(graph: CudnnGraph) -> dict[int, np.ndarray[Any, Any]]:
+    return {t.uid: np.full(1, t.value, t.dtype.numpy) for t in graph.tensors if t.value is not None}
+
+
+def _has_precompiled(pygraph: Any) -> bool:
+    note = cudnn.behavior_note.RUNTIME_COMPILATION
+    count = pygraph.get_execution_plan_count()
+    return any(note not in pygraph.get_behavior_notes_for_plan_at_index(place) for place in range(count))
+
+
+def work(graph: CudnnGraph) -> float:
+    """Multiplications of a graph, about."""
+    total = float(sum(np.prod(t.dims) for t in graph.tensors))
+    for call in graph.calls:
+        if call.op in ("conv_fprop", "conv_dgrad"):
+            total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * float(
+                np.prod(graph.tensor(call.inputs[1]).dims[1:])
+            )
+        if call.op == "conv_wgrad":
+            loss, filters = graph.tensor(call.inputs[1]).dims, graph.tensor(call.outputs[0]).dims
+            total += float(np.prod(loss)) * float(np.prod(filters[1:]))
+        if call.op == "sdpa":
+            q, k, v = (graph.tensor(uid).dims for uid in call.inputs[:3])
+            total += float(np.prod(q[:3])) * k[2] * (q[3] + v[3])
+        if call.op == "matmul":
+            total += float(np.prod(graph.tensor(call.outputs[0]).dims)) * graph.tensor(call.inputs[0]).dims[-1]
+    return total
+
+
+def _poison(tensor: CudnnTensor) -> np.ndarray[Any, Any]:
+    """What `_results` fills memory with: a tensor with gaps has to leave it there."""
+    return _typed(np.full(extent(tensor) * tensor.dtype.itemsize, 0xFF, np.uint8), tensor)
+
+
+def _typed(raw: np.ndarray[Any, Any], tensor: CudnnTensor) -> np.ndarray[Any, Any]:
+    return raw.view(tensor.dtype.numpy)

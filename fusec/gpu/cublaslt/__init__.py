@@ -1,0 +1,1 @@
+"""Run matrix products with cuBLASLt."""

@@ -1,0 +1,310 @@
+"""cuBLASLt: algorithms of a product, and one of them as a plan to run.
+
+The library is installed with cuDNN; where it is not, `Blas.open` gives None, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import warnings
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.gpu.cublaslt import bindings
+from fusec.gpu.cublaslt.bindings import (
+    ALGORITHM_WORDS,
+    RESULT,
+    BlasError,
+    Library,
+    MatmulDescAttribute,
+    MatmulPreferenceAttribute,
+    MatrixLayoutAttribute,
+)
+from fusec.gpu.cublaslt.match import Matrices, Product, product_of
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_record import BLAS, Choice, Knobs
+
+PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
+COUNT = 8  # algorithms asked for: of eight shapes measured, the best of 32 was among the first seven
+WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
+ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given, too
+_TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14}  # cudaDataType_t
+_COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
+_EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
+_BIAS = 4
+_MAGIC = b"fusec cuBLASLt algorithm 1\n"
+# Parts of a sum split along its length are kept in fp32: in place, or in the type of the result, they would be rounded.
+_SUMS_IN_FP32 = 2
+_KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algorithm
+    np.int32,  # id
+    np.uint32,  # tile
+    np.int32,  # parts a sum is split into
+    np.uint32,  # how these are added
+    np.uint32,  # swizzling
+    np.uint32,  # custom option
+    np.uint32,  # stages
+    np.uint16,  # inner shape
+    np.uint16,  # cluster
+)
+
+
+@cache
+def version() -> str:
+    """Of the library; empty if there is none. It is loaded for that only where it was not installed as a package."""
+    for package in PACKAGES:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        number = bindings.load().version
+    except (ImportError, OSError, RuntimeError):
+        return ""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def competitor() -> str:
+    """Which cuBLASLt competes, for the keys of remembered plans; empty if none does."""
+    return f"cublaslt {version()}" if version() else ""
+
+
+def is_algorithm(blob: bytes) -> bool:
+    """Whether a serialized plan is an algorithm of this library."""
+    return blob.startswith(_MAGIC)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One that cuBLASLt offers for a product."""
+
+    knobs: Knobs
+    workspace_bytes: int
+    data: np.ndarray[Any, Any]  # cublasLtMatmulAlgo_t
+
+    @property
+    def blob(self) -> bytes:
+        """The algorithm serialized: as plain numbers, good for the version of the library it came from."""
+        return _MAGIC + np.array([self.workspace_bytes, *self.data.tolist()], "<u8").tobytes()
+
+    @classmethod
+    def of(cls, blob: bytes) -> Algorithm:
+        """Inverse of `blob`, but for the knobs. ExecutionError for anything else."""
+        if len(blob) != len(_MAGIC) + 8 * (1 + ALGORITHM_WORDS) or not is_algorithm(blob):
+            raise ExecutionError("not an algorithm of cuBLASLt")
+        numbers = np.frombuffer(blob[len(_MAGIC) :], "<u8").astype(np.uint64)
+        return cls((), int(numbers[0]), numbers[1:])
+
+
+class Blas:
+    """The library on the current device; plans run on the stream whose address `stream` gives when they are run. It is
+    loaded when first needed."""
+
+    def __init__(self, stream: Callable[[], int]):
+        self.stream = stream
+        self._found: dict[str, list[Algorithm]] = {}
+
+    @classmethod
+    def open(cls, stream: Callable[[], int]) -> Blas | None:
+        """The library, if there is one."""
+        return cls(stream) if version() else None
+
+    @cached_property
+    def lt(self) -> Library:
+        """Its functions."""
+        return bindings.load()
+
+    @cached_property
+    def handle(self) -> int:
+        handle: int = self.lt.create()
+        weakref.finalize(self, self.lt.destroy, handle).atexit = False  # by then the driver may be gone
+        return handle
+
+    @cached_property
+    def loads(self) -> bool:
+        """Whether the library can be used; a warning if it is there and cannot."""
+        try:
+            return bool(self.handle)
+        except (BlasError, ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the finder
+            warnings.warn(f"cuBLASLt does not load, products are left to cuDNN: {error}", stacklevel=2)
+        return False
+
+    def offers(self, graph: CudnnGraph) -> list[Choice]:
+        """The algorithms for a graph, in the library's order, as choices; none if it is no product."""
+        product = product_of(graph)
+        if product is None or not self.loads:
+            return []
+        if graph.key not in self._found:
+            self._found[graph.key] = self._algorithms(product)
+        return [Choice(BLAS, found.knobs, found.workspace_bytes) for found in self._found[graph.key]]
+
+    def build(self, graph: CudnnGraph, choice: Choice) -> BlasPlan:
+        """One of the offers, ready to run. ExecutionError if it is none."""
+        self.offers(graph)
+        product = product_of(graph)
+        found = next((a for a in self._found.get(graph.key, ()) if a.knobs == choice.knobs), None)
+        if product is None or found is None:
+            raise ExecutionError(f"cuBLASLt does not offer the algorithm {dict(choice.knobs)} for\n{graph}")
+        return BlasPlan(self, product, found)
+
+    def revive(self, graph: CudnnGraph, blob: bytes) -> BlasPlan:
+        """A plan from its algorithm, serialized. ExecutionError if it does not fit; only for a blob that is trusted."""
+        product, algorithm = product_of(graph), Algorithm.of(blob)
+        if product is None:
+            raise ExecutionError(f"cuBLASLt does not run\n{graph}")
+        if not self.loads:
+            raise ExecutionError("cuBLASLt does not load")
+        plan = BlasPlan(self, product, algorithm)
+        plan.check()
+        return plan
+
+    def _algorithms(self, product: Product) -> list[Algorithm]:
+        lt = self.lt
+        call = Descriptors(lt, product)
+        preference = lt.matmul_preference_create()
+        try:
+            names = MatmulPreferenceAttribute
+            settings = {
+                names.MAX_WORKSPACE_BYTES: np.uint64(WORKSPACE_BYTES),
+                names.REDUCTION_SCHEME_MASK: np.uint32(_SUMS_IN_FP32),
+                names.MIN_ALIGNMENT_A_BYTES: np.uint32(ALIGNMENT_BYTES),
+                names.MIN_ALIGNMENT_B_BYTES: np.uint32(ALIGNMENT_BYTES),
+                names.MIN_ALIGNMENT_C_BYTES: np.uint32(ALIGNMENT_BYTES),
+                names.MIN_ALIGNMENT_D_BYTES: np.uint32(ALIGNMENT_BYTES),
+            }
+            for name, value in settings.items():
+                _set(lt.matmul_preference_set_attribute, preference, name, value)
+            results = np.zeros(COUNT, RESULT)
+            count = np.zeros(1, np.int32)
+            where = (results.ctypes.data, count.ctypes.data)
+            layouts = (call.a, call.b, call.c, call.d)
+            try:
+                lt.matmul_algo_get_heuristic(self.handle, call.operation, *layouts, preference, COUNT, *where)
+            except BlasError:  # its word for: nothing fits
+                return []
+        finally:
+            lt.matmul_preference_destroy(preference)
+        found: dict[Knobs, Algorithm] = {}
+        for result in results[: int(count[0])]:
+            if int(result["state"]) == 0:
+                data = np.array(result["algorithm"])
+                knobs = self._knobs(data)
+                found.setdefault(knobs, Algorithm(knobs, int(result["workspace_bytes"]), data))
+        return list(found.values())
+
+    def _knobs(self, algorithm: np.ndarray[Any, Any]) -> Knobs:
+        knobs: list[tuple[int, int]] = []
+        for name, dtype in enumerate(_KNOBS):
+            value, written = np.zeros(1, dtype), np.zeros(1, np.uint64)
+            self.lt.matmul_algo_config_get_attribute(
+                algorithm.ctypes.data, name, value.ctypes.data, value.nbytes, written.ctypes.data
+            )
+            knobs.append((name, int(value[0])))
+        return tuple(knobs)
+
+
+class Descriptors:
+    """What cuBLASLt is told of a product: the operation and the layouts of its matrices, freed with this object."""
+
+    def __init__(self, lt: Library, product: Product):
+        self._lt = lt
+        compute = _COMPUTE_TF32 if product.tf32 else _COMPUTE_F32
+        self.operation: int = lt.matmul_desc_create(compute, _TYPES[DType.F32])
+        weakref.finalize(self, lt.matmul_desc_destroy, self.operation)
+        names = MatmulDescAttribute
+        epilogue = _EPILOGUES[product.activation]
+        if product.bias is not None:
+            epilogue = (epilogue if product.activation else 0) | _BIAS
+        self._tell(names.TRANSA, np.int32(product.transpose_a))
+        self._tell(names.TRANSB, np.int32(product.transpose_b))
+        self._tell(names.EPILOGUE, np.uint32(epilogue))
+        if product.bias is not None:
+            self._tell(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.d.dtype]))
+            self.bias_at(ALIGNMENT_BYTES)  # any address so aligned, for the choice of an algorithm
+        self.a, self.b, self.d = (self._layout(m, product.batch) for m in (product.a, product.b, product.d))
+        self.c = self.d if product.c is None else self._layout(product.c, product.batch)
+
+    def bias_at(self, address: int) -> None:
+        """Where the bias lies."""
+        self._tell(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
+
+    def _tell(self, name: int, value: Any) -> None:
+        _set(self._lt.matmul_desc_set_attribute, self.operation, name, value)
+
+    def _layout(self, matrices: Matrices, batch: int) -> int:
+        lt = self._lt
+        layout: int = lt.matrix_layout_create(_TYPES[matrices.dtype], matrices.rows, matrices.columns, matrices.ld)
+        weakref.finalize(self, lt.matrix_layout_destroy, layout)
+        names = MatrixLayoutAttribute
+        _set(lt.matrix_layout_set_attribute, layout, names.BATCH_COUNT, np.int32(batch))
+        _set(lt.matrix_layout_set_attribute, layout, names.STRIDED_BATCH_OFFSET, np.int64(matrices.step))
+        return layout
+
+
+class BlasPlan:
+    """An algorithm for a product, to be run as a cuDNN plan is: it neither allocates nor waits."""
+
+    def __init__(self, blas: Blas, product: Product, algorithm: Algorithm):
+        self._blas, self._lt = blas, blas.lt
+        self._product, self._algorithm = product, algorithm
+        self._call = Descriptors(blas.lt, product)
+        self._scales = np.array([product.alpha, 0.0 if product.c is None else 1.0], np.float32)
+        self.workspace_bytes = algorithm.workspace_bytes
+        self.blob = algorithm.blob
+
+    def check(self) -> None:
+        """ExecutionError unless the library takes the algorithm for the product."""
+        call, result = self._call, np.zeros(1, RESULT)
+        layouts = (call.a, call.b, call.c, call.d)
+        algorithm = self._algorithm.data.ctypes.data
+        try:
+            self._lt.matmul_algo_check(self._blas.handle, call.operation, *layouts, algorithm, result.ctypes.data)
+        except BlasError as error:
+            raise ExecutionError(f"cuBLASLt does not take the algorithm: {error}") from error
+        if int(result[0]["workspace_bytes"]) > self.workspace_bytes:
+            raise ExecutionError("cuBLASLt wants more workspace for the algorithm than it did")
+
+    def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
+        """What `execute` takes: device addresses by uid."""
+        return dict(buffers)
+
+    def execute(self, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:
+        """Queue the product, with scratch memory at the address `workspace`."""
+        product, call = self._product, self._call
+        if product.bias is not None:
+            call.bias_at(addresses[product.bias])
+        d = addresses[product.d.uid]
+        c = d if product.c is None else addresses[product.c.uid]
+        alpha, beta = (self._scales[place:].ctypes.data for place in range(2))
+        try:
+            self._lt.matmul(
+                self._blas.handle,
+                call.operation,
+                alpha,
+                addresses[product.a.uid],
+                call.a,
+                addresses[product.b.uid],
+                call.b,
+                beta,
+                c,
+                call.c,
+                d,
+                call.d,
+                self._algorithm.data.ctypes.data,
+                workspace,
+                self.workspace_bytes,
+                self._blas.stream(),
+            )
+        except BlasError as error:
+            raise ExecutionError(f"cuBLASLt failed to run {product}: {error}") from error
+
+
+def _set(function: Callable[..., None], what: int, name: int, value: Any) -> None:
+    held = np.array([value])
+    function(what, int(name), held.ctypes.data, held.nbytes)

@@ -1,0 +1,105 @@
+"""Matrix products that cuDNN declines (true fp32, unusual strides), as calls of cuBLASLt that a CUDA graph can hold.
+
+Without it they run through CuPy, whose calls of cuBLAS cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import cupy
+
+from fusec.errors import ExecutionError, LoweringError
+from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan
+from fusec.gpu.launch.kernel_launcher import Memory
+from fusec.gpu.measure.random_inputs import random_array
+from fusec.gpu.measure.tolerance import TOLERANCE
+from fusec.ir import Array, DType, TensorType, Value
+from fusec.lower_cudnn import Lowered, lower
+from fusec.lowering.packing import unpack
+from fusec.ops import MatMul
+from fusec.plans.plan_record import Choice
+from fusec.reference import evaluate_node
+from fusec.schedule.program import Partition, inputs_of
+
+TYPES = (DType.F32, DType.F16)  # that CuPy computes with, too
+
+
+@dataclass(frozen=True, eq=False)
+class LoneProduct:
+    """A step of one product and the plan that runs it."""
+
+    step: Partition
+    lowered: Lowered
+    plan: BlasPlan
+
+    def bound(
+        self, memory: Memory, workspace: Array | None, of_lane: Callable[[], Array | None] = lambda: None
+    ) -> Callable[[], None]:
+        """What runs it over the memory of the step's values, on the current stream: neither allocates nor waits.
+        of_lane: scratch memory in place of `workspace`, where the step is captured beside others."""
+        values = inputs_of(self.step.nodes)
+        named = {v.name: v for v in (*values, *self.step.outputs)}
+        buffers: dict[int, Array] = {}
+        for uid, name in (*self.lowered.inputs, *self.lowered.outputs):
+            buffers[uid] = self.lowered.part(uid, memory(named[name], named[name].type))
+        for binding in self.lowered.constants:
+            value = next(v for v in values if v.literal is binding.literal)
+            buffers[binding.uid] = memory(value, binding.type)
+        addresses = self.plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
+        scratch = 0 if workspace is None else workspace.data.ptr
+        kept = (workspace, *buffers.values())  # alive as long as what runs over them
+
+        def run() -> None:
+            assert kept
+            lane = of_lane()
+            self.plan.execute(addresses, scratch if lane is None else lane.data.ptr, None)
+
+        return run
+
+    def is_right(self) -> bool:
+        """Whether it computes what the reference does, on random data, over an output that was poisoned."""
+        (node,), held = self.step.nodes, dict[Value, Array]()
+
+        def memory(value: Value, type: TensorType) -> Array:
+            if value not in held:
+                held[value] = random_array(type)
+            return held[value]
+
+        result = memory(node.result, node.result.type)
+        result.view(cupy.uint8)[...] = 0xFF
+        scratch = cupy.empty(self.plan.workspace_bytes, cupy.uint8) if self.plan.workspace_bytes else None
+        self.bound(memory, scratch)()
+        operands = [unpack(memory(v, v.type), v.type) for v in node.operands]
+        (want,) = evaluate_node(node, operands, cupy)
+        got = unpack(result, node.result.type)
+        error = cupy.linalg.norm(got.astype(cupy.float64) - want.astype(cupy.float64))
+        return bool(error <= TOLERANCE * cupy.linalg.norm(want.astype(cupy.float64)))
+
+
+def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) -> LoneProduct | None:
+    """The step as a call of cuBLASLt, by the first algorithm offered that is right; None if there is none. known: by
+    graph, what was found of steps that compute the same."""
+    if len(step.nodes) != 1 or not isinstance(step.nodes[0].op, MatMul):
+        return None
+    if step.nodes[0].result.type.dtype not in TYPES:
+        return None
+    try:
+        # for all that this is no graph for cuDNN, it describes the product; without tensor cores, as the reference
+        lowered = lower(step.body, tensor_cores=False, for_cudnn=False)
+    except LoweringError:
+        return None
+    graph = lowered.graph
+    if graph.key not in known:
+        right = (choice for choice in blas.offers(graph) if _is_right(blas, step, lowered, choice))
+        known[graph.key] = list(islice(right, 1))
+    return next((LoneProduct(step, lowered, blas.build(graph, choice)) for choice in known[graph.key]), None)
+
+
+def _is_right(blas: Blas, step: Partition, lowered: Lowered, choice: Choice) -> bool:
+    try:
+        return LoneProduct(step, lowered, blas.build(lowered.graph, choice)).is_right()
+    except (ExecutionError, cupy.cuda.memory.OutOfMemoryError):  # no room to try it
+        return False

@@ -1,0 +1,408 @@
+"""Ask the real cuDNN whether graphs are legal for a target: in child processes, with a memory.
+
+cuDNN runs in workers so that a graph that kills it is a refusal, not the end of this process, and so that
+several cores can answer (it holds Python's lock while it plans).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import TargetError
+from fusec.gpu.cudnn.deviceless import cudnn_version, nvrtc_libraries
+from fusec.gpu.cudnn.engine_ids import Identity
+from fusec.gpu.cudnn.legality_worker import decode, encode
+from fusec.gpu.cudnn.similar_graphs import Relatives, factor
+from fusec.gpu.cudnn.worker_process import Died, EndedError, WorkerProcess
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.known_bugs import deadly, misread
+from fusec.plans.sqlite_cache import Store
+from fusec.plans.verdict import Legal, Plan, Refused, Verdict
+from fusec.targets.target import Target
+
+SCHEMA = 10  # of remembered answers: raise it when their meaning changes
+MAX_WORKERS = 8
+SHARE_BYTES = 4 << 30  # of a GPU's memory for each process that has a context there, which takes half of one
+WRITE_S = 0.2  # answers that come within are written together
+# These tell of the machine at that moment, not of the graph.
+PASSING = ("CUDNN_STATUS_ALLOC_FAILED", "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED")
+
+# The smallest graph that only a runtime-compiled engine takes: it must be legal, or those engines do not
+# come up on this machine and every answer would be poorer than the truth.
+PROBE = CudnnGraph(
+    (CudnnTensor(1, (1, 8, 64), (512, 64, 1), DType.F16), CudnnTensor(2, (1, 8, 64), (512, 64, 1), DType.F16)),
+    (CudnnCall("pointwise", (1,), (2,), "relu"),),
+)
+
+
+class Oracle:
+    """Verdicts on graphs for one target. `device` asks this machine's GPU instead of the description.
+
+    Answers are remembered in memory and in `store`, by graph, target and the versions of cuDNN, its
+    frontend and NVRTC. Raises TargetError if a piece that honest answers need is missing.
+
+    kin: a graph is legal, too, if cuDNN offers a plan that it built for the same in other sizes. It costs milliseconds
+    instead of a compilation, and is remembered in memory alone. hand_over: `built` holds cuDNN's first plan of each
+    graph that was asked about, where it was built, as it is and serialized. sizes: what is legal is legal, too, with
+    dims that are larger or smaller by one factor, of at most this, as they are with another batch size; nothing is
+    asked. It is remembered in memory alone, and not believed of what is `doubted`.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        store: Store | None = None,
+        workers: int | None = None,
+        device: bool = False,
+        kin: bool = False,
+        hand_over: bool = False,
+        sizes: float = 0.0,
+    ):
+        self.target = target
+        self.device = device
+        self.asked = 0  # graphs put to cuDNN in earnest
+        self._kin = kin
+        self._hand_over = hand_over
+        self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
+        self._built: dict[Hashable, set[Identity]] = {}  # plans, by what graphs of all sizes have in common
+        self._store = store if store is not None else Store()
+        self._limit = workers or most_workers(target if device else None)
+        self._memory: dict[str, Verdict] = {}
+        self._environment = _environment(target, device)
+        self._lock = threading.Lock()
+        self._proven = False
+        self._relatives = Relatives() if sizes else None
+        self._farthest = sizes
+        self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
+        self._doubted: set[str] = set()
+        self._all: list[WorkerProcess] = []
+        self._new: list[WorkerProcess] = []  # not up yet
+        self._idle: list[WorkerProcess] = []
+        self._starting = 0
+        self._coming = self._waiting = 0  # workers that nobody has asked for yet, and who waits for one
+        self._ended = 0  # how often
+        self._turn = threading.Condition(self._lock)
+        # ends the workers when this object or the interpreter goes, whichever is first
+        self._finalizer = weakref.finalize(self, WorkerProcess.close_all, self._all, self._new)
+
+    def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
+        """One verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
+        new = {g.key: g for g in graphs if g.key not in self._memory}
+        for key, graph in list(new.items()):
+            hazard = deadly(graph) or misread(graph)
+            if hazard:
+                self._memory[key] = Refused("validate", "FUSEC_HAZARD", hazard)
+                del new[key]
+        if new:
+            for key, text in self._store.get(map(self._entry, new)).items():
+                graph_key = key.partition(":")[2]
+                self._memory[graph_key] = decode(json.loads(text))
+                del new[graph_key]
+        for key, graph in list(new.items()):
+            if self._believe(graph):
+                del new[key]
+        if new:
+            self.start(len(new))
+            self._prove_once()
+            if self._kin:  # from what was remembered on disk
+                for graph in graphs:
+                    self._learn(graph)
+            self._ask(list(new.values()), progress)
+        for graph in graphs:
+            if self._kin:
+                self._learn(graph)
+            asked = graph.key not in self._believed
+            if self._relatives is not None and asked and isinstance(self._memory[graph.key], Legal):
+                self._relatives.add(graph)
+        return [self._memory[g.key] for g in graphs]
+
+    def _believe(self, graph: CudnnGraph) -> bool:
+        """Whether a graph is legal since it is in another size."""
+        known = None if self._relatives is None or graph.key in self._doubted else self._relatives.of(graph)
+        if known is None or not 1 / self._farthest <= factor(known, graph) <= self._farthest:
+            return False
+        verdict = self._memory[known.key]
+        if not isinstance(verdict, Legal):
+            return False
+        self._memory[graph.key] = Legal(tuple(replace(plan, built=False) for plan in verdict.plans))
+        self._believed[graph.key] = known
+        return True
+
+    def relative(self, graph: CudnnGraph) -> CudnnGraph | None:
+        """The graph in another size of which it is believed that this one is legal; None if it was asked about."""
+        return self._believed.get(graph.key)
+
+    def plans(self, graph: CudnnGraph) -> tuple[Plan, ...]:
+        """What cuDNN offers for a graph that was judged, perhaps in another size."""
+        verdict = self._memory.get(graph.key)
+        return verdict.plans if isinstance(verdict, Legal) else ()
+
+    def doubt(self, graph: CudnnGraph) -> None:
+        """Ask about a graph the next time, though it was believed to be legal."""
+        self._doubted.add(graph.key)
+        self._believed.pop(graph.key, None)
+        self._memory.pop(graph.key, None)
+        if self._relatives is not None:
+            self._relatives.remove(graph)
+
+    def _learn(self, graph: CudnnGraph) -> None:
+        verdict = self._memory.get(graph.key)
+        if isinstance(verdict, Legal) and graph.tensor_cores:
+            built = {(plan.engine, plan.knobs) for plan in verdict.plans if plan.built and not plan.precompiled}
+            if built:
+                self._built.setdefault(graph.kin, set()).update(built)
+
+    def prove(self) -> dict[str, Any]:
+        """Put the smallest graph that needs a runtime-compiled engine to a worker, whatever is remembered.
+        The versions the worker found; TargetError if such engines do not come up."""
+        worker = self._take()
+        self._give_back(worker)
+        verdict = self._put(PROBE)
+        if not isinstance(verdict, Legal):
+            raise TargetError(
+                f"cuDNN's runtime-compiled engines do not come up for {self.target.name} ({verdict.code}: "
+                f"{verdict.message}), so its answers would be incomplete; see `fusec doctor`"
+            )
+        self._remember({PROBE: verdict})
+        return worker.versions
+
+    def _prove_once(self) -> None:
+        """Once per environment: see `prove`."""
+        if not self._proven and not self._store.get([self._entry(PROBE.key)]):
+            self.prove()
+        self._proven = True
+
+    def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:
+        pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
+        came, since = dict[CudnnGraph, Verdict](), time.monotonic()
+        try:
+            futures = {pool.submit(self._put, graph, self._ended): graph for graph in graphs}
+            left = set(futures)
+            while left:
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                came |= {futures[future]: future.result() for future in done}
+                if time.monotonic() - since > WRITE_S:
+                    self._remember(came)
+                    came, since = {}, time.monotonic()
+                if progress is not None:
+                    progress(len(graphs) - len(left), len(graphs))
+        except BaseException:
+            # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.close()
+            raise
+        finally:
+            self._remember(came)
+            pool.shutdown()
+
+    def _remember(self, verdicts: Mapping[CudnnGraph, Verdict]) -> None:
+        """In memory always; on disk what the graph alone decides."""
+        self._memory |= {graph.key: verdict for graph, verdict in verdicts.items()}
+        lasting = {g: v for g, v in verdicts.items() if _lasts(v)}
+        if lasting:
+            self._store.put({self._entry(g.key): json.dumps(encode(v)) for g, v in lasting.items()})
+
+    def _put(self, graph: CudnnGraph, ended: int | None = None) -> Verdict:
+        """Ask a worker. One that dies is asked again, fresh: what killed it may have come before.
+        ended: how often the oracle was closed before the question, if that was not just now."""
+        with self._lock:
+            self.asked += 1
+            ended = self._ended if ended is None else ended
+        died: list[Died] = []
+        for _ in range(2):
+            try:
+                worker = self._take(ended=ended)
+            except EndedError as error:
+                died.append(Died(str(error)))
+                break
+            proven = self._built.get(graph.kin, ()) if self._kin else ()
+            try:
+                answer = worker.ask(graph, proven, self._hand_over)
+            except RuntimeError:  # ours, not the worker's
+                self._give_back(worker)
+                raise
+            if not isinstance(answer, Died):
+                if worker.blob and isinstance(answer, Legal):
+                    self.built[graph.key] = (answer.plans[0], worker.blob)
+                self._give_back(worker)
+                return answer
+            died.append(answer)
+            if not self._lose(worker):  # the oracle ended it: nobody waits for this answer
+                break
+            if answer.timeout:
+                break
+        code = died[-1].signal if all(d.by_own_fault for d in died) else "FUSEC_WORKER_ENDED"
+        return Refused("crash", code, died[-1].words)
+
+    def exchange(
+        self, question: dict[str, Any], worker: WorkerProcess | None = None
+    ) -> tuple[dict[str, Any] | Died, WorkerProcess]:
+        """Put a question to a worker, to that one if one is named, and who answered. RuntimeError for a defect of
+        fusec's there, EndedError if the oracle is closed meanwhile."""
+        asked = self._take(worker)
+        answer = asked.exchange(question)
+        if isinstance(answer, Died):
+            self._lose(asked)
+            return answer, asked
+        self._give_back(asked)
+        if "defect" in answer:
+            raise RuntimeError(f"fusec failed to answer in a worker:\n{answer['defect']}")
+        return answer, asked
+
+    @property
+    def workers(self) -> int:
+        """How many there are at most."""
+        return self._limit
+
+    def start(self, count: int | None = None) -> None:
+        """Start so many workers, or all, side by side, and wait for none: each takes a second or more."""
+        with self._turn:
+            wanted = self._limit if count is None else min(self._limit, count)
+            missing = max(0, wanted - len(self._all) - self._starting)
+            self._starting += missing
+            self._coming += missing
+            ended = self._ended
+        for _ in range(missing):
+            threading.Thread(target=self._come_up, args=(ended,), name="fusec-oracle-start", daemon=True).start()
+
+    def _come_up(self, ended: int) -> None:
+        try:
+            with contextlib.suppress(TargetError):  # whoever waits for it starts another, and is told
+                self._give_back(self._started(ended))
+        finally:
+            with self._turn:
+                self._coming -= 1
+                self._turn.notify_all()
+
+    def _started(self, ended: int) -> WorkerProcess:
+        """A new worker, counted in `_starting` until it is up. Until then, too, `close` ends it."""
+        worker: WorkerProcess | None = None
+        try:
+            with self._turn:
+                if ended != self._ended:
+                    raise EndedError
+                worker = WorkerProcess(self.target, self.device)
+                self._new.append(worker)
+            worker.wait_ready()
+        finally:
+            with self._turn:
+                self._starting -= 1
+                there = worker in self._new
+                if worker is not None and there:
+                    self._new.remove(worker)
+                    if worker.versions:
+                        self._all.append(worker)
+                self._turn.notify_all()
+        if not there:
+            raise EndedError
+        return worker
+
+    def _take(self, wanted: WorkerProcess | None = None, ended: int | None = None) -> WorkerProcess:
+        """The worker wanted, as soon as it is idle; else an idle one, or a new one as long as there are few.
+        EndedError if the oracle is closed meanwhile, or was since it had been `ended` times."""
+        with self._turn:
+            ended = self._ended if ended is None else ended
+            while True:
+                if ended != self._ended:
+                    raise EndedError
+                if wanted is not None and wanted in self._all:
+                    if wanted in self._idle:
+                        self._idle.remove(wanted)
+                        return wanted
+                elif self._idle:
+                    return self._idle.pop(0)
+                elif self._coming <= self._waiting and len(self._all) + self._starting < self._limit:
+                    self._starting += 1
+                    break
+                self._waiting += 1
+                self._turn.wait()
+                self._waiting -= 1
+        return self._started(ended)
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        with self._turn:
+            if worker in self._all:
+                self._idle.append(worker)
+            self._turn.notify_all()
+
+    def _lose(self, worker: WorkerProcess) -> bool:
+        """Let go of a worker that died; False if the oracle ended it."""
+        with self._turn:
+            there = worker in self._all
+            if there:
+                self._all.remove(worker)
+            self._turn.notify_all()
+        worker.close()
+        return there
+
+    def _entry(self, key: str) -> str:
+        return f"{self._environment}:{key}"
+
+    def close(self) -> None:
+        """End the workers; the oracle may be asked again and starts new ones."""
+        with self._turn:
+            self._ended += 1
+            self._idle.clear()
+            ended = [*self._all, *self._new]
+            self._all.clear()
+            self._new.clear()
+            self._turn.notify_all()
+        WorkerProcess.close_all(ended)  # without the lock, which a thread that loses its worker takes
+
+    def __enter__(self) -> Oracle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def most_workers(here: Target | None = None) -> int:
+    """Processes that cuDNN is asked in, at most: `FUSEC_WORKERS`, else as many as this process has cores, up to 8, and
+    on a GPU as many as there is room for. TargetError if that is no number."""
+    given = os.environ.get("FUSEC_WORKERS", "")
+    if not given:
+        cores = min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+        return cores if here is None else max(1, min(cores, here.memory_bytes // SHARE_BYTES))
+    if not given.isdecimal() or int(given) < 1:
+        raise TargetError(f"FUSEC_WORKERS is a number of processes, 1 or more, not {given!r}")
+    return int(given)
+
+
+def _lasts(verdict: Verdict) -> bool:
+    """Whether an answer is the graph's own, and holds another time."""
+    if isinstance(verdict, Legal):
+        return any(plan.built for plan in verdict.plans)
+    return verdict.code not in PASSING and not verdict.code.startswith("FUSEC_")
+
+
+def _environment(target: Target, device: bool) -> str:
+    """What an answer depends on besides the graph, as a digest; no wheel is loaded for it."""
+    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *_nvrtc_versions()]
+    text = json.dumps([SCHEMA, target.digest, device, versions])
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _nvrtc_versions() -> list[str]:
+    """The builtins carry major and minor in their file's name."""
+    return [Path(library).name for library in nvrtc_libraries()]

@@ -1,0 +1,90 @@
+"""The oracles of the partitioner: cuDNN itself, and fusec's own rules where cuDNN cannot be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fusec.errors import LoweringError
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import Graph
+from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.known_bugs import deadly, misread
+from fusec.passes.partition import Oracle as Judge
+from fusec.passes.partition import canonical_key
+from fusec.passes.partition.strict_rounding import AsSource
+from fusec.plans.verdict import PROPOSED, Refused, Verdict
+
+
+class CudnnJudge:
+    """Judges bodies by the real cuDNN. A body that cannot be lowered is refused at stage `lower`."""
+
+    def __init__(self, oracle: Oracle, tensor_cores: bool):
+        self.oracle = oracle
+        self.tensor_cores = tensor_cores
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        graphs: dict[int, CudnnGraph] = {}
+        for index, body in enumerate(bodies):
+            try:
+                graphs[index] = lower(body, self.tensor_cores).graph
+            except LoweringError as error:
+                verdicts[index] = Refused("lower", "FUSEC", str(error))
+        answers = self.oracle.judge(list(graphs.values()))
+        verdicts.update(zip(graphs, answers, strict=True))
+        return [verdicts[index] for index in range(len(bodies))]
+
+
+class OfflineJudge:
+    """Refuses what `lower` refuses or a hazard forbids; `legal` decides the rest by the body and its canonical key.
+
+    Each body is lowered once, however often it is asked about.
+    """
+
+    def __init__(self, tensor_cores: bool, legal: Callable[[Graph, str], Verdict]):
+        self._tensor_cores = tensor_cores
+        self._legal = legal
+        self._known: dict[str, Verdict] = {}
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [self._verdict(body) for body in bodies]
+
+    def _verdict(self, body: Graph) -> Verdict:
+        key = canonical_key(body)
+        if key not in self._known:
+            self._known[key] = refusal(body, self._tensor_cores) or self._legal(body, key)
+        return self._known[key]
+
+
+class RulesJudge(OfflineJudge):
+    """Judges bodies by fusec's own rules: proposes what they do not refuse.
+
+    It answers where cuDNN is not installed. Its answers name no plan, and are never kept on disk.
+    """
+
+    def __init__(self, tensor_cores: bool):
+        super().__init__(tensor_cores, lambda body, key: PROPOSED)
+
+
+class NoJudge:
+    """Declines every body: for a program of NumPy alone."""
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
+
+
+def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
+    """Say why a body is never put to cuDNN: it does not lower, or is known to be computed wrongly or to kill."""
+    try:
+        graph = lower(body, tensor_cores).graph
+    except LoweringError as error:
+        return Refused("lower", "FUSEC", str(error))
+    hazard = deadly(graph) or misread(graph)
+    return Refused("validate", "FUSEC_HAZARD", hazard) if hazard else None
+
+
+def asks_cudnn(judge: Judge | None) -> bool:
+    """Say whether a program's verdicts are cuDNN's; None is the judge of a program that was compiled elsewhere."""
+    inner = judge.oracle if isinstance(judge, AsSource) else judge
+    return not isinstance(inner, (RulesJudge, NoJudge))

@@ -1,0 +1,170 @@
+"""The parent's side of a worker: start it, ask it, and say how it ended."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.errors import TargetError
+from fusec.gpu.cudnn.engine_ids import Identity
+from fusec.gpu.cudnn.legality_worker import decode
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.verdict import Verdict
+from fusec.system import parent_death
+from fusec.targets.target import Target
+
+TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/builds.py)
+# Ends a library brings about itself; any other signal came from outside.
+OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+# Settings of the user's shell that change what cuDNN offers, and are no part of the question.
+_NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
+# the same import path as here, so that the very same fusec and cudnn answer
+_START = (
+    "import sys; sys.path[:] = {path!r}; from fusec.system.parent_death import hold; hold({handle}); "
+    "from {module} import main; sys.exit(main({name!r}, {device}))"
+)
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker ended, or was ended for its silence, instead of answering."""
+
+    words: str
+    signal: str = ""
+    by_own_fault: bool = False
+    timeout: bool = False
+
+
+class EndedError(TargetError):
+    """The workers were closed while a question waited for one: nobody waits for its answer."""
+
+    def __init__(self) -> None:
+        super().__init__("the cuDNN workers were ended meanwhile")
+
+
+class WorkerProcess:
+    """One child process and its pipes, running `main` of a module.
+
+    It is started here, and asked after `wait_ready`. Any thread may `close` it, also before it is ready.
+    """
+
+    def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.cudnn.legality_worker"):
+        handle = parent_death.handle()
+        start = _START.format(path=sys.path, module=module, name=target.name, device=device, handle=handle)
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON},
+            pass_fds=[handle],
+            text=True,
+        )
+        # whoever reads the pipes: a pipe that is closed while a thread waits for it never wakes that thread
+        self._reading = threading.Lock()
+        self._ended = False
+        self.versions: dict[str, Any] = {}
+        self.blob = b""
+
+    def wait_ready(self) -> None:
+        """Wait until cuDNN is up there. TargetError if it cannot come up, naming what is missing; EndedError if it is
+        closed meanwhile."""
+        with self._reading:
+            line = self._line()
+            hello = json.loads(line) if line.endswith("\n") else {}
+            reason = hello.get("failed") or f"the cuDNN worker did not start: {self._last_words()}; see `fusec doctor`"
+        if "ready" not in hello:
+            if self._ended:
+                raise EndedError
+            self.close()
+            raise TargetError(reason)
+        self.versions = hello["ready"]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False) -> Verdict | Died:
+        """The verdict. proven: see `legality_worker.Judge`. hand_over: `blob` is cuDNN's first plan then, serialized,
+        if it was built. RuntimeError for a defect of fusec in the worker: no answer."""
+        answer = self.exchange({**graph.to_json(), "proven": sorted(proven), "hand_over": hand_over})
+        if isinstance(answer, Died):
+            return answer
+        if "defect" in answer:
+            raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
+        self.blob = base64.b64decode(answer.get("blob", ""))
+        return decode(answer)
+
+    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | Died:
+        """One question and its answer, both JSON."""
+        assert self._process.stdin is not None
+        with self._reading:
+            line = ""
+            if not self._process.stdin.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.write(json.dumps(question) + "\n")
+                    self._process.stdin.flush()
+                    line = self._line()
+            return json.loads(line) if line.endswith("\n") else self._death()
+
+    def _line(self) -> str:
+        """One line within TIMEOUT_S, else the empty string; what comes before the end of the process if it ends."""
+        assert self._process.stdout is not None
+        if self._process.stdout.closed:
+            return ""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return self._process.stdout.readline() if selector.select(TIMEOUT_S) else ""
+
+    def _death(self) -> Died:
+        try:
+            code = self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return Died(f"cuDNN gave no answer in {TIMEOUT_S:.0f} s", timeout=True)
+        if code >= 0:
+            return Died(f"the cuDNN worker ended with status {code}: {self._last_words()}")
+        name = signal.Signals(-code).name
+        by_own_fault = -code in OWN_FAULT
+        words = f"cuDNN killed its process with {name}" if by_own_fault else f"the cuDNN worker was ended by {name}"
+        return Died(words, name, by_own_fault)
+
+    def _last_words(self) -> str:
+        if self._errors.closed:
+            return "it was ended"
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return lines[-1][-300:] if lines else "it said nothing"
+
+    def close(self) -> None:
+        """End the process and collect it; safe to call twice, and while another thread waits for an answer."""
+        self._ended = True
+        self._process.kill()
+        with self._reading:  # a thread that waits reads the end of the output first
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):  # what was not sent is of no use to anyone
+                        pipe.close()
+            self._errors.close()
+
+    @staticmethod
+    def close_all(*lists: list[WorkerProcess]) -> None:
+        """End all of these lists, which are empty then; they die side by side."""
+        ended = [workers.pop() for workers in lists for _ in range(len(workers))]
+        for worker in ended:
+            worker._ended = True
+            worker._process.kill()
+        for worker in ended:
+            worker.close()

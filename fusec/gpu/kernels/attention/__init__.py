@@ -1,0 +1,1 @@
+"""Generate kernels for attention with few features, and for rotary embeddings."""

@@ -1,0 +1,200 @@
+"""How a block of attention multiplies: by products of warps.
+
+Scores, weights and sums are in registers: thread 4g + t of a warp has columns 2t and 2t + 1 of each eight, in rows g
+and g + 8 of each sixteen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.codegen.indexing import View
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, ceil_div
+from fusec.gpu.kernels.codegen.mma_tiles import nested
+from fusec.ir import DType
+
+PACK = 8  # neighbours of a row that are copied at once: an octet
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Blocks of so many warps, each of which has `tiles` times 16 queries; so many keys are copied at once, and scored
+    `step` at a time. `resident` blocks are to have room on a multiprocessor. grouped: four warps multiply together."""
+
+    warps: int
+    tiles: int
+    keys: int
+    step: int
+    resident: int
+    grouped: bool = False
+
+    @property
+    def queries(self) -> int:
+        """Of a block."""
+        return self.warps * self.tiles * 16
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+
+@dataclass(frozen=True)
+class WarpTiles:
+    """Keys and values as rows in shared memory, from which warps take tiles of 8 x 8."""
+
+    way: Shares
+    views: Sequence[View]  # of queries, keys and values
+
+    @property
+    def kind(self) -> str:
+        return C_TYPES[self.views[0].dtype]
+
+    @property
+    def weight(self) -> str:
+        """Sums of weights of a tile: of each row, in each column."""
+        return "weight[a]"
+
+    @property
+    def words(self) -> str:
+        """Weights as a product takes them."""
+        return "power[a][n][0], power[a][n][1], power[a][n + 1][0], power[a][n + 1][1]"
+
+    @property
+    def one(self) -> int:
+        """Two numbers of one, as a word."""
+        return 0x3F803F80 if self.views[0].dtype is DType.BF16 else 0x3C003C00
+
+    def octets(self, operand: int) -> int:
+        return self.views[operand].shape[3] // PACK
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of two rounds of keys and values."""
+        return 2 * (self._size(1) + self._size(2)) * 2
+
+    def _size(self, operand: int) -> int:
+        """Elements of a round's keys, or values, in shared memory."""
+        return self.way.keys * self._row(operand)
+
+    def declared(self) -> list[str]:
+        """Memory of the block, and sums of a thread."""
+        tiles = self.way.tiles
+        return [
+            *self._memory(),
+            f"float sums[{tiles}][{self.octets(2)}][4], weight[{tiles}][4];",
+            *nested([("a", tiles), ("b", self.octets(2)), ("e", 4)], "sums[a][b][e] = 0.0f;"),
+            *nested([("a", tiles), ("e", 4)], "weight[a][e] = 0.0f;"),
+        ]
+
+    def _memory(self) -> list[str]:
+        return [
+            "RESIDENT(kept);",
+            f"{self.kind} *kept_keys = ({self.kind}*)kept, *kept_values = kept_keys + {2 * self._size(1)};",
+        ]
+
+    def preamble(self) -> list[str]:
+        """What stands before the kernel."""
+        return []
+
+    def queries(self) -> list[str]:
+        """The queries of a warp as fragments: words of two neighbours."""
+        view = self.views[0]
+        return [
+            f"u32 query[{self.way.tiles}][{self.octets(0)}][2];",
+            *nested(
+                [("a", self.way.tiles), ("h", 2)],
+                "const u32 at = first + a * 16 + h * 8;",
+                f"const u32* row = (const u32*)(q + (at < {view.shape[2]}u ? at : {view.shape[2] - 1}u)"
+                f" * {view.strides[2]});",
+                *nested([("o", self.octets(0))], "query[a][o][h] = row[o * 4 + t];"),
+            ),
+        ]
+
+    def copied(self, round: str, stage: str) -> list[str]:
+        """Statements that begin to copy keys and values of a round; zeros where there are none."""
+        lines: list[str] = []
+        for operand, name, kept in ((1, "k", "kept_keys"), (2, "v", "kept_values")):
+            view, octets, threads = self.views[operand], self.octets(operand), self.way.threads
+            keys, pieces = view.shape[2], self.way.keys * octets
+            lines += ["#pragma unroll", f"for (u32 i = 0; i < {ceil_div(pieces, threads)}u; ++i) {{"]
+            lines.append(f"const u32 piece = threadIdx.x + i * {threads}u, own = piece / {octets}u;")
+            lines.append(f"const u32 octet = piece % {octets}u, place = {self._place(operand)};")
+            lines.append(f"const u32 key = {round} * {self.way.keys}u + own;")
+            lines.append(f"{self.kind}* to = {kept} + ({stage} * {self._size(operand)}u + place);")
+            begun = f"copy_ahead<16>(to, {name} + (key * {view.strides[2]} + octet * {PACK}u));"
+            if keys % self.way.keys:
+                nothing = "*(Pack<u32, 4>*)to = Pack<u32, 4>{{0u, 0u, 0u, 0u}};"
+                begun = f"{{ if (key < {keys}u) {begun} else {nothing} }}"
+            lines += [f"if (piece < {pieces}u) {begun}" if pieces % threads else begun, "}"]
+        return [*lines, "copied();"]
+
+    def _place(self, operand: int) -> str:
+        """Of an octet of a key or value among those of a round."""
+        return f"own * {self._row(operand)}u + octet * {PACK}u"
+
+    def arrived(self) -> list[str]:
+        """What a round begins with: its keys and values are there, and what the last one had is free."""
+        return [
+            "wait_for_copies<0>();",
+            "__syncthreads();",
+            f"const {self.kind}* own_keys = kept_keys + round % 2u * {self._size(1)}u;",
+            f"const {self.kind}* own_values = kept_values + round % 2u * {self._size(2)}u;",
+        ]
+
+    def walked(self, weighed: list[str]) -> list[str]:
+        """All rounds, by what makes weights of scores."""
+        step, tiles = self.way.step, self.way.tiles
+        return [
+            *self.copied("0", "0"),
+            *("bool fresh = true;", "#pragma unroll 1", "for (u32 round = 0; round < rounds; ++round) {"),
+            *(*self.arrived(), "if (round + 1u < rounds) {"),
+            *(*self.copied("(round + 1u)", "((round + 1u) % 2u)"), "}"),
+            *("#pragma unroll", f"for (int s = 0; s < {self.way.keys // step}; ++s) {{"),
+            *(f"float scores[{tiles}][{step // 8}][4];", *self.scored(), *weighed, *self.added(), "}", "}"),
+        ]
+
+    def scored(self) -> list[str]:
+        """Queries by keys: for sixteen keys at a time all their features, two octets of which are a step."""
+        step, tiles, octets = self.way.step, self.way.tiles, self.octets(0)
+        lines = nested([("a", tiles), ("n", step // 8), ("e", 4)], "scores[a][n][e] = 0.0f;")
+        lines += ["#pragma unroll", f"for (int n = 0; n < {step // 8}; n += 2) {{"]
+        for o in range(0, octets, 2):
+            pair = o + 1 < octets
+            # octets o and o + 1 of keys 0-7, then of keys 8-15
+            own, octet = ("lane / 16u * 8u + lane % 8u", f" + lane / 8u % 2u * {PACK}u") if pair else ("lane % 16u", "")
+            at = f"(s * {step} + n * 8 + {own}) * {self._row(1)}u + {o * PACK}u{octet}"
+            lines += ["{", f"u32 key[{4 if pair else 2}];", f"load_tiles<false>(key, own_keys + ({at}));"]
+            for n in range(2):
+                words = f"scores[a][n + {n}], query[a][{o}][0], query[a][{o}][1]"
+                if pair:
+                    words += f", query[a][{o + 1}][0], query[a][{o + 1}][1], key[{2 * n}], key[{2 * n + 1}]"
+                    body = f"multiply_tile<{self.kind}>({words});"
+                else:
+                    body = f"multiply_half_tile<{self.kind}>({words}, key[{n}]);"
+                lines += nested([("a", tiles)], body)
+            lines.append("}")
+        return [*lines, "}"]
+
+    def added(self) -> list[str]:
+        """Weights by values, and by ones, which gives each thread the sums of its rows."""
+        step, tiles, octets = self.way.step, self.way.tiles, self.octets(2)
+        lines = ["#pragma unroll", f"for (int n = 0; n < {step // 8}; n += 2) {{"]
+        lines += nested(
+            [("a", tiles)], f"multiply_tile<{self.kind}>(weight[a], {self.words}, {self.one:#x}u, {self.one:#x}u);"
+        )
+        for o in range(0, octets, 2):
+            pair = o + 1 < octets
+            at = f"(s * {step} + n * 8 + lane % 16u) * {self._row(2)}u + {o * PACK}u"
+            at += f" + lane / 16u * {PACK}u" if pair else ""
+            lines += ["{", f"u32 value[{4 if pair else 2}];", f"load_tiles<true>(value, own_values + ({at}));"]
+            for b in range(2 if pair else 1):
+                taken = f"value[{2 * b}], value[{2 * b + 1}]"
+                lines += nested([("a", tiles)], f"multiply_tile<{self.kind}>(sums[a][{o + b}], {self.words}, {taken});")
+            lines.append("}")
+        return [*lines, "}"]
+
+    def _row(self, operand: int) -> int:
+        """From one key, or value, to the next in shared memory: those of a tile lie in different banks."""
+        octets = self.octets(operand)
+        return (octets + 1 - octets % 2) * PACK

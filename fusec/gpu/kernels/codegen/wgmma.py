@@ -1,0 +1,53 @@
+"""Products of four warps together, which only Hopper has: what a source says of them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fusec.gpu.kernels.codegen.mma_tiles import nested
+
+ARCHITECTURE = "sm_90a"
+
+
+def changed(name: str, count: int) -> list[str]:
+    """Numbers that a product has written meanwhile."""
+    return nested([("b", count), ("e", 4)], f"pin({name}[b][e]);")
+
+
+@cache
+def offset(octets: int) -> int:
+    """How many octets further, beyond whole lines of shared memory, one octet of a row lies than the last one: eight
+    neighbours, of rows of so many octets one behind the other, are then in different banks."""
+
+    def worst(step: int) -> int:
+        places = [(p % octets * step + p // octets) % 8 for p in range(16 * octets)]
+        windows = (places[i : i + 8] for i in range(0, 16 * octets, 8))
+        return sum(8 - len(set(window)) for window in windows)
+
+    return min(range(8), key=worst)
+
+
+def product(kind: str, columns: int, turned: bool = False) -> list[str]:
+    """The function ENTRY_<columns>, `_turned` behind that: d[64][columns] (+)= a[64][16] b[16][columns].
+
+    b lies as tiles of 8 x 8 in shared memory, `behind` bytes from a place on, `lead` bytes apart along the depth and
+    `stride` else: transposed, or as it is if `turned`."""
+    count, name = columns // 2, f"ENTRY_{columns}{'_turned' * turned}"
+    sums, words = (", ".join(f"%{i}" for i in span) for span in (range(count), range(count, count + 4)))
+    written = ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(count))
+    given = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    emulated = f"group_product<{kind}, {columns // 8}, {str(turned).lower()}>"
+    head = f"DEVICE void {name}(float (&d)[{columns // 8}][4], const u32 (&a)[4], const void* b, u32 behind, "
+    return [
+        f"{head}u32 lead, u32 stride, int onto) {{",
+        "#ifdef FUSEC_EMULATED",
+        f"  {emulated}(d, a, (const u8*)b + behind, lead, stride, onto);",
+        "#else",
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0; "',
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "',
+        f'    "{{{sums}}}, {{{words}}}, %{count + 4}, p, 1, 1, {int(turned)}; }}"',
+        f"    : {written}",
+        f'    : {given}, "l"(group_tiles(b, lead, stride) + (behind >> 4)), "r"(onto));',
+        "#endif",
+        "}",
+    ]

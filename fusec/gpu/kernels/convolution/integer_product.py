@@ -1,0 +1,54 @@
+"""Multiply matrices of integers, exactly and modulo the range of their type.
+
+cuDNN and cuBLAS multiply no integers of 32 or 64 bits. Such products are small parts of models (indices, shapes,
+counts), so one thread adds up one element of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div
+from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, takes
+from fusec.ir import Node, Value
+from fusec.ops import MatMul
+
+
+def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """Return the kernel of a matrix product of integers and pointwise ops over it; None if the step is another."""
+    product, rest = nodes[0], nodes[1:]
+    if not isinstance(product.op, MatMul) or not product.result.type.dtype.is_int or not all(map(takes, rest)):
+        return None
+    (a, b), y = product.operands, product.result
+    if any(v.type.shape != y.type.shape for v in outputs):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    if y.type.size == 0:
+        return Kernel(name, ())
+    rank, depth = y.type.rank, a.type.shape[-1]
+    big = max(v.type.size for v in (a, b, y)) >= 1 << 31
+    index, number = "u64" if big else "u32", C_TYPES[y.type.dtype]
+    dims = [d for d in y.type.order or range(rank) if y.type.shape[d] != 1] or [rank - 1]
+    names = [f"c{d}" if d in dims else None for d in range(rank)]
+    *batch, row, column = names
+    left = Space((*y.type.shape[:-1], depth), (*batch, row, "k"))
+    right = Space((*y.type.shape[:-2], depth, y.type.shape[-1]), (*batch, "k", column))
+    arguments = Arguments()
+    factors = (
+        f"{arguments.read(a)}[{left.offset(a.type)}]",
+        f"{arguments.read(b)}[{right.offset(b.type)}]",
+    )
+    lines = [
+        f"const {index} i = ({index})blockIdx.x * {BLOCK}u + threadIdx.x;",
+        f"if (i >= {by_value(y.type.size, long=True)}) return;",
+        *decoded("i", [(f"c{d}", y.type.shape[d]) for d in dims], big),
+        f"{number} total = 0;",
+        f"for ({index} k = 0; k < {depth}u; ++k) total = wrap_add(total, wrap_mul({', '.join(factors)}));",
+    ]
+    chain = Chain(Space(y.type.shape, tuple(names)), arguments, known={y: "total"})
+    for node in rest:
+        chain.apply(node)
+    for value in outputs:
+        chain.store(value)
+    lines += chain.lines()
+    return Kernel(name, (arguments.launch("integer_product", lines, ceil_div(y.type.size, BLOCK)),))

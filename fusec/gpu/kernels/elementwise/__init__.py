@@ -1,0 +1,1 @@
+"""Generate kernels for pointwise ops and for moving elements."""

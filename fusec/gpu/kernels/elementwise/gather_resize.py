@@ -1,0 +1,224 @@
+"""Resize, gather and pad: each element of the result is one of the operand's, or some weighted, found by coordinates.
+
+Coordinates are computed where the op computes them, at compile time, and stand in the source as tables; pointwise ops
+before and behind are done on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.op_table import literal
+from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, stored, takes, widest
+from fusec.ir import DType, Node, Value
+from fusec.ops import Gather, Pad, Relayout, Resize
+from fusec.schedule.program import inputs_of
+
+MAX_TABLE = 1 << 14  # entries; what is longer is computed on another way
+ANCHORS = (Resize, Gather, Pad)
+
+
+@dataclass
+class Sample:
+    """Where the operand's elements are: statements, coordinates by dim (of each corner, with its weight), and the
+    condition under which there is one at all, else `fill`."""
+
+    lines: list[str] = field(default_factory=list[str])
+    names: list[str] = field(default_factory=list[str])
+    linear: list[int] = field(default_factory=list[int])  # dims between two coordinates, low and high
+    guards: dict[int, str] = field(default_factory=dict[int, str])
+    fill: str = ""
+    preamble: list[str] = field(default_factory=list[str])
+    moved: set[int] = field(default_factory=set[int])  # dims of the result whose neighbours are not the operand's
+
+
+def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for such an op with pointwise ops around it; None if the step is no such thing."""
+    anchors = [node for node in nodes if isinstance(node.op, ANCHORS)]
+    if len(anchors) != 1 or not all(takes(n) or isinstance(n.op, Relayout) for n in nodes if n is not anchors[0]):
+        return None
+    (anchor,) = anchors
+    at = list(nodes).index(anchor)
+    before, behind = nodes[:at], nodes[at + 1 :]
+    x, y = anchor.operands[0], anchor.result
+    made = {v for node in before for v in node.results}
+    if any(v in made for node in behind for v in node.operands) or any(v in made for v in anchor.operands[1:]):
+        return None
+    if any(v in made for v in outputs):  # a sample does not visit each of its elements once
+        return None
+    if any(v.type.shape != y.type.shape for v in outputs) or x.type.dtype not in C_TYPES:
+        return None
+    if any(v.type.shape != x.type.shape for v in made) or max(x.type.size, y.type.size) >= 1 << 31:
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    if y.type.size == 0:
+        return Kernel(name, ())
+    arguments = Arguments()
+    rank, order = y.type.rank, outputs[0].type.order or tuple(range(y.type.rank))
+    dims = [d for d in order if y.type.shape[d] != 1]
+    along = dims[-1] if dims else -1
+    sample = _sample(anchor, arguments)
+    if sample is None:
+        return None
+    late = [v.type for v in (*outputs, *(v for v in inputs_of(behind) if v is not y and v.type.size != 1))]
+    steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in late]
+    shift = x.type.rank - rank  # a dim behind the gathered one has another number in the operand
+    source_along = along if not isinstance(anchor.op, Gather) or along < anchor.op.axis % x.type.rank else along + shift
+    packs = along not in sample.moved
+    read = [v.type for v in inputs_of([*before, anchor])[: None if before else 1] if v.type.size != 1] if packs else []
+    own = [(t, x.type.rank) for t in read if t.rank <= x.type.rank]
+    steps += [[step(t, r, source_along), *(step(t, r, d) for d in range(r) if d != source_along)] for t, r in own]
+    vector = widest(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
+    if along in sample.moved and along not in sample.guards:
+        vector = 1  # neighbours are looked up one by one
+    total = y.type.size // vector
+    names = tuple(f"c{d}" if d in dims else None for d in range(rank))
+    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
+    if dims:
+        sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
+        lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)])
+        lines.append(f"const u32 c{along} = pack * {vector}u;")
+    lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
+    space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
+    lines += _taken(anchor, sample, space, before, arguments)
+    chain = Chain(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
+    for node in behind:
+        chain.apply(node)
+    for value in outputs:
+        chain.store(value)
+    lines += chain.lines()
+    return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
+
+
+def _taken(anchor: Node, sample: Sample, space: Space, before: Sequence[Node], arguments: Arguments) -> list[str]:
+    """Statements that leave the elements in `taken`."""
+    x, y = anchor.operands[0].type, anchor.result.type
+    number, vector = compute_type(x.dtype), space.vector
+    lines = [*sample.lines, f"{number} taken[{vector}];"]
+
+    def read(corner: Space, target: str) -> Chain:
+        chain = Chain(corner, arguments)
+        for node in before:
+            chain.apply(node)
+        chain.inside.append(f"{target} = {chain.get(anchor.operands[0])};")
+        return chain
+
+    if sample.linear:
+        corners = 1 << len(sample.linear)
+        lines.append(f"{number} corner[{corners}][{vector}];")
+        for bits in range(corners):
+            names = list(space.names)
+            for place, dim in enumerate(sample.linear):
+                names[dim] = f"{'high' if bits >> place & 1 else 'low'}{dim}"
+            around = Space(space.shape, tuple(names), space.along, vector, space.packs)
+            lines += read(around, f"corner[{bits}][j]").lines()
+        for place, dim in enumerate(sample.linear):  # one dim after the other, the first one first
+            for bits in range(0, corners, 2 << place):
+                pair = f"corner[{bits}][j] * below{dim} + corner[{bits + (1 << place)}][j] * above{dim}"
+                lines.append(f"for (int j = 0; j < {vector}; ++j) corner[{bits}][j] = {pair};")
+        rounded = stored("corner[0][j]", y.dtype)
+        return [*lines, f"for (int j = 0; j < {vector}; ++j) taken[j] = {rounded};"]
+    chain = read(space, "taken[j]")
+    if not sample.guards:
+        return [*lines, *chain.lines()]
+    lines.append(f"for (int j = 0; j < {vector}; ++j) taken[j] = {sample.fill};")
+    apart = space.along in sample.guards and vector > 1  # each neighbour has a condition of its own
+    fixed = " && ".join(guard for dim, guard in sample.guards.items() if not (apart and dim == space.along)) or "true"
+    if apart:
+        guard = sample.guards[space.along].replace(" <", " + j <")
+        chain.inside = [f"if ({guard}) {{", *chain.inside, "}"]
+    return [*lines, f"if ({fixed})", *chain.lines()]
+
+
+def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
+    op, x, y = anchor.op, anchor.operands[0].type, anchor.result.type
+    sample = Sample(names=[f"c{d}" for d in range(x.rank)])
+    if isinstance(op, Gather):
+        return _gathered(anchor, sample, arguments)
+    for dim in range(x.rank):
+        if isinstance(op, Resize):
+            if op.sizes[dim] == x.shape[dim] and op.scales[dim] == 1.0:
+                continue
+            sample.moved.add(dim)
+            if op.mode == "linear":
+                if not _between(op, dim, x.shape[dim], sample, x.dtype):
+                    return None
+            elif not _looked_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
+                return None
+        elif isinstance(op, Pad) and (op.pads[dim] or op.pads[x.rank + dim]):
+            first, last = op.pads[dim], op.pads[x.rank + dim]
+            sample.moved.add(dim)
+            if op.mode == "constant":
+                sample.lines.append(f"const u32 p{dim} = c{dim} - {first}u;")
+                sample.names[dim] = f"p{dim}"
+                sample.guards[dim] = f"p{dim} < {x.shape[dim]}u"
+                continue
+            indices = np.arange(x.shape[dim])
+            table: Any = np.pad(indices, (first, last), mode=op.mode)  # type: ignore[call-overload]  # a literal
+            if not _looked_up(table, dim, sample):
+                return None
+    if isinstance(op, Pad) and sample.guards:
+        value = np.array(op.value).astype(y.dtype.numpy)
+        sample.fill = literal(float(value) if y.dtype.is_float else int(op.value), y.dtype)
+    return sample
+
+
+def _looked_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
+    """One coordinate by a table, or by a division where that gives the same."""
+    indices = np.arange(len(table))
+    factor = next((k for k in range(2, 9) if np.array_equal(table, indices // k)), None)
+    if factor is not None:
+        sample.lines.append(f"const u32 p{dim} = c{dim} / {factor}u;")
+    elif len(table) > MAX_TABLE:
+        return False
+    else:
+        sample.preamble.append(_table("u32", f"index{dim}", [str(int(i)) for i in table]))
+        sample.lines.append(f"const u32 p{dim} = ENTRY_index{dim}[c{dim}];")
+    sample.names[dim] = f"p{dim}"
+    return True
+
+
+def _between(op: Resize, dim: int, size: int, sample: Sample, dtype: DType) -> bool:
+    """Two coordinates and their weights, as the op computes them."""
+    if op.sizes[dim] > MAX_TABLE:
+        return False
+    at = np.clip(op.positions(np, dim, size), 0, size - 1)
+    low = np.floor(at).astype(np.int64)
+    number = compute_type(dtype)
+    kind = np.float64 if dtype is DType.F64 else np.float32
+    weights = {"below": (1 - (at - low)).astype(kind), "above": (at - low).astype(kind)}
+    sample.preamble.append(_table("u32", f"low{dim}", [str(int(i)) for i in low]))
+    sample.lines.append(f"const u32 low{dim} = ENTRY_low{dim}[c{dim}];")
+    sample.lines.append(f"const u32 high{dim} = low{dim} + 1 < {size}u ? low{dim} + 1 : {size - 1}u;")
+    for name, weight in weights.items():
+        sample.preamble.append(_table(number, f"{name}{dim}", [literal(float(w), dtype) for w in weight]))
+        sample.lines.append(f"const {number} {name}{dim} = ENTRY_{name}{dim}[c{dim}];")
+    sample.linear.append(dim)
+    return True
+
+
+def _table(c_type: str, name: str, entries: Sequence[str]) -> str:
+    return f"TABLE {c_type} ENTRY_{name}[{len(entries)}] = {{{', '.join(entries)}}};"
+
+
+def _gathered(anchor: Node, sample: Sample, arguments: Arguments) -> Sample | None:
+    """The coordinate along one dim is read from memory; one that lies outside is taken as the nearest inside."""
+    assert isinstance(anchor.op, Gather)
+    x, indices = anchor.operands[0].type, anchor.operands[1]
+    axis, count = anchor.op.axis % x.rank, indices.type.rank
+    if indices.type.dtype not in C_TYPES:
+        return None
+    pointer = arguments.read(indices)
+    place = Space(indices.type.shape, tuple(f"c{axis + d}" for d in range(count))).offset(indices.type)
+    sample.lines.append(f"const i64 wanted = (i64){pointer}[{place}];")
+    sample.lines.append(f"const i64 counted = wanted < 0 ? wanted + {x.shape[axis]} : wanted;")
+    sample.lines.append(f"const u32 row = (u32)clipped(counted, (i64)0, (i64){x.shape[axis] - 1});")
+    for dim in range(x.rank):
+        sample.names[dim] = f"c{dim}" if dim < axis else "row" if dim == axis else f"c{dim + count - 1}"
+    sample.moved |= set(range(axis, axis + count))
+    return sample

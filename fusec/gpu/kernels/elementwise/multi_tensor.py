@@ -1,0 +1,106 @@
+"""The same pointwise ops over many tensors in one launch (or a few: a kernel takes no more than so many pointers).
+
+A block finds out which tensor it works on by comparing its number, the same way for all its threads; the code behind
+that is one member's, with the pointers of whichever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusec.gpu.kernels.codegen.indexing import View
+from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
+from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, takes
+from fusec.ir import Node, TensorType, Value
+from fusec.schedule.multi_tensor import Member, alike
+
+MAX_POINTERS = 480  # of a launch, whose parameters are 4 KB at most
+PER_THREAD = 16  # elements: the way to the pointers is short beside their work
+
+
+class _Local(Arguments):
+    """Pointers of the member at hand: variables, not parameters."""
+
+    def _pointer(self, value: Value | None, type: TensorType | None, c_type: str, prefix: str, written: bool) -> str:
+        return super()._pointer(value, type, c_type, f"m{prefix}", written)
+
+
+def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for such a step; None if it is another."""
+    found = alike(nodes) if len(nodes) > 1 and all(map(takes, nodes)) else None
+    if found is None:
+        return None
+    found = [member for member in found if member.size]
+    if not found:
+        return Kernel("lists of nothing", ())
+    pointers = [{v for v in (*m.reads, *m.writes) if v.literal is None} for m in found]
+    shared = set[Value].intersection(*pointers)
+    count = max(1, (MAX_POINTERS - len(shared)) // max(1, max(len(each - shared) for each in pointers)))
+    launches = [_launch(found[i : i + count]) for i in range(0, len(found), count)]
+    return Kernel(f"lists of {'+'.join(n.op.name for n in found[0].nodes)}", tuple(launches))
+
+
+def _launch(found: Sequence[Member]) -> Launch:
+    first = found[0]
+    local = _Local()
+    moved = [v.type.dtype.itemsize for v in (*first.reads, *first.writes) if v.type.size > 1 or first.size == 1]
+    vector = min(MAX_VECTOR // 2, VECTOR_BYTES // min(moved))  # more would need too many registers
+    whole, one = _work(first, local, vector), _work(first, local, 1)
+    chunk = BLOCK * PER_THREAD
+    arguments = Arguments()
+    leaves: list[list[str]] = []
+    ends: list[int] = []
+    total = 0
+    for member in found:
+        same = dict(zip((*first.reads, *first.writes), (*member.reads, *member.writes), strict=True))
+        leaf = [f"size = {member.size}u;", f"b -= {total}u;"]
+        for (value, _, written), name in local.names.items():
+            assert value is not None
+            other = same[value]
+            leaf.append(f"{name} = {arguments.write(other) if written else arguments.read(other)};")
+        leaves.append(leaf)
+        total += ceil_div(member.size, chunk)
+        ends.append(total)
+    lines = [f"{c_type} {name};" for c_type, name in zip(local.parameters, local.names.values(), strict=True)]
+    lines += ["u32 b = blockIdx.x, size;", *choice(leaves, ends)]
+    lines += [f"for (u32 n = 0; n < {PER_THREAD // vector}u; ++n) {{"]
+    lines += [f"  const u32 at = b * {chunk}u + (n * {BLOCK}u + threadIdx.x) * {vector}u;"]
+    lines += ["  if (at >= size) return;", f"  if (at + {vector}u <= size) {{", *(f"    {line}" for line in whole)]
+    lines += ["  } else {", "    for (u32 last = at; last < size; ++last) {", "      const u32 at = last;"]
+    lines += [*(f"      {line}" for line in one), "    }", "  }", "}"]
+    return arguments.launch("lists", lines, total)
+
+
+def _work(member: Member, local: Arguments, vector: int) -> list[str]:
+    """What is done to the elements from `at` on."""
+    chain = Chain(Space((max(2, member.size),), ("at",), 0, vector), local)
+    views: Mapping[Value, View] = {v: _view(v, member) for v in (*member.reads, *member.writes)}
+    for value in member.reads:
+        chain.get(value, views[value])
+    for node in member.nodes:
+        chain.apply(node)
+    for value in member.writes:
+        chain.store(value, type=views[value])
+    return chain.lines()
+
+
+def _view(value: Value, member: Member) -> View:
+    """As it lies in memory, one element behind the other; beside more, one element is for all."""
+    if value.type.size == 1 and member.size != 1:
+        return View((), (), value.type.dtype)
+    return View((max(2, member.size),), (1,), value.type.dtype)
+
+
+def choice(leaves: Sequence[list[str]], ends: Sequence[int]) -> list[str]:
+    """Statements that come to the leaf whose block is the one at hand; `ends` are the first blocks behind each."""
+    if len(leaves) == 1:
+        return leaves[0]
+    middle = len(leaves) // 2
+    before, behind = choice(leaves[:middle], ends[:middle]), choice(leaves[middle:], ends[middle:])
+    return [
+        f"if (blockIdx.x < {ends[middle - 1]}u) {{",
+        *(f"  {line}" for line in before),
+        "} else {",
+        *(f"  {line}" for line in behind),
+        "}",
+    ]

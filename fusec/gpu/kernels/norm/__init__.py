@@ -1,0 +1,1 @@
+"""Generate kernels for norms, softmax and reductions, forward and backward."""

@@ -1,0 +1,110 @@
+"""What reductions, softmax and norms compute, as passes over elements: the meaning is that of fusec.ops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fusec.gpu.kernels.codegen.kernel import HALVES, compute_type
+from fusec.gpu.kernels.codegen.op_table import literal
+from fusec.ir import DType, Node, Op, TensorType
+from fusec.ops import GroupNorm, InstanceNorm, LayerNorm, Reduce, RmsNorm, Softmax
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Combines `term` of each element e, beginning with `start`; `finish` is applied to what comes out (#)."""
+
+    combine: str
+    start: str
+    term: str
+    finish: str = ""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`result` of an element e from what the passes gave (#0, #1) and from parameters (#s, #b), which are read as of
+    the types given; of a reduction, from what the last pass gave (#0) and the first one (#1)."""
+
+    c_type: str
+    passes: tuple[Pass, ...]
+    result: str
+    parameters: tuple[TensorType, ...] = ()
+    merge: str = ""
+
+
+def formula(node: Node, op: Op) -> Formula | None:
+    """The formula of an op, applied as the node applies its own; None if it has none."""
+    x = node.operands[0].type
+    if isinstance(op, Reduce):
+        return _reduction(op, x)
+    if not x.dtype.is_float:
+        return None
+    kind = compute_type(x.dtype)
+    if isinstance(op, Softmax):
+        if x.dtype in HALVES and not op.log:
+            total = _total(f"quick_exp(e - {_mine(0)})", kind, "1.0f / #")
+            return Formula(kind, (_largest(x.dtype), total), "quick_exp(e - #0) * #1")
+        top, total = _largest(x.dtype), _total(f"exp(e - {_mine(0)})", kind)
+        return Formula(kind, (top, total), "(e - #0) - log(#1)" if op.log else "exp(e - #0) / #1")
+    if isinstance(op, (LayerNorm, RmsNorm)):
+        count = math.prod(x.shape[op.axis % x.rank :])
+        parameters = tuple(v.type for v in node.operands[1:])
+    elif isinstance(op, (InstanceNorm, GroupNorm)):
+        count = x.size // max(1, x.shape[0] * (op.groups if isinstance(op, GroupNorm) else x.shape[1]))
+        parameters = (TensorType((x.shape[1], *(1,) * (x.rank - 2)), x.dtype),) * 2
+    else:
+        return None
+    inverse = (
+        f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, DType.F64 if kind == 'double' else DType.F32)})"
+    )
+    if isinstance(op, RmsNorm):
+        return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters, "plain")
+    mean = _total("e", kind, f"# / {kind}({count})")
+    spread = _total(f"square(e - {_mine(0)})", kind, inverse)
+    scaled = "(e - #0) * #1 * #s + #b" if len(parameters) > 1 else "(e - #0) * #1 * #s"
+    return Formula(kind, (mean, spread), scaled, parameters, "moments")
+
+
+def _reduction(op: Reduce, x: TensorType) -> Formula | None:
+    if not (x.dtype.is_float or (x.dtype.is_int and op.kind in ("sum", "max", "min", "prod", "l1", "sum_square"))):
+        return None
+    kind = compute_type(x.dtype) if x.dtype.is_float else _accumulator(x.dtype)
+    square, magnitude = ("e * e", "fabs(e)") if x.dtype.is_float else ("wrap_mul(e, e)", "wrap_abs(e)")
+    count = math.prod(x.shape[a] for a in op.axes)
+    if op.kind in ("max", "min"):
+        return Formula(kind, (_largest(x.dtype) if op.kind == "max" else _smallest(x.dtype),), "#0", merge="plain")
+    if op.kind == "prod":
+        return Formula(kind, (Pass("Multiply", f"{kind}(1)", "e"),), "#0", merge="plain")
+    if op.kind == "log_sum_exp":
+        top = Pass("Largest", f"{kind}(-INFINITE)", "e", f"fabs(#) < {kind}(INFINITE) ? # : {kind}(0)")
+        return Formula(kind, (top, _total(f"exp(e - {_mine(0)})", kind)), "log(#0) + #1")
+    terms = {"l1": magnitude, "l2": square, "sum_square": square}
+    results = {"mean": f"#0 / {kind}({count})", "l2": "sqrt(#0)", "log_sum": "log(#0)"}
+    return Formula(kind, (_total(terms.get(op.kind, "e"), kind),), results.get(op.kind, "#0"), merge="plain")
+
+
+def _accumulator(dtype: DType) -> str:
+    wide = "64" if dtype.itemsize == 8 else "32"
+    return f"{dtype.value[0]}{wide}"
+
+
+def _total(term: str, kind: str, finish: str = "") -> Pass:
+    return Pass("Add", f"{kind}(0)", term, finish)
+
+
+def _largest(dtype: DType) -> Pass:
+    low = f"{compute_type(dtype)}(-INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).min), dtype)
+    return Pass("Largest", low, "e")
+
+
+def _smallest(dtype: DType) -> Pass:
+    high = f"{compute_type(dtype)}(INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).max), dtype)
+    return Pass("Smallest", high, "e")
+
+
+def _mine(number: int) -> str:
+    """What a pass gave to the element at hand."""
+    return f"#{number}"

@@ -1,0 +1,1 @@
+"""Generate kernels for pooling, forward and backward."""

@@ -1,0 +1,169 @@
+"""The gradient of max pooling, with pointwise ops behind it: a thread computes as many neighbours as the strides are
+long, from all windows over them, so that nothing is added up by two threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, takes, widest
+from fusec.ir import Node, Value
+from fusec.ops import MaxPoolBackward
+from fusec.schedule.program import inputs_of
+
+UNROLLED = 256  # taps of all the windows of a thread; larger loops are left to the compiler
+KEPT = 64  # numbers a thread adds up in registers
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """One spatial dim; a thread's places begin where its last window does, and so many windows reach them."""
+
+    size: int
+    count: int
+    window: int
+    stride: int
+    dilation: int
+    pad: int
+
+    @property
+    def tiles(self) -> int:
+        return (self.size - 1 + self.pad) // self.stride + 1
+
+    @property
+    def windows(self) -> int:
+        return self.dilation * (self.window - 1) // self.stride + 1
+
+
+def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a max_pool_backward and pointwise ops over its result; None if the step is no such thing."""
+    pool, rest = nodes[0], nodes[1:]
+    if not isinstance(pool.op, MaxPoolBackward) or not all(takes(node) for node in rest):
+        return None
+    (dy, x), dx, op = pool.operands, pool.result, pool.op
+    if x.type.dtype not in C_TYPES or any(v.type.shape != dx.type.shape for v in outputs):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    if dx.type.size == 0:
+        return Kernel(name, ())
+    if x.type.size >= 1 << 31:
+        return None
+    rank, n = x.type.rank, x.type.rank - 2
+    spatial = zip(x.type.shape[2:], dy.type.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], strict=True)
+    dims = [_Dim(*each) for each in spatial]
+    tile = math.prod(d.stride for d in dims)
+    read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not dx]
+    types = [*(v.type for v in outputs), x.type, dy.type, *read]
+    packs = all(t.strides[1] == 1 for t in (x.type, dy.type))
+    steps = [[step(t, rank, 1), *(step(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    vector = widest(x.type.shape[1], types, steps) if packs else 1
+    while vector > 1 and vector * tile > KEPT:
+        vector //= 2
+    pack = ("pack", x.type.shape[1] // vector)
+
+    def begun(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
+        """A thread for each place in space and vector of channels."""
+        sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
+        sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
+        total = math.prod(size for _, size in sizes)
+        lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(total)}) return;"]
+        return [*lines, *decoded("i", sizes), f"const u32 c1 = pack * {vector}u;"], ceil_div(total, BLOCK)
+
+    # where windows overlap, the place of each one's maximum is found once, rather than by all who look for it
+    taps = math.prod(op.window)
+    index = "u8" if taps < 1 << 8 else "u16"
+    apart = math.prod(d.windows for d in dims) > 1 and taps < 1 << 16
+    launches: list[Launch] = []
+    if apart:
+        arguments = Arguments()
+        lines, grid = begun([f"o{d}" for d in range(n)], [d.count for d in dims])
+        lines += [*_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
+        lines.append(f"for (int j = 0; j < {vector}; ++j) kept.v[j] = ({index})where[j];")
+        place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
+        lines.append(f"store_pack<{index}, {vector}>({arguments.scratch(index)} + ({place}), kept);")
+        launches.append(arguments.launch(f"{op.name}_places", lines, grid))
+    arguments = Arguments()
+    lines, grid = begun([f"i{d}" for d in range(n)], [d.tiles for d in dims])
+    lines += _summed(pool, dims, vector, arguments, index if apart else "")
+    unroll = ["#pragma unroll"] if _is_small(dims) else []
+    for d, dim in enumerate(dims):
+        lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
+        lines.append(f"  const u32 c{d + 2} = i{d} * {dim.stride}u + u{d} - {dim.pad}u;")  # below zero it is large
+        lines.append(f"  if (c{d + 2} >= {dim.size}u) continue;")
+    space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
+    chain = Chain(space, arguments)
+    chain.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
+    for node in rest:
+        chain.apply(node)
+    for value in outputs:
+        chain.store(value)
+    launches.append(arguments.launch(op.name, [*lines, *chain.lines(), *["}"] * n], grid))
+    return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
+
+
+def _is_small(dims: Sequence[_Dim]) -> bool:
+    return math.prod(d.windows * d.window for d in dims) <= UNROLLED
+
+
+def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
+    """Where the tap or place at `letter`0, `letter`1… comes in a row of all."""
+    text = f"{letter}0"
+    for d, dim in enumerate(dims[1:], 1):
+        text = f"({text}) * {getattr(dim, extent)} + {letter}{d}"
+    return text
+
+
+def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
+    """Statements that leave in `where` which tap of the window at o0, o1… is the first of the largest: NaN is the
+    largest of all, and what is outside the smallest."""
+    kind, number = C_TYPES[x.type.dtype], compute_type(x.type.dtype)
+    unroll = ["#pragma unroll"] if _is_small(dims) else []
+    lines = [f"{number} best[{vector}]; int where[{vector}];"]
+    lines.append(f"for (int j = 0; j < {vector}; ++j) {{ best[j] = {number}(-INFINITE); where[j] = 0; }}")
+    for d, dim in enumerate(dims):
+        lines += [*unroll, f"for (int k{d} = 0; k{d} < {dim.window}; ++k{d}) {{"]
+        lines.append(f"  const int p{d} = (int)o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad};")
+        lines.append(f"  if ((u32)p{d} >= {dim.size}u) continue;")
+    at = Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(len(dims))))).offset(x.type)
+    pack = f"Pack<{kind}, {vector}>"
+    lines.append(f"  const {pack} taken = load_pack<{kind}, {vector}>({arguments.read(x)} + ({at}));")
+    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j) {{"]
+    lines.append(f"    const {number} e = wide(taken.v[j]);")
+    lines.append("    if (!(e <= best[j]) && best[j] == best[j]) {")
+    lines.append(f"      best[j] = e; where[j] = {_place('k', dims, 'window')};")
+    return [*lines, "    }", "  }", *["}"] * len(dims)]
+
+
+def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
+    """Statements that leave the thread's gradients in `sums`: each window's goes to the first of its largest taps.
+    kept: the type of that tap's number in scratch memory; empty: it is looked for."""
+    dy, x = pool.operands
+    kind, number, n = C_TYPES[x.type.dtype], compute_type(x.type.dtype), len(dims)
+    unroll = ["#pragma unroll"] if _is_small(dims) else []
+    tile = math.prod(d.stride for d in dims)
+    lines = [f"{number} sums[{tile}][{vector}];"]
+    lines.append(f"for (int q = 0; q < {tile}; ++q) for (int j = 0; j < {vector}; ++j) sums[q][j] = {number}(0);")
+    for d, dim in enumerate(dims):
+        lines += [*unroll, f"for (int w{d} = 0; w{d} < {dim.windows}; ++w{d}) {{"]
+        lines += [f"  const int o{d} = (int)i{d} - w{d};", f"  if ((u32)o{d} >= {dim.count}u) continue;"]
+    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
+    if kept:
+        pointer = arguments.scratch(f"const {kept}")
+        lines.append(f"const Pack<{kept}, {vector}> places = load_pack<{kept}, {vector}>({pointer} + ({at}));")
+        where = "places.v[j]"
+    else:
+        lines += _largest(x, dims, vector, arguments)
+        where = "where[j]"
+    pack = f"Pack<{kind}, {vector}>"
+    lines.append(f"const {pack} loss = load_pack<{kind}, {vector}>({arguments.read(dy)} + ({at}));")
+    for d, dim in enumerate(dims):
+        lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
+        lines.append(f"  const int g{d} = w{d} * {dim.stride} + u{d}, t{d} = g{d} / {dim.dilation};")
+        lines.append(f"  if (g{d} % {dim.dilation} || t{d} >= {dim.window}) continue;")
+    tap, place = _place("t", dims, "window"), _place("u", dims, "stride")
+    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j)"]
+    lines.append(f"    if ({where} == {tap}) sums[{place}][j] += wide(loss.v[j]);")
+    return [*lines, *["}"] * (2 * n)]

@@ -1,0 +1,111 @@
+"""Max and average pooling over one to three dims, in any memory order, with pointwise ops behind it: a thread computes
+some neighbours of the result, all of one window where channels lie side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.op_table import literal
+from fusec.gpu.kernels.codegen.pointwise_code import Chain, Space, decoded, step, takes, widest
+from fusec.ir import DType, Node, Value
+from fusec.ops import AvgPool, MaxPool
+from fusec.schedule.program import inputs_of
+
+UNROLLED = 64  # taps; a loop around a larger window is left to the compiler
+
+
+def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+    """The kernel for a pool and pointwise ops over its result; None if the step is no such thing."""
+    pool, rest = nodes[0], nodes[1:]
+    if not isinstance(pool.op, (MaxPool, AvgPool)) or not all(takes(node) for node in rest):
+        return None
+    x, y = pool.operands[0], pool.result
+    if x.type.dtype not in C_TYPES or any(v.type.shape != y.type.shape for v in outputs):
+        return None
+    name = "+".join(node.op.name for node in nodes)
+    if y.type.size == 0:
+        return Kernel(name, ())
+    rank, order = y.type.rank, y.type.order or tuple(range(y.type.rank))
+    dims = [d for d in order if y.type.shape[d] != 1] or [order[-1]]
+    along = dims[-1]
+    read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
+    # neighbours are channels, which have the same window
+    types = [*(v.type for v in outputs), x.type, *read] if along == 1 and x.type.strides[1] == 1 else []
+    steps = [[step(t, rank, along), *(step(t, rank, d) for d in range(rank) if d != along)] for t in types]
+    vector = widest(y.type.shape[along], types, steps) if types else 1
+    total = y.type.size // vector
+    big = max(x.type.size, y.type.size) >= 1 << 31
+    c_type = "u64" if big else "u32"
+    lines = [
+        f"const {c_type} i = ({c_type})blockIdx.x * {BLOCK}u + threadIdx.x;",
+        f"if (i >= {by_value(total, long=True)}) return;",
+    ]
+    sizes = [(f"c{d}", y.type.shape[d]) for d in dims[:-1]]
+    lines += decoded("i", [*sizes, ("pack", y.type.shape[along] // vector)], big)
+    lines.append(f"const {c_type} c{along} = pack * {vector}u;")
+    names = tuple(f"c{d}" if d in dims else None for d in range(rank))
+    arguments = Arguments()
+    lines += _windows(pool, names, vector, arguments)
+    chain = Chain(Space(y.type.shape, names, along, vector), arguments, known={y: "pooled[j]"})
+    for node in rest:
+        chain.apply(node)
+    for value in outputs:
+        chain.store(value)
+    lines += chain.lines()
+    return Kernel(name, (arguments.launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
+
+
+def _windows(pool: Node, names: Sequence[str | None], vector: int, arguments: Arguments) -> list[str]:
+    """Statements that leave the results in `pooled`."""
+    op, x = pool.op, pool.operands[0].type
+    assert isinstance(op, (MaxPool, AvgPool))
+    kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2
+    pointer = arguments.read(pool.operands[0])
+    average = isinstance(op, AvgPool)
+    start = literal(0, x.dtype) if average else _lowest(x.dtype)
+    lines = [f"{number} pooled[{vector}];", f"for (int j = 0; j < {vector}; ++j) pooled[j] = {start};"]
+    if average:
+        lines.append("int count = 0;")
+    taps = int(np.prod(op.window))
+    spatial = zip(x.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
+    closes: list[str] = []
+    inside: list[str] = []
+    for d, (size, window, stride, dilation, before, after) in enumerate(spatial):
+        indent = "  " * d
+        if taps <= UNROLLED:
+            lines.append(f"{indent}#pragma unroll")
+        lines.append(f"{indent}for (int k{d} = 0; k{d} < {window}; ++k{d}) {{")
+        lines.append(f"{indent}  const int p{d} = (int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation};")
+        if average and op.count_include_pad:
+            lines.append(f"{indent}  if (p{d} >= {size + after}) continue;")
+            inside.append(f"(unsigned)p{d} < {size}u")
+        else:
+            lines.append(f"{indent}  if ((unsigned)p{d} >= {size}u) continue;")
+        closes.append(f"{indent}}}")
+    indent = "  " * n
+    if average:
+        lines.append(f"{indent}++count;")
+        if inside:
+            lines.append(f"{indent}if (!({' && '.join(inside)})) continue;")
+    coordinates = Space(x.shape, (*names[:2], *(f"({_index(x.size)})p{d}" for d in range(n))))
+    pack = f"Pack<{kind}, {vector}>"
+    place = f"{pointer} + {coordinates.offset(x)}"
+    lines.append(f"{indent}const {pack} taken = load_pack<{kind}, {vector}>({place});")
+    combined = "pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))"
+    lines.append(f"{indent}for (int j = 0; j < {vector}; ++j) pooled[j] = {combined};")
+    lines += reversed(closes)
+    divided = f"pooled[j] / {number}(count < 1 ? 1 : count)" if average else "pooled[j]"
+    rounded = f"rounded<{kind}>({divided})" if x.dtype in (DType.F16, DType.BF16) else divided
+    lines.append(f"for (int j = 0; j < {vector}; ++j) pooled[j] = {rounded};")
+    return lines
+
+
+def _index(size: int) -> str:
+    return "i64" if size >= 1 << 31 else "int"
+
+
+def _lowest(dtype: DType) -> str:
+    return f"{compute_type(dtype)}(-INFINITE)" if dtype.is_float else literal(int(np.iinfo(dtype.numpy).min), dtype)

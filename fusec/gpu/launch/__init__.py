@@ -1,0 +1,1 @@
+"""Launch kernels, plans and whole programs on CUDA streams and as CUDA graphs."""

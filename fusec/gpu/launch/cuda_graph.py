@@ -1,0 +1,176 @@
+"""Steps as CUDA graphs: one behind the other on one stream, or side by side on several where that is faster."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cupy
+
+from fusec.errors import ExecutionError
+from fusec.gpu.launch.stream_calls import Replay, Streams
+from fusec.schedule.dependencies import Waits, lanes
+
+RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
+TURNS = 9  # of steps in order and side by side, to find out which is faster
+
+
+@dataclass
+class Launch:
+    """What runs a step by launches over known memory. workspace_bytes: of cuDNN's scratch memory, of which each lane
+    has its own. shares_scratch: it uses that of fusec's kernels, of which there is one. is_kernel: `run` takes arrays
+    to use in place of some, by address."""
+
+    run: Callable[..., None]
+    workspace_bytes: int = 0
+    shares_scratch: bool = False
+    is_kernel: bool = False
+
+    def __call__(self) -> None:
+        self.run()
+
+
+class OnLane(Protocol):
+    """Makes plans run on another stream with other scratch memory (None: their own)."""
+
+    def __call__(self, stream: Any, workspace: Any | None) -> AbstractContextManager[None]: ...
+
+
+def in_order(
+    streams: Streams, runs: Sequence[Callable[[], None]], scratch: Callable[[], AbstractContextManager[None]]
+) -> Replay:
+    """CUDA graphs of what can be captured, one if all can be; what cannot runs by itself between them."""
+    parts: list[Any] = []
+    reasons: list[str] = []
+    start = 0
+    while start < len(runs):
+        graph, end, reason = _captured(streams.own, runs, start, scratch)
+        if graph is not None:
+            graph.upload(streams.own)
+            parts.append(graph)
+        if end < len(runs):
+            parts.append(runs[end])
+            reasons.append(f"step {end} cannot be captured: {reason}")
+        start = end + 1
+    replay = Replay(streams, parts)
+    replay.declined = "; ".join(reasons)
+    return replay
+
+
+def _captured(
+    stream: Any, runs: Sequence[Callable[[], None]], start: int, scratch: Callable[[], AbstractContextManager[None]]
+) -> tuple[Any, int, str]:
+    """One CUDA graph from a run on, and the next one that is not in it: the first that cannot be captured, and why."""
+    end, reason = len(runs), ""
+    while start < end:
+        stream.synchronize()
+        failed = end
+        try:
+            stream.begin_capture(mode=RELAXED)
+            try:
+                with scratch():
+                    for index in range(start, end):
+                        failed = index
+                        runs[index]()
+                    failed = end
+            finally:
+                graph = stream.end_capture()
+            return graph, end, reason
+        except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+            reason = str(error) or type(error).__name__
+            # most often CuPy's own word on cuBLAS, or on what waits for the device
+            end = failed if failed < end else start + (end - start) // 2
+    return None, end, reason
+
+
+def or_side_by_side(
+    ordered: Replay,
+    streams: Streams,
+    runs: Sequence[Callable[[], None]],
+    waits: Waits,
+    on_lane: OnLane,
+    time_us: Callable[[Callable[[], None], int], list[float]] | None,
+) -> Replay:
+    """The runs in order, as they are recorded already, or side by side, if that can be and takes less time. Without
+    `time_us` it is known which is faster: side by side."""
+    if not ordered.at_once:
+        return ordered
+    if any(w is not None and not isinstance(run, Launch) for w, run in zip(waits, runs, strict=True)):
+        return ordered
+    works = [run if isinstance(run, Launch) else Launch(run) for run in runs]
+    sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
+    told = tuple(
+        w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
+        for i, w in enumerate(waits)
+    )
+    placed = lanes(told)
+    if max(placed, default=0) < 1:
+        return ordered
+    forked = side_by_side(streams, works, told, placed, on_lane)
+    if isinstance(forked, str):
+        ordered.declined = forked
+        if time_us is None:
+            warnings.warn(f"steps run in order, though the lock says side by side: {forked}", stacklevel=2)
+        return ordered
+    if time_us is None:
+        return forked
+    pair = (ordered, forked)
+    for each in pair:
+        each()
+    rounds = [[time_us(each, 1)[0] for each in pair] for _ in range(TURNS)]
+    in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
+    ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
+    return forked if side < in_turn else ordered
+
+
+def side_by_side(
+    streams: Streams, runs: Sequence[Launch], waits: Waits, lanes: Sequence[int], on_lane: OnLane
+) -> Replay | str:
+    """The runs as one CUDA graph, each in its lane (-1: nothing to do) behind what it waits for; why not, if they
+    cannot be captured so."""
+    count = max(lanes) + 1
+    others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
+    needs = [1] * count
+    for run, lane in zip(runs, lanes, strict=True):
+        needs[lane] = max(needs[lane], run.workspace_bytes)
+    scratch = [None, *(cupy.empty(need, cupy.uint8) for need in needs[1:])]
+    tracks = [streams.own, *others]
+    seen = [[-1] * count for _ in range(count)]  # by lane: up to which run of each other lane it has waited
+    knows: dict[int, list[int]] = {}  # what a lane had seen behind a run
+    events: dict[int, Any] = {}
+    streams.own.synchronize()
+    try:
+        streams.own.begin_capture(mode=RELAXED)
+        try:
+            fork = _recorded(streams.own)
+            for track in others:
+                track.wait_event(fork)
+            for index, (run, lane) in enumerate(zip(runs, lanes, strict=True)):
+                if lane < 0:
+                    continue
+                for before in sorted(waits[index] or (), reverse=True):
+                    if lanes[before] != lane and before > seen[lane][lanes[before]]:
+                        tracks[lane].wait_event(events[before])
+                        seen[lane] = [max(a, b) for a, b in zip(seen[lane], knows[before], strict=True)]
+                with on_lane(tracks[lane], scratch[lane]):
+                    run()
+                seen[lane][lane] = index
+                knows[index], events[index] = list(seen[lane]), _recorded(tracks[lane])
+            for track in others:
+                streams.own.wait_event(_recorded(track))
+        finally:
+            graph = streams.own.end_capture()
+    except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
+        return str(error) or type(error).__name__
+    graph.upload(streams.own)
+    return Replay(streams, [graph], count, scratch)
+
+
+def _recorded(stream: Any) -> Any:
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event

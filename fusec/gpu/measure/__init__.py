@@ -1,0 +1,1 @@
+"""Time work on the device and compare its results, on random data."""

@@ -1,0 +1,136 @@
+"""Data to time and compare plans and kernels on: random numbers, and how far two results lie apart.
+
+Numbers are drawn on the host, once, and what is small is compared there: on a machine where nothing was compiled yet,
+CuPy's own kernels for that take longer than the rest of loading a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fusec.gpu.kernels.codegen.kernel import Kernel
+from fusec.ir import Array, DType, TensorType, Value
+from fusec.lowering.cudnn_graph import CudnnTensor
+from fusec.lowering.packing import pack
+from fusec.lowering.simulator import extent
+
+PERIOD = 131_071  # numbers until they come again: a prime, so that no stride of a tensor meets the same ones
+HOST_BYTES = 1 << 22  # of a result that is compared on the host
+
+
+def random_data(tensor: CudnnTensor) -> Array:
+    """Bytes of normal numbers, filters scaled to about unit gain; small integers and coin flips for other types."""
+    size = max(extent(tensor), 1)
+    gain = 0
+    if tensor.dtype.is_float and len(tensor.dims) >= 4 and tensor.dims[0] > 1:
+        gain = round(math.log2(max(1, math.prod(tensor.dims[1:]))) / 2)
+    numbers, width = _numbers(tensor.dtype, gain), tensor.dtype.numpy.itemsize
+    start = 7919 * tensor.uid % PERIOD  # tensors of one graph differ
+    some = cupy.asarray(numbers[width * start : width * (start + min(size, PERIOD))])
+    if size <= PERIOD:
+        return some
+    data = cupy.empty(width * size, cupy.uint8)
+    for place in range(0, width * size, some.size):
+        part = data[place : place + some.size]
+        part[...] = some[: part.size]
+    return data
+
+
+@cache
+def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
+    """Twice PERIOD numbers of a type over 2^gain, as bytes."""
+    rng = np.random.default_rng(7)
+    if dtype is DType.BOOL:
+        drawn = rng.random(PERIOD) < 0.5
+    elif dtype.is_int:
+        drawn = rng.integers(0, 9, PERIOD).astype(dtype.numpy)
+    else:
+        drawn = (rng.standard_normal(PERIOD, np.float32) * np.float32(2.0**-gain)).astype(dtype.numpy)
+    return np.concatenate([drawn, drawn]).view(np.uint8)
+
+
+def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
+    """The largest relative L2 distance of results, given as bytes; NaN if one has a NaN or infinity that the other
+    has not."""
+    return _worst(_apart(tensor.dtype, raw, want[tensor]) for tensor, raw in got.items())
+
+
+class Samples:
+    """Memory of their own for kernels that do the same: what they read is drawn once, constants are as they are."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[Value, TensorType], Array] = {}
+
+    def memory(self, value: Value, type: TensorType) -> Array:
+        """The flat buffer of a value, constants in the order of the type."""
+        if (value, type) not in self._held:
+            literal = value.literal
+            drawn = random_array(type) if literal is None else cupy.asarray(pack(np, literal.array, type))
+            self._held[value, type] = drawn
+        return self._held[value, type]
+
+    def results(self, kernel: Kernel, run: Callable[[], None]) -> dict[Value, Array]:
+        """What a kernel bound to this memory leaves where it writes, which is poisoned before."""
+        written = {value: self.memory(value, value.type) for value in kernel.written}
+        for buffer in written.values():
+            buffer.view(np.uint8)[...] = 0xFF
+        run()
+        return {value: buffer.copy() for value, buffer in written.items()}
+
+
+def kernels_apart(got: Mapping[Value, Array], want: Mapping[Value, Array]) -> float:
+    """As `distance`, of what kernels left."""
+    pairs = ((value.type.dtype, raw.view(np.uint8), want[value].view(np.uint8)) for value, raw in got.items())
+    return _worst(_apart(*pair) for pair in pairs)
+
+
+def random_array(type: TensorType) -> Array:
+    """The flat buffer of a value: normal numbers, or zeros and ones of other types."""
+    size = max(type.span, 1)
+    if type.dtype is DType.BOOL or type.dtype.is_int:
+        return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
+    array = cupy.random.standard_normal(size).astype(cupy.float32)
+    if type.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
+        return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
+    return array.astype(type.dtype.numpy)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    worst = 0.0
+    for error in errors:
+        worst = error if not error <= worst else worst  # NaN stays
+    return worst
+
+
+def _apart(dtype: DType, got: Array, want: Array) -> float:
+    on_host = got.size <= HOST_BYTES
+    pair = (got.get(), want.get()) if on_host else (got, want)
+    numbers = (as_float64(each, dtype) for each in pair)
+    if on_host and dtype in (DType.F16, DType.BF16):  # which single precision holds
+        numbers = (each.view(dtype.numpy).astype(np.float32) for each in pair)
+    return _distance(np if on_host else cupy, *numbers)
+
+
+def _distance(xp: Any, got: Array, want: Array) -> float:
+    with np.errstate(all="ignore"):
+        plain, scale = float(xp.linalg.norm(got - want)), float(xp.linalg.norm(want))
+        if math.isfinite(plain) and math.isfinite(scale):
+            return plain / (scale or 1.0)
+        alike = (got == want) | (xp.isnan(got) & xp.isnan(want))
+        off = xp.where(alike, 0.0, got - want)
+        scale = float(xp.linalg.norm(xp.where(xp.isfinite(want), want, 0.0)))
+        return float(xp.linalg.norm(off)) / (scale or 1.0)
+
+
+def as_float64(raw: Array, dtype: DType) -> Array:
+    """Bytes of a dtype as numbers."""
+    if dtype is DType.BF16:
+        xp: Any = np if type(raw) is np.ndarray else cupy
+        return (raw.view(xp.uint16).astype(xp.uint32) << 16).view(xp.float32).astype(xp.float64)
+    return raw.view(dtype.numpy).astype(np.float64)

@@ -1,0 +1,1 @@
+"""Carry tuned choices and plans over to other input shapes."""

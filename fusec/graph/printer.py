@@ -1,0 +1,103 @@
+"""The text form of a graph, its nodes, attributes and constants; `fusec.text` parses it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from fusec.graph.literal import Literal
+from fusec.graph.op import Constant, Return
+from fusec.graph.types import DType
+
+if TYPE_CHECKING:
+    from fusec.ir import Graph, Node
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]\Z")  # the parser takes a last colon for punctuation
+INLINE_ELEMENTS = 16  # a constant of at most this many elements is printed in full
+
+
+def quote(name: str) -> str:
+    """`%name`, in quotes where the name has characters the text form gives another meaning."""
+    if _PLAIN_NAME.match(name):
+        return f"%{name}"
+    return f"%{quote_string(name)}"
+
+
+def quote_string(text: str) -> str:
+    """A double-quoted string with backslash escapes for quotes, backslashes and what is not printable."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped if escaped.isprintable() else "".join(map(_escaped, escaped))}"'
+
+
+def _escaped(character: str) -> str:
+    """One character as it stands in a quoted string: one that a terminal obeys, such as ESC, as its number."""
+    code = ord(character)
+    if character.isprintable():
+        return character
+    return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def print_attribute(value: Any) -> str:
+    """One attribute value in the text form."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, DType):
+        return value.value
+    if isinstance(value, str):
+        return quote_string(value)
+    if isinstance(value, float):
+        return repr(float(value))  # NumPy's own scalars are floats too, and print otherwise
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(print_attribute(v) for v in cast("tuple[Any, ...]", value)) + "]"
+    raise TypeError(f"attribute of type {type(value).__name__}")
+
+
+def print_literal(literal: Literal) -> str:
+    """Small payloads in full (floats exactly, as repr); large ones as `weight("label")`."""
+    if literal.type.size > INLINE_ELEMENTS:
+        return f"weight({quote_string(literal.label)})"
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        dtype = literal.type.dtype
+        inexact = dtype.is_float or (dtype.is_narrow and not dtype.is_narrow_int)
+        items = literal.array.astype(np.float64) if inexact else literal.array
+        items = items.astype(np.int64) if dtype.is_narrow_int else items
+    return "[" + ", ".join(print_attribute(v) for v in items.reshape(-1).tolist()) + "]"
+
+
+def print_node(node: Node, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
+    """One line of the text form, without indentation. With `label` every constant is a weight, so named."""
+    left = ", ".join(quote(v.name) for v in node.results)
+    if isinstance(node.op, Constant):
+        literal = node.op.literal
+        body = f"constant {f'weight({quote_string(label(literal))})' if label else print_literal(literal)}"
+    elif isinstance(node.op, Return):
+        outputs = zip(node.operands, node.op.names, strict=False)  # a return that is ill-formed still prints
+        body = "return " + ", ".join(
+            quote(v.name) if v.name == n else f"{quote(v.name)} as {quote_string(n)}" for v, n in outputs
+        )
+    else:
+        body = f"{node.op.name}({', '.join(quote(v.name) for v in node.operands)})"
+        attributes = node.op.attributes
+        if attributes:
+            body += " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in attributes.items()) + "}"
+    text = f"{left} = {body}" if left else body
+    if node.results:
+        text += " : " + ", ".join(str(v.type) for v in node.results)
+    if locations and node.origin:
+        text += " loc(" + ", ".join(quote_string(o) for o in node.origin) + ")"
+    return text
+
+
+def print_graph(graph: Graph, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
+    """The whole graph; `locations` adds the source-model nodes each line stands for, `label` see `print_node`."""
+    head = ", ".join(f"{quote(v.name)}: {v.type}" for v in graph.inputs)
+    lines = [f"graph {quote_string(graph.name)} ({head}) {{"]
+    lines += [f"  {print_node(node, locations, label)}" for node in [*graph.nodes, graph.return_node]]
+    return "\n".join([*lines, "}"])

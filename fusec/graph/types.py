@@ -1,0 +1,212 @@
+"""The type of a tensor: element type, shape, and where its elements lie in memory."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fusec.errors import SizeError, VerifyError
+
+MAX_TENSOR_BYTES = 1 << 36  # 64 GiB: a shape beyond this is a mistake, and nothing is allocated for it
+MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so it has no business computing one
+
+
+class DType(enum.Enum):
+    """An element type; the value is its spelling in the text form."""
+
+    F64 = "f64"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    I64 = "i64"
+    I32 = "i32"
+    I16 = "i16"
+    I8 = "i8"
+    U64 = "u64"
+    U32 = "u32"
+    U16 = "u16"
+    U8 = "u8"
+    BOOL = "bool"
+    F8E4M3 = "f8e4m3"
+    F8E4M3FNUZ = "f8e4m3fnuz"
+    F8E5M2 = "f8e5m2"
+    F8E5M2FNUZ = "f8e5m2fnuz"
+    F8E8M0 = "f8e8m0"
+    F4E2M1 = "f4e2m1"
+    I4 = "i4"
+    U4 = "u4"
+    I2 = "i2"
+    U2 = "u2"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype; bf16 comes from ml_dtypes."""
+        return _NUMPY[self]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return _NUMPY[self].itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self in _FLOATS
+
+    @property
+    def is_int(self) -> bool:
+        return self not in _FLOATS and self is not DType.BOOL and self not in _NARROW
+
+    @property
+    def is_narrow(self) -> bool:
+        """Floats of 8 bits or fewer and integers below 8: kept, moved and cast, but not computed with."""
+        return self in _NARROW
+
+    @property
+    def is_narrow_int(self) -> bool:
+        return self in (DType.I4, DType.U4, DType.I2, DType.U2)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether a cast may keep what lies beyond the range of a narrow float at its greatest value."""
+        return self in _NARROW and not self.is_narrow_int and self is not DType.F8E8M0
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from 1.0 to the next value of a floating type; 0 for the others."""
+        return float(ml_dtypes.finfo(_NUMPY[self]).eps) if self.is_float else 0.0
+
+    @property
+    def least(self) -> float:
+        """Smallest positive number of a floating type that GPUs keep, who flush all denormals but those of fp16."""
+        if not self.is_float:
+            return 0.0
+        info = ml_dtypes.finfo(_NUMPY[self])
+        return float(info.smallest_subnormal if self is DType.F16 else info.tiny)
+
+    @classmethod
+    def of(cls, dtype: Any) -> DType:
+        """The DType of a NumPy dtype (or anything numpy.dtype takes); VerifyError if there is none."""
+        try:
+            return _FROM_NUMPY[np.dtype(dtype)]
+        except (KeyError, TypeError):
+            raise VerifyError(f"element type {dtype} is not one fusec knows") from None
+
+
+_FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
+_NARROW: dict[DType, np.dtype[Any]] = {
+    DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.F8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
+    DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
+    DType.F8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
+    DType.F8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
+    DType.F4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
+    DType.I4: np.dtype(ml_dtypes.int4),
+    DType.U4: np.dtype(ml_dtypes.uint4),
+    DType.I2: np.dtype(ml_dtypes.int2),
+    DType.U2: np.dtype(ml_dtypes.uint2),
+}
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    DType.F64: np.dtype(np.float64),
+    DType.F32: np.dtype(np.float32),
+    DType.F16: np.dtype(np.float16),
+    DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.I64: np.dtype(np.int64),
+    DType.I32: np.dtype(np.int32),
+    DType.I16: np.dtype(np.int16),
+    DType.I8: np.dtype(np.int8),
+    DType.U64: np.dtype(np.uint64),
+    DType.U32: np.dtype(np.uint32),
+    DType.U16: np.dtype(np.uint16),
+    DType.U8: np.dtype(np.uint8),
+    DType.BOOL: np.dtype(np.bool_),
+    **_NARROW,
+}
+_FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape, element type and memory order of a tensor.
+
+    `order` lists the dims from outermost to innermost in memory; `()` stands for row-major.
+    NHWC storage of an NCHW-shaped tensor is `order=(0, 2, 3, 1)`. Storage is packed, unless the tensor lies `within` a
+    larger one: then that is the shape of the larger one, whose strides it has. Where it begins there, the ops say that
+    use it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    order: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.within and (
+            len(self.within) != len(self.shape) or any(w < d for w, d in zip(self.within, self.shape, strict=True))
+        ):
+            raise VerifyError(f"{list(self.shape)} is no part of {list(self.within)}")
+        if any(d < 0 for d in self.shape):
+            raise VerifyError(f"negative dimension in shape {list(self.shape)}")
+        if self.nbytes > MAX_TENSOR_BYTES:
+            raise SizeError(self, self.nbytes, MAX_TENSOR_BYTES)
+        if self.order:
+            if sorted(self.order) != list(range(len(self.shape))):
+                raise VerifyError(f"memory order {self.order} does not permute {len(self.shape)} dims")
+            if self.order == tuple(range(len(self.shape))):
+                object.__setattr__(self, "order", ())
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in elements, per logical dim."""
+        shape = self.within or self.shape
+        strides = [0] * self.rank
+        step = 1
+        for dim in reversed(self.order or range(self.rank)):
+            strides[dim] = step
+            step *= max(shape[dim], 1)
+        return tuple(strides)
+
+    @property
+    def span(self) -> int:
+        """Elements of memory from the first to the last, both included."""
+        if not self.within or not self.size:
+            return self.size
+        return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))
+
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return TensorType(self.shape, dtype, self.order)
+
+    def with_order(self, order: tuple[int, ...]) -> TensorType:
+        return TensorType(self.shape, self.dtype, order)
+
+    def same_value_type(self, other: TensorType) -> bool:
+        """Equal shape and dtype; memory order is storage, not meaning."""
+        return self.shape == other.shape and self.dtype == other.dtype
+
+    def __str__(self) -> str:
+        order = "{" + ",".join(map(str, self.order)) + "}" if self.order else ""
+        within = " of [" + ",".join(map(str, self.within)) + "]" if self.within else ""
+        return f"{self.dtype.value}[{','.join(map(str, self.shape))}]{order}{within}"
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """The memory order N, spatial…, C for a tensor of shape N, C, spatial… (rank 3 and up)."""
+    return (0, *range(2, rank), 1)

@@ -1,0 +1,247 @@
+"""`fusec.lock`: in which form each step runs on each target, and by which plan or kernel: made, and kept to.
+
+A step is known by what it computes (its work), not by its place or names: the same layer in another
+model finds the same entry. The same lock gives the same forms and plans anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fusec.errors import CheckError, LoweringError
+from fusec.execution.compilation import Compiled
+from fusec.gpu import kernels
+from fusec.gpu.autotune.concat_choice import copied, families, placed
+from fusec.gpu.autotune.step_candidates import Decided, arrange, canonical_of
+from fusec.lockfile.entries import (
+    WHOLE,
+    Builds,
+    cudnn_parts,
+    cudnn_steps,
+    digest_of,
+    first_of,
+    formed_steps,
+    interface_of,
+    is_order,
+    other_kernel,
+    shapes_of,
+    tries,
+    unoffered,
+    versions,
+    whole_work,
+    work_of,
+)
+from fusec.lockfile.toml_text import parse, read, text_of, write
+from fusec.lower_cudnn import lower
+from fusec.plans.lock_record import FORMAT, NAME, Lock, Locked, LockedPart, in_order
+from fusec.plans.plan_record import ORDERS, Choice, Entry, Part
+from fusec.schedule.program import Kind, Partition, Program
+from fusec.targets.target import Target
+
+__all__ = [
+    "NAME",
+    "WHOLE",
+    "Builds",
+    "Kept",
+    "Lock",
+    "Locked",
+    "LockedPart",
+    "Plans",
+    "apply",
+    "as_it_runs",
+    "cudnn_steps",
+    "formed_steps",
+    "in_order",
+    "make",
+    "parse",
+    "read",
+    "shapes_of",
+    "side_by_side",
+    "text_of",
+    "versions",
+    "ways",
+    "whole_work",
+    "work_of",
+    "write",
+]
+
+_ANEW = "write a new lock with `fusec lock`"
+
+Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cuDNN graph, best first
+
+
+def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
+    """The lock of a model on its targets: what was decided of each; else what would run without measuring. Plans are
+    the first of `plans`, else the first that cuDNN built when it was asked."""
+    entries: dict[tuple[str, str], Locked] = {}
+    for c in compiled:
+        c.require_answers(f"a lock for {c.target.name}")
+        if isinstance(c.decided, Lock):
+            found = [entry for entry in c.decided.entries if entry.target == c.target.name]
+        else:
+            ready = as_it_runs(c)
+            assert isinstance(ready.decided, Decided)
+            found = _entries(ready, ready.decided, plans or {})
+        for entry in found:
+            entries.setdefault((entry.work, entry.target), entry)
+    return Lock(versions(), in_order(list(entries.values())))
+
+
+def as_it_runs(c: Compiled) -> Compiled:
+    """With the program a device would run, if it measured nothing; as it is, if something was decided."""
+    if c.decided is not None:
+        return c
+    concats = placed(families(c.program), c.program)
+    program = arrange(c.program, {}, c.options.as_source)
+    return replace(c, program=program, decided=Decided(c.program, {}, {}, concats))
+
+
+def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
+    """Of the kernels as they run, then of cuDNN's steps as partitioned."""
+    cores, target = c.options.tensor_cores, c.target.name
+
+    def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
+        return Locked(step.signature, work_of(step, c.graph, cores), target, shapes_of(step), parts)
+
+    for work, each in decided.concats.items():
+        part = LockedPart(Part(0, "in place" if each.in_place else "copy"))
+        yield Locked("concat", digest_of(work, True), target, each.shapes, (part,))
+    for step in c.program.steps:
+        if step.kind is Kind.KERNEL:
+            kernel = kernels.find(step.nodes, step.outputs)
+            key = "" if kernel is None else decided.ways.get(kernel.key, kernel.key)
+            yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
+    for step in formed_steps(first_of(decided.partitioned, c.options.as_source)):
+        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, step.kind.value, step.spelling),))
+        form = (replace(form[0], nodes=0),) if len(form) == 1 else form
+        choices = _choices(step, c, form, plans)
+        yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
+    order = LockedPart(Part(0, ORDERS[decided.side_by_side]))
+    yield Locked(WHOLE, whole_work(decided.partitioned, cores), target, interface_of(c.graph), (order,))
+
+
+def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
+    """The plans of the parts that cuDNN runs, by their places, as far as they are known."""
+    found: dict[int, Choice] = {}
+    for place, part in cudnn_parts(c.graph, step, form):
+        chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
+        offered = () if part.verdict is None else part.verdict.plans
+        if chosen:
+            choice = chosen[0].choice
+        elif offered:
+            choice = Choice.of(next((p for p in offered if p.built), offered[0]))
+        else:
+            continue
+        found[place] = replace(choice, complete=True)  # a lock leaves nothing to be tried
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A program as a lock has it: its plans by key of the cuDNN graph, for the key of a kernel, that of the one to take
+    of those that do the same, and whether steps run side by side."""
+
+    compiled: Compiled
+    choices: Mapping[str, Choice]
+    ways: Mapping[str, str]
+    side_by_side: bool = False
+
+
+def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
+    """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
+    change.
+
+    CheckError unless it has an entry for each, which fits, and its plans and kernels are still to be had. `builds` is
+    asked about plans that cuDNN did not list (default: it is let try, without a device).
+    """
+    target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
+    compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
+    try_ = builds or tries(target)
+    forms: dict[str, tuple[Part, ...]] = {}
+    choices: dict[str, Choice] = {}
+    used: dict[str, Locked] = {}
+    copies: set[str] = set()
+    for work, each in placed(families(compiled.program), compiled.program).items():
+        entry = lock.entry(digest_of(work, True), target.name)
+        if entry is None:
+            raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
+        used[entry.work] = entry
+        copies |= {work} if entry.form[0].runs == "copy" else set[str]()
+    compiled = replace(compiled, program=copied(compiled.program, copies))
+    for step in formed_steps(first_of(compiled.program, as_source)):
+        entry = _required(lock, step, compiled)
+        used[entry.work] = entry
+        forms[canonical_of(compiled.graph, step)] = entry.form
+        try:
+            for place, part in cudnn_parts(compiled.graph, step, entry.form):
+                if (choice := entry.parts[place].choice) is not None:
+                    if problem := unoffered(part, choice, target, cores, try_):
+                        raise _broken(lock, step, target, problem)
+                    choices[lower(part.body, cores).graph.key] = choice
+        except (ValueError, StopIteration, LoweringError) as error:
+            raise _broken(lock, step, target, str(error)) from error
+    try:
+        program = arrange(compiled.program, forms, as_source)
+    except ValueError as error:
+        raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
+    ways: dict[str, str] = {}
+    for step in program.steps:
+        if step.kind is Kind.KERNEL:
+            entry = _required(lock, step, compiled)
+            used[entry.work] = entry
+            kernel = kernels.find(step.nodes, step.outputs)
+            if problem := other_kernel(kernel, entry):
+                raise _broken(lock, step, target, problem)
+            if kernel is not None:
+                ways[kernel.key] = entry.parts[0].kernel
+        elif step.kind is Kind.CUDNN and lower(step.body, cores).graph.key not in choices:
+            raise _broken(lock, step, target, "has no plan")
+    order = _order(lock, compiled)
+    used[order.work] = order
+    decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
+    beside = order.form[0].runs == ORDERS[True]
+    return Kept(replace(compiled, program=program, decided=decided), choices, ways, beside)
+
+
+def _order(lock: Lock, partitioned: Compiled) -> Locked:
+    """The entry for all steps; in order where the lock's format knew nothing else."""
+    target, interface = partitioned.target.name, interface_of(partitioned.graph)
+    own = partitioned.decided.entries if isinstance(partitioned.decided, Lock) else ()  # of a file
+    known = (entry.work for entry in own if entry.target == target and is_order(entry))
+    work = next(known, "") or whole_work(partitioned.program, partitioned.options.tensor_cores)
+    entry = lock.entry(work, target)
+    if entry is None and lock.format >= FORMAT:
+        what = f"{WHOLE} {interface} on {target}"
+        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_ANEW}")
+    return entry or Locked(WHOLE, work, target, interface, (LockedPart(Part(0, ORDERS[False])),))
+
+
+def side_by_side(lock: Lock, target: Target) -> bool:
+    """Whether the lock of one model, as a file holds it, says that its steps run side by side on a target."""
+    return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
+
+
+def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
+    """For the kernels of a program that can be had in several ways, by their keys: the key of the one a lock names."""
+    found: dict[str, str] = {}
+    for step in program.steps:
+        kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None
+        if kernel is not None and kernel.others:
+            entry = lock.entry(work_of(step, program.graph, tensor_cores), target.name)
+            if entry is not None and entry.parts[0].kernel:
+                found[kernel.key] = entry.parts[0].kernel
+    return found
+
+
+def _required(lock: Lock, step: Partition, compiled: Compiled) -> Locked:
+    work = work_of(step, compiled.graph, compiled.options.tensor_cores)
+    entry = lock.entry(work, compiled.target.name)
+    if entry is None:
+        raise _broken(lock, step, compiled.target, "has no entry")
+    return entry
+
+
+def _broken(lock: Lock, step: Partition, target: Target, problem: str) -> CheckError:
+    what = f"{step.signature} {shapes_of(step)}"
+    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; {_ANEW}")

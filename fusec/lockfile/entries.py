@@ -1,0 +1,148 @@
+"""What a lock says of a step, and whether what it names is still to be had."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+
+from fusec import __version__
+from fusec.errors import LoweringError
+from fusec.gpu import device
+from fusec.gpu.autotune.step_candidates import canonical_of, has_forms, parts_of
+from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.cudnn import plan_serialization
+from fusec.gpu.cudnn.deviceless import cudnn_version
+from fusec.gpu.kernels import Kernel
+from fusec.ir import Graph
+from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.lock_record import Locked
+from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part
+from fusec.schedule.program import Kind, Partition, Program
+from fusec.targets.target import Target
+
+WHOLE = "model"  # the name of the entry for all steps
+
+Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
+
+
+def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
+    """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its form."""
+    return digest_of(canonical_of(graph, step), tensor_cores)
+
+
+def digest_of(work: str, tensor_cores: bool) -> str:
+    return hashlib.sha256((work + ("" if tensor_cores else "\nno tensor cores")).encode()).hexdigest()
+
+
+def shapes_of(step: Partition) -> str:
+    """Types read and written, for people: `f16[8,64,28,28]{0,2,3,1} -> f16[8,64,28,28]{0,2,3,1}`."""
+    read, made = (", ".join(str(v.type) for v in values) for values in (step.inputs, step.outputs))
+    return f"{read} -> {made}"
+
+
+def formed_steps(program: Program) -> list[Partition]:
+    """The steps that can take other forms."""
+    return [step for step in program.steps if has_forms(step)]
+
+
+def cudnn_steps(program: Program) -> list[Partition]:
+    """The steps that cuDNN runs."""
+    return [step for step in program.steps if step.kind is Kind.CUDNN]
+
+
+def versions() -> dict[str, str]:
+    """Of fusec, cuDNN and its frontend here; empty where there is none."""
+    try:
+        frontend = importlib.metadata.version("nvidia-cudnn-frontend")
+    except importlib.metadata.PackageNotFoundError:
+        frontend = ""
+    return {"fusec": __version__, "cudnn": cudnn_version(), "frontend": frontend}
+
+
+def whole_work(program: Program, tensor_cores: bool = True) -> str:
+    """What all steps compute, as they were partitioned, and how they are connected, as a digest."""
+    number: dict[str, int] = {}
+    lines: list[str] = []
+    for step in program.steps:
+        places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
+        lines += [canonical_of(program.graph, step), str(places)]
+    return digest_of("\n".join(lines), tensor_cores)
+
+
+def interface_of(graph: Graph) -> str:
+    given, made = (", ".join(str(v.type) for v in values) for values in (graph.inputs, graph.outputs))
+    return f"{given} -> {made}"
+
+
+def first_of(program: Program, as_source: bool) -> Program:
+    """The program whose steps are given forms: see `forms.arrange`."""
+    return program if as_source else grouped(program, products=True)
+
+
+def cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
+    """The steps of a form that cuDNN runs, each with the place of its part. ValueError if the form does not fit."""
+    made = iter(parts_of(graph, step, tuple(form)))
+    found: list[tuple[int, Partition]] = []
+    for place, part in enumerate(form):
+        if part.runs == "cudnn":
+            found.append((place, next(made)))
+        elif part.runs == "kernel":
+            next(made)
+        else:  # each op by itself
+            for _ in range(part.nodes):
+                next(made)
+    return found
+
+
+def is_order(entry: Locked) -> bool:
+    return entry.form[0].runs in ORDERS
+
+
+def tries(target: Target) -> Builds:
+    """Lets cuDNN try: devicelessly it leaves some plans out of its list that it builds when named."""
+    return plan_serialization.Tries(target)
+
+
+def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
+    """Whether only the device can say if a plan is to be had."""
+    if choice.engine == BLAS:  # it is looked for when the plan is built
+        return True
+    listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
+    return not listed and choice.engine in plan_serialization.DEVICE_ONLY and not device.is_present(target)
+
+
+def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:
+    """Why a plan is not to be had; empty if it is, or if only the device can say."""
+    offered = step.verdict.plans if step.verdict is not None else ()
+    if any((plan.engine, plan.knobs) == choice.identity for plan in offered) or is_unknown(step, choice, target):
+        return ""
+    try:
+        if builds(lower(step.body, tensor_cores).graph, choice):
+            return ""
+    except LoweringError as error:
+        return str(error)
+    others = any(plan.engine == choice.engine for plan in offered)
+    return f"{plan_name(choice)} is no longer offered{', the engine with other knobs is' if others else ''}"
+
+
+def other_kernel(kernel: Kernel | None, entry: Locked) -> str:
+    """Why a kernel is not the one of an entry; empty if it is, or can be."""
+    named = entry.parts[0].kernel
+    if kernel is None:
+        return f"no kernel runs it any more, {named} did" if named else ""
+    if not named:
+        return f"kernel {kernel.key} runs it now, none did"
+    if named in (kernel.key, *(other.key for other in kernel.others)):
+        return ""
+    return f"kernel {named} is not what fusec makes now, {kernel.key} is"
+
+
+def library_of(choice: Choice) -> str:
+    return "cuBLASLt" if choice.engine == BLAS else "cuDNN"
+
+
+def plan_name(choice: Choice) -> str:
+    knobs = ", ".join(f"{k}={v}" for k, v in choice.knobs)
+    return f"{choice.name}{f' with knobs {knobs}' if knobs else ''}"

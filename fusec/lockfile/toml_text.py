@@ -1,0 +1,179 @@
+"""A lock as text: TOML, a table for each step, equal locks as equal text; mistakes are named by file and line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from fusec.errors import FusecError, ModelError
+from fusec.plans.lock_record import FORMAT, NAME, Lock, Locked, LockedPart, in_order
+from fusec.plans.plan_record import Choice, Part
+from fusec.system import atomic_write
+
+# 1: one plan for each of cuDNN's steps, which had no parts; nothing of kernels. 2: nothing of steps side by side
+READS = (1, 2, FORMAT)
+_HEAD = "# Which form, plan or kernel runs each step. Written by `fusec lock`; `fusec lock diff` compares.\n"
+_TABLE = re.compile(r"\s*\[\[\s*partition\s*\]\]")
+_WORK = re.compile(r"[0-9a-f]{64}")
+_MEASURED = ("time_us", "error")
+_PLAN = ("engine", "knobs", "workspace_bytes", *_MEASURED)
+_PART = ("nodes", "runs", "spelling", "kernel", *_PLAN)
+_KEYS = ("name", "shapes", "target", "work")
+
+
+def write(path: str | Path, lock: Lock) -> None:
+    """Write a lock: equal locks as equal text, whole or not at all."""
+    try:
+        with atomic_write.written(Path(path).resolve(), durable=True) as file:
+            file.write(text_of(lock).encode())
+    except OSError as error:
+        raise FusecError(f"{path}: cannot write: {error.strerror or error}") from error
+
+
+def text_of(lock: Lock) -> str:
+    """The lock as TOML, a table for each step. Measured figures have four digits."""
+    lines = [_HEAD, f"format = {FORMAT}"]
+    lines += [f"{name} = {json.dumps(lock.versions[name])}" for name in sorted(lock.versions)]
+    for entry in in_order(lock.entries):
+        lines += ["", "[[partition]]"]
+        lines += [f"{key} = {json.dumps(getattr(entry, key))}" for key in _KEYS]
+        if len(entry.parts) == 1:
+            lines += _part_lines(entry.parts[0])
+        else:
+            for part in entry.parts:
+                lines += ["[[partition.part]]", f"nodes = {part.part.nodes}", *_part_lines(part)]
+    return "\n".join(lines) + "\n"
+
+
+def _part_lines(locked: LockedPart) -> Iterator[str]:
+    part, choice = locked.part, locked.choice
+    if locked.kernel:
+        yield f"kernel = {json.dumps(locked.kernel)}"
+    elif part.runs != "cudnn":
+        yield f"runs = {json.dumps(part.runs)}"
+    else:
+        yield f"spelling = {json.dumps(list(part.spelling))}"
+    if choice is None:
+        return
+    yield f"engine = {choice.engine}"
+    knobs = ", ".join(f"{k} = {v}" for k, v in choice.knobs)
+    yield f"knobs = {{ {knobs} }}" if knobs else "knobs = {}"
+    yield f"workspace_bytes = {choice.workspace_bytes}"
+    for key in _MEASURED:
+        figure = getattr(choice, key)
+        if figure is not None:
+            yield f"{key} = {float(f'{figure:.4g}')!r}"
+
+
+def read(path: str | Path) -> Lock:
+    """A lock from its file. ModelError naming file, line and reason."""
+    try:
+        return parse(Path(path).read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not a text file: {error}") from error
+
+
+def parse(text: str, origin: str = NAME) -> Lock:
+    """A lock from its text; `origin` names it in messages."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise ModelError(f"{origin}: {error}") from error
+    if data.get("format") not in READS:
+        known = ", ".join(map(str, READS))
+        raise ModelError(
+            f"{origin}: line 1: format is {data.get('format')!r}, this fusec reads {known}: write a new one"
+        )
+    made_with = {k: v for k, v in data.items() if k not in ("format", "partition")}
+    tables = data.get("partition", [])
+    if not isinstance(tables, list) or not all(isinstance(v, str) for v in made_with.values()):
+        raise ModelError(f"{origin}: line 1: not a lock: versions are strings, `partition` an array of tables")
+    numbers = [i for i, line in enumerate(text.split("\n"), 1) if _TABLE.match(line)]
+    entries: list[Locked] = []
+    seen: set[tuple[str, str]] = set()
+    for place, table in enumerate(cast("list[Any]", tables)):
+        where = (
+            f"{origin}: line {numbers[place]}" if len(numbers) == len(tables) else f"{origin}: partition {place + 1}"
+        )
+        try:
+            entry = _locked(table)
+        except (KeyError, ValueError) as error:
+            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            raise ModelError(f"{where}: {reason}") from error
+        if (entry.work, entry.target) in seen:
+            raise ModelError(f"{where}: {entry.name} on {entry.target} is locked twice")
+        seen.add((entry.work, entry.target))
+        entries.append(entry)
+    return Lock(made_with, in_order(entries), origin, data["format"])
+
+
+def _locked(table: Any) -> Locked:
+    """One table as an entry; KeyError and ValueError say what is wrong."""
+    if not isinstance(table, dict):
+        raise ValueError("partition is no table")
+    data = cast("dict[str, Any]", table)
+    for key in _KEYS:
+        if not isinstance(data[key], str):
+            raise ValueError(f"{key} is {data[key]!r}, not a string")
+    if not _WORK.fullmatch(data["work"]):
+        raise ValueError(f"work is {data['work']!r}, not a SHA-256")
+    rest = {key: value for key, value in data.items() if key not in _KEYS}
+    if "part" not in rest:
+        if "nodes" in rest:
+            raise ValueError("nodes belong to the parts of a step")
+        parts = (_part(rest, 0),)
+    else:
+        tables = rest.pop("part")
+        if rest or not isinstance(tables, list) or len(cast("list[Any]", tables)) < 2:
+            raise ValueError(f"a step has parts, two or more, or {', '.join(rest) or 'none'}")
+        listed = cast("list[dict[str, Any]]", tables)
+        parts = tuple(_part(part, part["nodes"]) for part in listed)
+    return Locked(data["name"], data["work"], data["target"], data["shapes"], parts)
+
+
+def _part(table: Mapping[str, Any], nodes: Any) -> LockedPart:
+    for key in table:
+        if key not in _PART:
+            raise ValueError(f"unknown key {key!r}")
+    kernel = table.get("kernel", "")
+    if not isinstance(kernel, str):
+        raise ValueError(f"kernel is {kernel!r}, not the name of one")
+    runs = table.get("runs", "kernel" if kernel else "cudnn")
+    spelling = table["spelling"] if runs == "cudnn" else table.get("spelling", [])
+    if not isinstance(spelling, list) or not all(isinstance(name, str) for name in cast("list[Any]", spelling)):
+        raise ValueError(f"spelling is {spelling!r}, not a list of names")
+    if kernel and runs != "kernel":
+        raise ValueError(f"a kernel is named where {runs!r} runs")
+    if type(nodes) is not int or nodes < 0:
+        raise ValueError(f"nodes is {nodes!r}, not a whole number")
+    part = Part.from_json({"nodes": nodes, "runs": runs, "spelling": spelling})
+    if any(key in table for key in _PLAN):
+        if runs != "cudnn":
+            raise ValueError(f"a plan is named where {runs!r} runs")
+        return LockedPart(part, _choice(table))
+    return LockedPart(part, None, kernel)
+
+
+def _choice(table: Mapping[str, Any]) -> Choice:
+    knobs = table["knobs"]
+    if not isinstance(knobs, dict) or not all(
+        k.isdecimal() and type(v) is int for k, v in cast("dict[str, Any]", knobs).items()
+    ):
+        raise ValueError(f"knobs are {knobs!r}, not numbers by number")
+    for key in ("engine", "workspace_bytes"):
+        if type(table[key]) is not int or table[key] < 0:
+            raise ValueError(f"{key} is {table[key]!r}, not a whole number")
+    measured = [table.get(key) for key in _MEASURED]
+    for key, figure in zip(_MEASURED, measured, strict=True):
+        if figure is not None and (type(figure) not in (int, float) or not math.isfinite(figure) or figure < 0):
+            raise ValueError(f"{key} is {figure!r}, not a number")
+    time_us, error = (None if figure is None else float(figure) for figure in measured)
+    pairs = tuple(sorted((int(k), v) for k, v in cast("dict[str, int]", knobs).items()))
+    return Choice(table["engine"], pairs, table["workspace_bytes"], time_us, error)

@@ -1,0 +1,200 @@
+"""A cuDNN frontend graph as plain, frozen data.
+
+This is what `lower_cudnn` makes, `gpu/cudnn/emit.py` replays on `cudnn.pygraph`, `simulator` runs in NumPy,
+the cache keys by, and tests print. It holds no names of the model: equal work has equal text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fusec.ir import DType
+
+Attribute = int | float | bool | str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CudnnTensor:
+    """A tensor of the graph; strides in elements. A virtual tensor never reaches memory: it is not
+    rounded to a storage type, except where `dtype` says so (prologues need the I/O type).
+    `value` makes it a scalar passed by value (all dims 1)."""
+
+    uid: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: DType
+    virtual: bool = False
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class CudnnCall:
+    """One operation: operand and result uids in the order fixed for `op`, see PORTS."""
+
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    mode: str = ""  # pointwise and reduction mode, in the frontend's lower-case spelling
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+    compute: DType = DType.F32
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return dict(self.attributes).get(name, default)
+
+
+# op -> (input ports, output ports, attributes). Tuples of ints have one entry per spatial dim.
+PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "conv_fprop": (("image", "weight"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
+    # image here is dy (the input of a transposed convolution); y's dims are given on the tensor
+    "conv_dgrad": (("loss", "filter"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
+    # y is the gradient of the filters, whose dims are given on the tensor
+    "conv_wgrad": (("image", "loss"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
+    "matmul": (("a", "b"), ("c",), ()),
+    # one to three inputs in the order of the frontend's method; attributes as that method takes them
+    "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),
+    "sdpa": (("q", "k", "v", "bias"), ("o",), ("attn_scale", "use_causal_mask")),  # bias may be left out
+    # stats: logarithms of the sums of exponentials, of each row of scores
+    "sdpa_train": (("q", "k", "v", "bias"), ("o", "stats"), ("attn_scale", "use_causal_mask")),
+    "sdpa_backward": (
+        ("dO", "q", "k", "v", "o", "stats", "bias"),
+        ("dq", "dk", "dv"),
+        ("attn_scale", "use_causal_mask", "use_deterministic_algorithm"),
+    ),
+    "genstats": (("x",), ("sum", "squares"), ()),  # of each channel
+    "reduction": (("x",), ("y",), ()),  # mode: add, mul, min, max, amax
+    "layernorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # epsilon: by value
+    "rmsnorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),  # bias may be left out: 3 inputs
+    "instancenorm": (("x", "scale", "bias", "epsilon"), ("y",), ()),
+}
+
+
+@dataclass(frozen=True)
+class CudnnGraph:
+    """Tensors by ascending uid (from 1), calls in topological order. With `tensor_cores` False the
+    plans that round fp32 operands to tf32 (numeric note TENSOR_CORE) are excluded: true fp32."""
+
+    tensors: tuple[CudnnTensor, ...]
+    calls: tuple[CudnnCall, ...]
+    tensor_cores: bool = True
+
+    def tensor(self, uid: int) -> CudnnTensor:
+        return self._by_uid[uid]
+
+    @cached_property
+    def _by_uid(self) -> dict[int, CudnnTensor]:
+        return {t.uid: t for t in self.tensors}
+
+    @property
+    def inputs(self) -> tuple[CudnnTensor, ...]:
+        """Stored tensors no call produces, scalars by value left out."""
+        made = {uid for call in self.calls for uid in call.outputs}
+        return tuple(t for t in self.tensors if t.uid not in made and t.value is None)
+
+    @property
+    def outputs(self) -> tuple[CudnnTensor, ...]:
+        """Stored tensors that a call produces."""
+        made = {uid for call in self.calls for uid in call.outputs}
+        return tuple(t for t in self.tensors if t.uid in made and not t.virtual)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `from_json` gives back an equal graph."""
+        return {
+            "tensor_cores": self.tensor_cores,
+            "tensors": [
+                {
+                    "uid": t.uid,
+                    "dims": list(t.dims),
+                    "strides": list(t.strides),
+                    "dtype": t.dtype.value,
+                    "virtual": t.virtual,
+                    "value": None if t.value is None else repr(t.value),
+                }
+                for t in self.tensors
+            ],
+            "calls": [
+                {
+                    "op": c.op,
+                    "mode": c.mode,
+                    "inputs": list(c.inputs),
+                    "outputs": list(c.outputs),
+                    "attributes": {
+                        k: list(v) if isinstance(v, tuple) else (repr(v) if isinstance(v, float) else v)
+                        for k, v in c.attributes
+                    },
+                    "floats": [k for k, v in c.attributes if isinstance(v, float)],
+                    "compute": c.compute.value,
+                }
+                for c in self.calls
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CudnnGraph:
+        """Inverse of `to_json`."""
+        tensors = tuple(
+            CudnnTensor(
+                t["uid"],
+                tuple(t["dims"]),
+                tuple(t["strides"]),
+                DType(t["dtype"]),
+                t["virtual"],
+                None if t["value"] is None else float(t["value"]),
+            )
+            for t in data["tensors"]
+        )
+        calls = tuple(
+            CudnnCall(
+                c["op"],
+                tuple(c["inputs"]),
+                tuple(c["outputs"]),
+                c["mode"],
+                tuple(
+                    (k, float(v) if k in c["floats"] else tuple(v) if isinstance(v, list) else v)
+                    for k, v in c["attributes"].items()
+                ),
+                DType(c["compute"]),
+            )
+            for c in data["calls"]
+        )
+        return cls(tensors, calls, data["tensor_cores"])
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def kin(self) -> Hashable:
+        """What it has in common with graphs of other sizes: all but how large the dims are that are not 1, and what
+        strides follow from these."""
+        tensors: list[Hashable] = []
+        for t in self.tensors:
+            order = sorted(range(len(t.dims)), key=lambda i: (-t.strides[i], i))
+            laid = tuple(i for i in order if t.dims[i] != 1)
+            tensors.append((t.uid, tuple(min(d, 2) for d in t.dims), laid, t.dtype, t.virtual, repr(t.value)))
+        return (tuple(tensors), self.calls, self.tensor_cores)
+
+    def __str__(self) -> str:
+        """One line per call: `y:f16[8,64,28,28](50176,1,1792,64) = conv_fprop(image, weight) {…}`."""
+
+        def show(uid: int) -> str:
+            t = self.tensor(uid)
+            if t.value is not None:
+                return f"{t.value!r}:{t.dtype.value}"
+            mark = "~" if t.virtual else ""
+            dims, strides = ",".join(map(str, t.dims)), ",".join(map(str, t.strides))
+            return f"{mark}#{uid}:{t.dtype.value}[{dims}]({strides})"
+
+        lines: list[str] = []
+        for call in self.calls:
+            attributes = "".join(f" {k}={list(v) if isinstance(v, tuple) else v}" for k, v in call.attributes)
+            mode = f".{call.mode}" if call.mode else ""
+            compute = "" if call.compute is DType.F32 else f" compute={call.compute.value}"
+            left = ", ".join(map(show, call.outputs))
+            lines.append(f"{left} = {call.op}{mode}({', '.join(map(show, call.inputs))}){attributes}{compute}")
+        return "\n".join([*lines, *([] if self.tensor_cores else ["no tensor cores"])])

@@ -1,0 +1,341 @@
+"""A cuDNN graph in the making: which frame each node computes in, and which tensor stands for each value.
+
+Anchors decide the frame, the dims cuDNN sees; pointwise ops before (prologue) and after (epilogue) are placed in it.
+Views become strides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import LoweringError
+from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, Value, quote
+from fusec.lowering.attention_heads import heads_frame
+from fusec.lowering.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.dim_folding import (
+    VIEWS,
+    Frame,
+    Strided,
+    backward,
+    matrix_frame,
+    pointwise_frame,
+    regular_strides,
+    spatial_frame,
+    trace,
+)
+from fusec.lowering.known_bugs import two_of_three
+from fusec.lowering.packing import pack
+from fusec.ops import (
+    Attention,
+    AttentionBackward,
+    AttentionTrain,
+    Conv,
+    ConvTranspose,
+    ConvWgrad,
+    InstanceNorm,
+    LayerNorm,
+    MatMul,
+    Reduce,
+    RmsNorm,
+)
+
+STORED = frozenset({DType.F32, DType.F16, DType.BF16, DType.I8, DType.I32, DType.BOOL})
+ATTENTIONS = (Attention, AttentionTrain, AttentionBackward)
+ANCHORS = (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul, LayerNorm, RmsNorm, InstanceNorm, Reduce)
+
+
+@dataclass(frozen=True)
+class ConstantBinding:
+    """A tensor of the graph that holds a literal, stored in the memory order of `type`."""
+
+    uid: int
+    literal: Literal
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A cuDNN graph and what its tensors are: uids of the body's inputs and outputs by name, and of
+    constants. One body value may stand behind several uids (read in two shapes, or in parts); `offsets` says of
+    those that do not begin where the value does how many elements further on."""
+
+    graph: CudnnGraph
+    inputs: tuple[tuple[int, str], ...]
+    outputs: tuple[tuple[int, str], ...]
+    constants: tuple[ConstantBinding, ...]
+    offsets: tuple[tuple[int, int], ...] = ()
+
+    def part(self, uid: int, buffer: Array) -> Array:
+        """The flat memory of a tensor of the graph, in that of the value behind it."""
+        start = next((offset for known, offset in self.offsets if known == uid), 0)
+        return buffer[start:] if start else buffer
+
+
+@dataclass
+class CudnnBuilder:
+    """What a graph is made from, and what there is of it so far. `lower_cudnn` fills it in, op by op."""
+
+    body: Graph
+    tensor_cores: bool
+    fold_batch: bool
+    pointwise_only: bool
+    for_cudnn: bool
+    tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
+    calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
+    uids: dict[Value, int] = field(default_factory=dict[Value, int])  # of computed values
+    frames: dict[Node, Frame] = field(default_factory=dict[Node, Frame])
+    stored: dict[Value, tuple[str, tuple[int, ...]]] = field(default_factory=dict[Value, tuple[str, tuple[int, ...]]])
+    feeds_anchor: set[Value] = field(default_factory=set[Value])
+    bound: dict[tuple[Value, tuple[int, ...], tuple[int, ...], int], int] = field(
+        default_factory=dict[tuple[Value, tuple[int, ...], tuple[int, ...], int], int]
+    )
+    offsets: dict[int, int] = field(default_factory=dict[int, int])
+    scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
+    images: set[int] = field(default_factory=set[int])  # stored tensors that a convolution reads
+    twins: dict[int, int] = field(default_factory=dict[int, int])
+    inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
+
+    # what is stored, and in which frame each node computes -----------------------------------------
+
+    def find_stored(self) -> None:
+        """Follow views back from the outputs: which computed value is stored, with which strides."""
+        for name, value in zip(self.body.output_names, self.body.outputs, strict=True):
+            strides = value.type.strides
+            at = value
+            while at.node is not None and isinstance(at.node.op, VIEWS):
+                strides = backward(at.node, strides)
+                at = at.node.operands[0]
+            if at.node is None or isinstance(at.node.op, Constant):
+                raise LoweringError(f"{quote(name)} is a view of an input, nothing is computed")
+            if at in self.stored:
+                raise LoweringError(f"{quote(name)} and {quote(self.stored[at][0])} are two views of one result")
+            self.stored[at] = (name, strides)
+
+    def assign_frames(self, anchors: list[Node], compute: list[Node]) -> None:
+        """Say of each node in which frame it computes."""
+        for anchor in reversed(anchors):
+            main, operands = self.anchor_frames(anchor)
+            self.frames[anchor] = main
+            for value, frame in operands:
+                self._claim(value, frame)
+        rest = [n for n in compute if n not in self.frames]
+        if not rest:
+            return
+        if anchors:
+            main = self.frames[anchors[-1]]
+        else:
+            main = self._pointwise_frame(compute)
+        for node in rest:
+            self.frames[node] = main
+
+    def _claim(self, value: Value, frame: Frame) -> None:
+        """The pointwise ops that make an anchor's operand are its prologue: they use the operand's frame."""
+        node = value.node
+        if node is None or isinstance(node.op, (Constant, *VIEWS, *ANCHORS)):
+            return
+        self.feeds_anchor.add(value)
+        self.frames[node] = frame
+        for operand in node.operands:
+            self._claim(operand, frame)
+
+    def anchor_frames(self, anchor: Node) -> tuple[Frame, list[tuple[Value, Frame]]]:
+        """The frame of an anchor, and those of the operands that have others."""
+        shape = anchor.results[0].type.shape
+        if isinstance(anchor.op, (Conv, ConvTranspose, ConvWgrad)):
+            return spatial_frame(shape), [(v, spatial_frame(v.type.shape)) for v in anchor.operands]
+        if isinstance(anchor.op, MatMul):
+            a, b = anchor.operands
+            batch = shape[:-2]
+            fold = self.fold_batch and math.prod(b.type.shape[:-2]) == 1
+            frames = [
+                (a, matrix_frame((*batch, *a.type.shape[-2:]), fold)),
+                (b, matrix_frame((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
+            ]
+            return matrix_frame(shape, fold), frames
+        if isinstance(anchor.op, ATTENTIONS):
+            return heads_frame(shape), []
+        if isinstance(anchor.op, InstanceNorm):
+            return spatial_frame(shape), []
+        if isinstance(anchor.op, (LayerNorm, RmsNorm)):
+            return _rows_frame(shape, anchor.op.axis % len(shape)), []
+        assert isinstance(anchor.op, Reduce)
+        return self._reduction_frame(anchor, anchor.op), []
+
+    def _reduction_frame(self, anchor: Node, op: Reduce) -> Frame:
+        """[rows, columns, 1, 1] in channels-last memory, one of which is reduced."""
+        x = anchor.operands[0].type
+        order = [a for a in (x.order or range(x.rank)) if x.shape[a] != 1]
+        reduced = [a in op.axes for a in order]
+        if not any(reduced):
+            raise LoweringError("reduce: only dims of size 1 are reduced")
+        split = reduced.index(not reduced[0]) if not all(reduced) else 0
+        if any(r != (not reduced[0]) for r in reduced[split:]) and not all(reduced):
+            raise LoweringError("reduce: the reduced dims are neither the outermost nor the innermost in memory")
+        return Frame(x.shape, (tuple(order[:split]), tuple(order[split:]), (), ()), (0, 2, 3, 1))
+
+    def _pointwise_frame(self, compute: list[Node]) -> Frame:
+        values = dict.fromkeys(v for n in compute for v in (*n.results, *n.operands))
+        shape = np.broadcast_shapes(*(v.type.shape for v in values))
+        tensors: list[Strided] = []
+        order: tuple[int, ...] | None = None
+        for value in values:
+            if value.scalar() is not None:
+                continue
+            if value in self.stored:
+                strided = Strided(value, value.type.shape, self.stored[value][1])
+            elif value.node is None or isinstance(value.node.op, (Constant, *VIEWS)):
+                strided = trace(value)
+            else:
+                continue
+            tensors.append(strided)
+            if order is None and strided.shape == shape:
+                order = tuple(sorted(range(len(shape)), key=lambda d: (-strided.strides[d], d)))
+        order = order or tuple(range(len(shape)))
+        made = {v for n in compute for v in n.results}
+        for value in values:  # virtual values take part with their broadcast pattern
+            if value in made and value not in self.stored:
+                lead = len(shape) - value.type.rank
+                own = tuple(a - lead for a in order if a >= lead)
+                tensors.append(Strided(value, value.type.shape, value.type.with_order(own).strides))
+        return pointwise_frame(shape, order, tensors)
+
+    # tensors ---------------------------------------------------------------------------------------------
+
+    def tensor(
+        self,
+        placed: tuple[tuple[int, ...], tuple[int, ...]],
+        dtype: DType,
+        virtual: bool = False,
+        value: float | None = None,
+    ) -> int:
+        uid = len(self.tensors) + 1
+        dims, strides = placed
+        self.tensors.append(CudnnTensor(uid, dims, regular_strides(dims, strides), dtype, virtual, value))
+        return uid
+
+    def scalar(self, value: float, rank: int) -> int:
+        """A number passed by value."""
+        key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
+        if key not in self.scalars:
+            ones = (1,) * rank
+            self.scalars[key] = self.tensor((ones, ones), DType.F32, value=value)
+        return self.scalars[key]
+
+    def operand(self, value: Value, frame: Frame) -> int:
+        """The uid of a value read by a node that computes in `frame`."""
+        if value in self.uids:
+            return self.uids[value]
+        number = value.scalar()
+        if number is not None and not self._in_memory(value, frame):
+            return self.scalar(number, len(frame.groups))
+        view = trace(value)
+        root = view.root
+        if root.node is not None and not isinstance(root.node.op, Constant):
+            raise LoweringError(f"{quote(value.name)}: a view between two computations")
+        what = quote(value.name)
+        if root.type.dtype not in STORED:
+            raise LoweringError(f"{what} is {root.type.dtype.value}, which cuDNN graphs do not take here")
+        placed = frame.place(what, view.shape, view.strides)
+        key = (root, *placed, view.offset)
+        if key not in self.bound:
+            literal = root.literal
+            if literal is not None and view.offset:
+                raise LoweringError(f"{what}: a part of a constant, which is folded elsewhere")
+            if literal is not None and self.pointwise_only and two_of_three(placed[0], frame.dims):
+                return self.bound.setdefault(key, self._expanded(root, placed, frame))
+            uid = self.bound[key] = self.tensor(placed, root.type.dtype)
+            if view.offset:
+                self.offsets[uid] = view.offset
+            if literal is None:
+                self.inputs.append((uid, root.name))
+            else:
+                self.constants.append(ConstantBinding(uid, literal, root.type))
+        return self.bound[key]
+
+    def _in_memory(self, value: Value, frame: Frame) -> bool:
+        """Whether a one-element constant is a tensor, not a number passed by value: an operand of a product,
+        or what a precompiled engine takes for the bias of a convolution's only filter. Both are read from
+        device memory, and a number's host address there was an illegal access."""
+        anchored = [n for n in self.frames if isinstance(n.op, (*ATTENTIONS, Conv, ConvTranspose, ConvWgrad, MatMul))]
+        if any(value in n.operands for n in anchored):
+            return True
+        return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
+
+    def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], frame: Frame) -> int:
+        """A constant broadcast along two of three dims, repeated along the smaller one: cuDNN computes
+        broadcasts along one dim right (see hazards)."""
+        literal = root.literal
+        assert literal is not None
+        dims, strides = list(placed[0]), placed[1]
+        axis = min((a for a, d in enumerate(dims) if d == 1), key=lambda a: frame.dims[a])
+        shape = tuple(frame.dims[a] if a == axis else d for a, d in enumerate(dims))
+
+        def load() -> np.ndarray[Any, Any]:
+            stored = pack(np, literal.array, root.type)
+            steps = [s * stored.itemsize for s in strides]
+            return np.broadcast_to(np.lib.stride_tricks.as_strided(stored, dims, steps), shape)
+
+        type = TensorType(shape, root.type.dtype)
+        uid = self.tensor((shape, type.strides), type.dtype)
+        key = ("expanded", type, root.type, tuple(dims), tuple(strides), literal.key)
+        self.constants.append(ConstantBinding(uid, Literal(type, load, literal.label, key), type))
+        return uid
+
+    def second(self, uid: int) -> int:
+        """The one twin of a tensor."""
+        if uid not in self.twins:
+            self.twins[uid] = self.twin(uid)
+        return self.twins[uid]
+
+    def twin(self, uid: int) -> int:
+        """Another tensor for the same memory as an input or constant of the graph."""
+        tensor = self.tensors[uid - 1]
+        other = self.tensor((tensor.dims, tensor.strides), tensor.dtype)
+        self.inputs += [(other, name) for known, name in self.inputs if known == uid]
+        self.constants += [replace(known, uid=other) for known in self.constants if known.uid == uid]
+        if uid in self.offsets:
+            self.offsets[other] = self.offsets[uid]
+        return other
+
+    def result(self, value: Value, frame: Frame) -> int:
+        """A new tensor for a computed value: stored if the body returns it, else virtual."""
+        if value in self.stored:
+            name, strides = self.stored[value]
+            if value.type.dtype not in STORED:
+                raise LoweringError(f"{quote(value.name)} is {value.type.dtype.value}; cuDNN graphs do not store that")
+            uid = self.tensor(frame.place(quote(value.name), value.type.shape, strides), value.type.dtype)
+            self.outputs.append((uid, name))
+        else:
+            # fp32 in registers; a prologue's result is declared in the I/O type, or no engine takes it
+            dtype = value.type.dtype if value.type.dtype is DType.BOOL or value in self.feeds_anchor else DType.F32
+            uid = self.tensor(frame.packed(value.type.shape), dtype, virtual=True)
+        self.uids[value] = uid
+        return uid
+
+    def hidden(self, frame: Frame, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
+        """A virtual tensor for a step inside one op's expansion."""
+        return self.tensor(frame.packed(shape), dtype, virtual=True)
+
+    def call(
+        self,
+        op: str,
+        inputs: tuple[int, ...],
+        output: int | tuple[int, ...],
+        mode: str = "",
+        compute: DType = DType.F32,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        outputs = output if isinstance(output, tuple) else (output,)
+        self.calls.append(CudnnCall(op, inputs, outputs, mode, tuple((attributes or {}).items()), compute))
+
+
+def _rows_frame(shape: tuple[int, ...], axis: int) -> Frame:
+    """[rows, normalised, 1, 1], the canonical form of cuDNN's norms."""
+    return Frame(shape, (tuple(range(axis)), tuple(range(axis, len(shape))), (), ()), (0, 2, 3, 1))

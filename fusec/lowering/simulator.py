@@ -1,0 +1,251 @@
+"""Run a CudnnGraph in NumPy from its own description: dims, strides, dtypes, virtual flags.
+
+Arithmetic is fp32 (as cuDNN's compute type), but for the sums of products: no engine promises their
+order, so they are taken in float64 and rounded to fp32 once, which makes the result independent of how
+NumPy's BLAS splits the work. A value is rounded where it is stored, or where a virtual tensor is
+declared in another type than fp32. Nothing of the model is known here, so a wrong
+stride, a lost pad or a misplaced operand gives a wrong answer instead of a hidden one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.ops import Attention, AttentionBackward, AttentionTrain, Conv, ConvTranspose, ConvWgrad
+from fusec.ops.convolution import correlate, scatter
+from fusec.ops.pointwise import CLASSES
+from fusec.ops.training import correlate_batch
+
+Buffer = np.ndarray[Any, Any]
+
+
+def extent(tensor: CudnnTensor) -> int:
+    """Elements of memory a tensor spans, from its first to past its last."""
+    if 0 in tensor.dims:
+        return 0
+    return 1 + sum((d - 1) * s for d, s in zip(tensor.dims, tensor.strides, strict=True))
+
+
+def view(tensor: CudnnTensor, buffer: Buffer) -> Buffer:
+    """The tensor as a strided view of a flat buffer of its own dtype; ExecutionError if it does not fit."""
+    if buffer.ndim != 1 or buffer.dtype != tensor.dtype.numpy or buffer.size < extent(tensor):
+        raise ExecutionError(
+            f"tensor {tensor.uid} needs {extent(tensor)} elements of {tensor.dtype.value}, "
+            f"the buffer is {buffer.dtype}{list(buffer.shape)}"
+        )
+    strides = tuple(s * buffer.itemsize for s in tensor.strides)
+    return np.lib.stride_tricks.as_strided(buffer, tensor.dims, strides)
+
+
+def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
+    """Read the graph's input tensors from flat `buffers` by uid and write its outputs into theirs."""
+    values: dict[int, Buffer] = {}
+    for tensor in graph.tensors:
+        if tensor.value is not None:
+            values[tensor.uid] = np.full(tensor.dims, tensor.value, np.float32)
+    written = [_buffer(buffers, tensor) for tensor in graph.outputs]
+    for tensor in graph.inputs:
+        buffer = _buffer(buffers, tensor)
+        if any(np.may_share_memory(buffer, other) for other in written):
+            buffer = buffer.copy()  # a kernel reads each element before it is written
+        values[tensor.uid] = _compute_type(view(tensor, buffer))
+    with np.errstate(all="ignore"):
+        for call in graph.calls:
+            made = _CALLS[call.op](graph, call, [values[uid] for uid in call.inputs])
+            for uid, result in zip(call.outputs, made if isinstance(made, tuple) else (made,), strict=True):
+                tensor = graph.tensor(uid)
+                if result.shape != tensor.dims:
+                    shapes = f"{list(result.shape)}, declared {list(tensor.dims)}"
+                    raise ExecutionError(f"{call.op} {call.mode}: gives {shapes}")
+                if tensor.virtual:
+                    # a later call of the same kernel reads the register, rounded only if declared so
+                    values[uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
+                else:
+                    view(tensor, _buffer(buffers, tensor))[...] = result
+                    values[uid] = result
+
+
+def _buffer(buffers: Mapping[int, Buffer], tensor: CudnnTensor) -> Buffer:
+    if tensor.uid not in buffers:
+        raise ExecutionError(f"no buffer for tensor {tensor.uid}")
+    return buffers[tensor.uid]
+
+
+def _compute_type(array: Buffer) -> Buffer:
+    return array if array.dtype == np.bool_ else array.astype(np.float32, copy=False)
+
+
+def _window(call: CudnnCall) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    pads = (*call.attribute("pre_padding"), *call.attribute("post_padding"))
+    return tuple(call.attribute("stride")), pads, tuple(call.attribute("dilation"))
+
+
+def _conv_fprop(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, w = (array.astype(np.float64) for array in inputs)
+    strides, pads, dilations = _window(call)
+    return _rounded(correlate(np, x, w, Conv(strides, pads, dilations, x.shape[1] // w.shape[1])))
+
+
+def _conv_dgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    loss, w = (array.astype(np.float64) for array in inputs)
+    strides, pads, dilations = _window(call)
+    dims, n = graph.tensor(call.outputs[0]).dims, len(strides)
+    groups = dims[1] // w.shape[1]
+    bare = [
+        s * (i - 1) + d * (k - 1) + 1 - p0 - p1
+        for i, k, s, d, p0, p1 in zip(loss.shape[2:], w.shape[2:], strides, dilations, pads[:n], pads[n:], strict=True)
+    ]
+    extra = tuple(want - have for want, have in zip(dims[2:], bare, strict=True))
+    return _rounded(scatter(np, loss, w, ConvTranspose(strides, pads, dilations, extra, groups)))
+
+
+def _conv_wgrad(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, loss = (array.astype(np.float64) for array in inputs)
+    strides, pads, dilations = _window(call)
+    dims = graph.tensor(call.outputs[0]).dims
+    op = ConvWgrad(dims[2:], strides, pads, dilations, x.shape[1] // dims[1])
+    return _rounded(correlate_batch(np, x, loss, op))
+
+
+def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    return _rounded(np.matmul(*(array.astype(np.float64) for array in inputs)))
+
+
+def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    """Run attention; a query whose every score is -infinity gets zeros, as cuDNN writes them (docs/hazards.md)."""
+    op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
+    q, k, v, *bias = (array.astype(np.float64) for array in inputs)
+    (result,) = op.reference(np, q, k, v, *bias)
+    return _rounded(np.where(_hidden(op, q, k, *bias), 0.0, result))
+
+
+def _sdpa_train(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    scale, causal = call.attribute("attn_scale"), call.attribute("use_causal_mask")
+    result, sums = _several(AttentionTrain(scale, causal), inputs)
+    q, k, _, *bias = inputs
+    return np.where(_hidden(Attention(scale, causal), q, k, *bias), np.float32(0.0), result), sums
+
+
+def _sdpa_backward(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    """Run the gradients of attention; a query without keys gets none, and adds nothing to those of keys and values."""
+    scale, causal = call.attribute("attn_scale"), call.attribute("use_causal_mask")
+    dy, q, k, v, y, sums, *bias = inputs
+    # exp(-infinity - infinity) is the weight of each key then
+    sums = np.where(_hidden(Attention(scale, causal), q, k, *bias), np.inf, sums)
+    return _several(AttentionBackward(scale, causal), [dy, q, k, v, y, sums, *bias])
+
+
+def _hidden(op: Attention, q: Buffer, k: Buffer, *bias: Buffer) -> Buffer:
+    """Find the queries [B,H,S,1] whose every score is -infinity."""
+    return np.isneginf(op.scores(np, q, k, *bias)).all(axis=-1, keepdims=True)
+
+
+def _several(op: AttentionTrain | AttentionBackward, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    return tuple(map(_rounded, op.reference(np, *(array.astype(np.float64) for array in inputs))))
+
+
+def _rounded(sums: Buffer) -> Buffer:
+    return sums.astype(np.float32)
+
+
+_MODES = {"gelu_approx_tanh": "gelu_tanh", "gelu_approx_tanh_backward": "gelu_tanh_backward"}
+
+
+def _pointwise(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    a = dict(call.attributes)
+    if call.mode == "relu" and a:
+        return _clipped_relu(a, inputs[0])
+    if call.mode in _UNLIKE_REFERENCE:
+        return _UNLIKE_REFERENCE[call.mode](*inputs)
+    names = {"negative_slope": "alpha"}
+    op = CLASSES[_MODES.get(call.mode, call.mode)](**{names.get(k, k): v for k, v in a.items()})
+    (result,) = op.reference(np, *inputs)
+    dims = graph.tensor(call.outputs[0]).dims
+    return result if result.shape == dims else np.broadcast_to(result, dims)
+
+
+def _quick_quotient(x: Buffer, y: Buffer) -> Buffer:
+    """Divide as CUDA's __fdividef, which takes a divisor beyond 2**126 for infinity, and infinity by it for NaN."""
+    return np.where(np.abs(y) > np.float32(2.0**126), x * np.copysign(np.float32(0), y), x / y)
+
+
+# Modes in which cuDNN treats edge values in another way than the ops that are lowered to them (docs/hazards.md).
+_UNLIKE_REFERENCE: Mapping[str, Callable[..., Buffer]] = {
+    "binary_select": lambda x, y, mask: np.where(mask.astype(bool), x, y),
+    "div": _quick_quotient,
+    "max": np.fmax,
+    "min": np.fmin,
+    "relu_backward": lambda dy, x: np.where(x <= 0, np.float32(0), dy),
+}
+
+
+def _clipped_relu(a: Mapping[str, Any], x: Buffer) -> Buffer:
+    low, high = a.get("lower_clip", 0.0), a.get("upper_clip", math.inf)
+    return np.minimum(np.maximum(x, np.float32(low)), np.float32(high))
+
+
+def _reduction(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    (x,) = inputs
+    dims = graph.tensor(call.outputs[0]).dims
+    axes = tuple(i for i, (d, full) in enumerate(zip(dims, x.shape, strict=True)) if d == 1 and full != 1)
+    reduce: dict[str, Callable[..., Buffer]] = {"add": np.sum, "max": np.max, "min": np.min, "mul": np.prod}
+    if call.mode == "amax":
+        return np.max(np.abs(x), axis=axes, keepdims=True)
+    return reduce[call.mode](x, axis=axes, keepdims=True)
+
+
+def _genstats(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
+    x = inputs[0].astype(np.float64)
+    axes = (0, *range(2, x.ndim))
+    return tuple(_rounded(v.sum(axis=axes, keepdims=True)) for v in (x, x * x))
+
+
+def _standardize(x: Buffer, axes: tuple[int, ...], epsilon: Buffer) -> Buffer:
+    centred = x - x.mean(axis=axes, keepdims=True)
+    variance = np.square(centred).mean(axis=axes, keepdims=True)
+    return centred / np.sqrt(variance + np.float32(epsilon.reshape(-1)[0]))
+
+
+def _normalised_axes(x: Buffer, scale: Buffer) -> tuple[int, ...]:
+    """cuDNN normalises the dims where the scale is not 1 (and where both are, harmlessly)."""
+    return tuple(i for i, d in enumerate(scale.shape) if d != 1)
+
+
+def _layernorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, scale, bias, epsilon = inputs
+    return _standardize(x, _normalised_axes(x, scale), epsilon) * scale + bias
+
+
+def _rmsnorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, scale, *bias, epsilon = inputs
+    mean = np.square(x).mean(axis=_normalised_axes(x, scale), keepdims=True)
+    result = x / np.sqrt(mean + np.float32(epsilon.reshape(-1)[0])) * scale
+    return result + bias[0] if bias else result
+
+
+def _instancenorm(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
+    x, scale, bias, epsilon = inputs
+    return _standardize(x, tuple(range(2, x.ndim)), epsilon) * scale + bias
+
+
+_CALLS: Mapping[str, Callable[[CudnnGraph, CudnnCall, list[Buffer]], Buffer | tuple[Buffer, ...]]] = {
+    "conv_fprop": _conv_fprop,
+    "conv_dgrad": _conv_dgrad,
+    "conv_wgrad": _conv_wgrad,
+    "matmul": _matmul,
+    "sdpa": _sdpa,
+    "sdpa_train": _sdpa_train,
+    "sdpa_backward": _sdpa_backward,
+    "pointwise": _pointwise,
+    "genstats": _genstats,
+    "reduction": _reduction,
+    "layernorm": _layernorm,
+    "rmsnorm": _rmsnorm,
+    "instancenorm": _instancenorm,
+}

@@ -1,0 +1,1 @@
+"""Bring graphs into one spelling: fold constants, remove no-ops, merge equal nodes."""

@@ -1,0 +1,77 @@
+"""Compute what depends on constants alone: small results at once, large ones when first needed.
+
+Memory stays in proportion to the model's own constants: what would grow beyond that is left in the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.graph.types import MAX_CONSTANT_BYTES
+from fusec.ir import Array, Constant, Graph, Node, Op, quote
+from fusec.passes.base import Options
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
+from fusec.passes.rewriting.rewriter import erase_unused, use_count
+
+GROWTH = 4  # a result may be this many times its operands (int8 to f32), and all of them that many times the model
+SLACK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class FoldConstants:
+    """Compute what depends on constants alone."""
+
+    name: ClassVar[str] = "fold_constants"
+
+    def run(self, graph: Graph, options: Options) -> None:
+        nodes = list(graph.nodes)
+        left = SLACK_BYTES + GROWTH * sum(n.result.type.nbytes for n in nodes if isinstance(n.op, Constant))
+        erased = set[Node]()
+        for node in nodes:
+            if node in erased or not _foldable(node):
+                continue
+            added = sum(v.type.nbytes for v in node.results)
+            if added > left:
+                continue
+            left -= added
+            gone = _fold(graph, node)
+            left += sum(v.type.nbytes for n in gone if isinstance(n.op, Constant) for v in n.results)
+            erased |= set(gone)
+
+
+def _foldable(node: Node) -> bool:
+    if isinstance(node.op, Constant) or not node.operands or any(v.literal is None for v in node.operands):
+        return False
+    result, given = sum(v.type.nbytes for v in node.results), sum(v.type.nbytes for v in node.operands)
+    largest = max(v.type.nbytes for v in node.operands)  # a weight may exceed the limit, and is turned all the same
+    return result <= min(max(largest, MAX_CONSTANT_BYTES), max(EAGER_BYTES, GROWTH * given))
+
+
+def _fold(graph: Graph, node: Node) -> list[Node]:
+    sources = [v.literal for v in node.operands if v.literal is not None]
+    for index, result in enumerate(node.results):
+        if use_count(result):
+            name = sources[0] if len(sources) == 1 else result.name
+            new = derive(graph, node, result.type, sources, _Result(node.op, index, result.name), name)
+            graph.replace(result, new)
+    return erase_unused(graph, node)
+
+
+class _Result:
+    """One result of an op, computed from its operands' arrays."""
+
+    def __init__(self, op: Op, index: int, name: str):
+        self.op = op
+        self.index = index
+        self.name = name
+        self.key = (repr(op), index)  # repr: 0.0 is not -0.0
+
+    def __call__(self, *arrays: Array) -> Array:
+        try:
+            return self.op.reference(np, *arrays)[self.index]
+        except (ValueError, TypeError, IndexError) as error:
+            raise ExecutionError(f"constant {quote(self.name)} ({self.op.name}): {error}") from error

@@ -1,0 +1,1 @@
+"""Fold constants, pads and scales into convolutions and matrix products."""

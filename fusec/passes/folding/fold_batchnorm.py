@@ -1,0 +1,67 @@
+"""Inference BatchNorm into the weights of the convolution or matrix product before it, plus a bias.
+
+Elsewhere it becomes a multiplication and an addition of per-channel constants, which later passes can
+move. The factor scale/sqrt(var + epsilon) is computed in float64; weights are rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fusec.ir import Graph, Literal, Node, Value
+from fusec.ops import BatchNorm, Conv, ConvTranspose, MatMul, pw
+from fusec.passes.base import Options
+from fusec.passes.rewriting.affine_ops import scale_outputs, single_use
+from fusec.passes.rewriting.derived_constants import channel_constant, per_channel, wide
+from fusec.passes.rewriting.rewriter import substitute
+
+Vector = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """BatchNorm into convolutions, transposed convolutions and matrix products, else into mul and add."""
+
+    name: ClassVar[str] = "fold_batchnorm"
+
+    def run(self, graph: Graph, options: Options) -> None:
+        for node in list(graph.nodes):
+            if isinstance(node.op, BatchNorm) and (line := _line(node.op, node)) is not None:
+                substitute(graph, node.result, _fold(graph, node, *line), fresh=True)
+
+
+def _line(op: BatchNorm, node: Node) -> tuple[Vector, Vector] | None:
+    """(factor, shift) of y = x * factor + shift, per channel; None if not constant or not finite."""
+    literals = [v.literal for v in node.operands[1:]]
+    known = [literal for literal in literals if isinstance(literal, Literal)]
+    if len(known) < 4:
+        return None
+    scale, bias, mean, var = map(wide, known)
+    if not (var + op.epsilon > 0).all():
+        return None
+    factor = scale / np.sqrt(var + op.epsilon)
+    shift = bias - mean * factor
+    return (factor, shift) if np.isfinite(factor).all() and np.isfinite(shift).all() else None
+
+
+def _fold(graph: Graph, node: Node, factor: Vector, shift: Vector) -> Value:
+    """The value that replaces the BatchNorm `node`."""
+    x = node.operands[0]
+    linear, bias = x, None
+    if x.node is not None and x.node.op.name == "add" and single_use(x):
+        bias = per_channel(x.node.operands[1], x.type.shape, 1)
+        linear = x.node.operands[0] if bias is not None else x
+    producer = linear.node
+    scaled = None
+    if producer is not None and isinstance(producer.op, Conv | ConvTranspose | MatMul) and single_use(linear):
+        scaled = scale_outputs(graph, producer, factor, axis=1, before=node)
+    if scaled is None:
+        factors = channel_constant(graph, node, factor, x.type, 1, "factor")
+        product = graph.add(pw("mul"), x, factors, before=node)
+    else:
+        product, shift = scaled, shift if bias is None else shift + bias * factor
+    shifts = channel_constant(graph, node, shift, x.type, 1, "bias")
+    return graph.insert(pw("add"), [product, shifts], before=node, types=[node.result.type]).result

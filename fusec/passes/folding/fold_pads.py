@@ -1,0 +1,102 @@
+"""Explicit padding into the padding of the convolution or pooling that follows.
+
+Zeros before a convolution; zeros before an average that counts its padding; minus infinity before a
+maximum, or zeros where what is padded is never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fusec.ir import Graph, Node, Value
+from fusec.ops import AvgPool, Conv, MaxPool, Pad
+from fusec.passes.base import Options
+from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.value_facts import never_negative
+
+
+def _spatial_padding(node: Node) -> tuple[Value, Pad, tuple[int, ...]]:
+    """(x, pad, spatial pads) of the Pad that only this node uses, if it pads spatial dims with a constant."""
+    padded = node.operands[0]
+    pad = padded.node.op if padded.node is not None else None
+    if padded.node is None or not isinstance(pad, Pad):
+        raise NoMatch("not padded", padded)
+    rank = padded.type.rank
+    if pad.mode != "constant" or any(pad.pads[i] for i in (0, 1, rank, rank + 1)):
+        raise NoMatch("not spatial constant padding", padded)
+    if not single_use(padded):
+        raise NoMatch("the padded tensor is used elsewhere too", padded)
+    return padded.node.operands[0], pad, (*pad.pads[2:rank], *pad.pads[rank + 2 :])
+
+
+def _sum(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+@local("conv", equation="conv(pad(x, p, 0), w, pads=q) = conv(x, w, pads=p+q)")
+def _pad_into_conv(graph: Graph, node: Node) -> Value | None:
+    x, pad, pads = _spatial_padding(node)
+    if pad.value != 0 or not isinstance(node.op, Conv):
+        raise NoMatch("not padded with zeros", node.operands[0])
+    wider = replace(node.op, pads=_sum(node.op.pads, pads))
+    return graph.insert(wider, [x, node.operands[1]], before=node, types=[node.result.type]).result
+
+
+@local("avg_pool", equation="avg_pool(pad(x, p, 0), pads=q) = avg_pool(x, pads=p+q, count_include_pad)")
+def _pad_into_average(graph: Graph, node: Node) -> Value | None:
+    x, pad, pads = _spatial_padding(node)
+    op = node.op
+    if not isinstance(op, AvgPool) or pad.value != 0:
+        raise NoMatch("not padded with zeros", node.operands[0])
+    if any(op.pads) and not op.count_include_pad:
+        raise NoMatch("its own padding is not counted", node.result)
+    both = _sum(op.pads, pads)
+    _require_small(op, both)
+    wider = replace(op, pads=both, count_include_pad=True)
+    return graph.insert(wider, [x], before=node, types=[node.result.type]).result
+
+
+@local("max_pool", equation="max_pool(pad(x, p, -inf), pads=q) = max_pool(x, pads=p+q), or pad 0 if x >= 0")
+def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
+    x, pad, pads = _spatial_padding(node)
+    op = node.op
+    if not isinstance(op, MaxPool):
+        return None
+    both = _sum(op.pads, pads)
+    _require_small(op, both)
+    if pad.value != -math.inf:
+        if pad.value != 0 or not never_negative(x):
+            raise NoMatch("not padded with minus infinity", node.operands[0])
+        if any(d != 1 for d in op.dilations):
+            raise NoMatch("a dilated window could see nothing but padding", node.result)
+        if any(op.pads):  # its own padding is minus infinity: a window of that and zeros alone gives 0
+            raise NoMatch("padded twice, with zeros and with minus infinity", node.result)
+    wider = replace(op, pads=both)
+    return graph.insert(wider, [x], before=node, types=[node.result.type]).result
+
+
+def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
+    """A pool takes pads smaller than its window; ceil_mode counts windows from where padding starts."""
+    if op.ceil_mode:
+        raise NoMatch("with ceil_mode the number of windows would change")
+    reach = [d * (k - 1) + 1 for k, d in zip(op.window, op.dilations, strict=True)]
+    if any(p >= r for p, r in zip(pads, reach * 2, strict=True)):
+        raise NoMatch("the padding is as large as the window")
+
+
+RULES: tuple[Rewriter, ...] = (_pad_into_conv, _pad_into_average, _pad_into_maximum)
+
+
+@dataclass(frozen=True)
+class FoldPads:
+    """Explicit padding into the convolution or pooling that follows."""
+
+    name: ClassVar[str] = "fold_pads"
+    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+
+    def run(self, graph: Graph, options: Options) -> None:
+        rewrite(graph, RULES, options.disable)

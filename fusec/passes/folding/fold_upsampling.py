@@ -1,0 +1,86 @@
+"""Convolutions over images whose pixels were copied side by side, as transposed convolutions over the images.
+
+A window over copies sees few pixels, some of them several times: 3 by 3 taps over pixels copied twice each way are 2 by
+2 for each of four results, and the copies are never made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, Graph, Node, TensorType, Value
+from fusec.ops import Conv, ConvTranspose, Resize
+from fusec.passes.base import Options
+from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+
+
+def copies(node: Node) -> tuple[int, ...] | None:
+    """How often a resize puts each pixel side by side along the spatial dims; None if it does otherwise."""
+    op = node.op
+    if not isinstance(op, Resize) or op.mode != "nearest":
+        return None
+    x, y = node.operands[0].type, node.result.type
+    if x.rank < 3 or x.shape[:2] != y.shape[:2]:
+        return None
+    if any(b % a for a, b in zip(x.shape[2:], y.shape[2:], strict=True)):
+        return None
+    times = tuple(b // a for a, b in zip(x.shape[2:], y.shape[2:], strict=True))
+    found = (op.nearest(np, dim, x.shape[dim]) for dim in range(2, x.rank))
+    wanted = (np.arange(n) // k for n, k in zip(y.shape[2:], times, strict=True))
+    return times if all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True)) else None
+
+
+@local(
+    "conv", equation="conv(resize(x), w) = conv_transpose(x, taps of equal pixels added up), nearest, by whole numbers"
+)
+def _uncopied(graph: Graph, node: Node) -> Value | None:
+    copied, w = node.operands
+    op, literal = node.op, w.literal
+    times = copies(copied.node) if copied.node is not None else None
+    if not isinstance(op, Conv) or times is None or copied.node is None or math.prod(times) == 1:
+        raise NoMatch("no pixels copied side by side", copied)
+    if literal is None:
+        raise NoMatch("the filters are not constant", w)
+    if not single_use(copied):
+        raise NoMatch("the copies are read elsewhere, too", copied)
+    n, window = len(times), w.type.shape[2:]
+    if op.groups != 1 or set(op.strides) != {1} or set(op.dilations) != {1} or copied.type.dtype.itemsize != 2:
+        raise NoMatch("not in 16 bits, or strided, dilated or in groups", node.result)
+    pads = tuple(k - 1 - p for k, p in zip(window * 2, op.pads, strict=True))
+    if any(p < 0 for p in pads):
+        raise NoMatch("the pads are larger than the window", node.result)
+    wider = tuple(k + t - 1 for k, t in zip(window, times, strict=True))
+
+    def added_up(array: Array) -> Array:
+        flipped = np.flip(array.astype(np.float64), axis=tuple(range(2, array.ndim))).swapaxes(0, 1)
+        result = np.zeros((*flipped.shape[:2], *wider))
+        for shift in np.ndindex(*times):
+            place = tuple(slice(s, s + k) for s, k in zip(shift, window, strict=True))
+            result[(slice(None), slice(None), *place)] += flipped
+        return result
+
+    shape = (w.type.shape[1], w.type.shape[0], *wider)
+    filters = derive(graph, node, TensorType(shape, w.type.dtype), (literal,), added_up, literal)
+    transposed = ConvTranspose(times, pads, (1,) * n, (0,) * n)
+    x = copied.node.operands[0]
+    return graph.insert(transposed, [x, filters], before=node, types=[node.result.type]).result
+
+
+RULES: tuple[Rewriter, ...] = (_uncopied,)
+
+
+@dataclass(frozen=True)
+class Upsampled:
+    """See the module."""
+
+    name: ClassVar[str] = "upsampled"
+    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+
+    def run(self, graph: Graph, options: Options) -> None:
+        rewrite(graph, RULES, options.disable)

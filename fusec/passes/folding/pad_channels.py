@@ -1,0 +1,85 @@
+"""A fourth channel of zeros for images of three: tensor cores take channels by fours.
+
+What that is worth for the first layer of ResNet-50, benchmarks/choices.py measures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, Graph, Node, TensorType, Value
+from fusec.ops import Conv, ConvWgrad, Pad, Slice
+from fusec.passes.base import Options
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+
+WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
+_ENOUGH_ELEMENTS = 1 << 16  # of an image; the kernel that adds the channel costs a launch
+
+
+@local("conv", equation="conv(x, w) = conv(pad(x), pad(w)), channels padded from 3 to 4 with zeros")
+def _fourth_channel(graph: Graph, node: Node) -> Value | None:
+    x, w = node.operands
+    op, literal = node.op, w.literal
+    if not isinstance(op, Conv) or not _is_image(x, op.groups):
+        raise NoMatch("no image of three channels", x)
+    if not _pays(x, w.type.shape[2:]):
+        raise NoMatch("it would not pay", x)
+    if literal is None and not _overlap_of(w.type.shape[2:], op.strides):
+        raise NoMatch("the filters are not constant, and patches are a matrix product's", w)
+    wide = graph.insert(WIDER, [x], before=node).result
+    if literal is None:  # state, say: a small tensor is padded with each call
+        filters = graph.insert(WIDER, [w], before=node).result
+        return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
+
+    type = TensorType((w.type.shape[0], 4, *w.type.shape[2:]), w.type.dtype)
+    filters = derive(graph, node, type, (literal,), _padded, literal)
+    return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
+
+
+def _padded(filters: Array) -> Array:
+    return np.pad(filters, ((0, 0), (0, 1), (0, 0), (0, 0)))
+
+
+@local("conv_wgrad", equation="conv_wgrad(x, dy) = conv_wgrad(pad(x), dy)[:, :3], channels padded from 3 to 4")
+def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
+    x, dy = node.operands
+    op, shape = node.op, node.result.type.shape
+    if not isinstance(op, ConvWgrad) or not _is_image(x, op.groups):
+        raise NoMatch("no image of three channels", x)
+    if not _pays(x, op.window) or not _overlap_of(op.window, op.strides):
+        raise NoMatch("it would not pay", x)
+    wide = graph.insert(WIDER, [x], before=node).result
+    filters = graph.insert(op, [wide, dy], before=node).result
+    return graph.insert(Slice((0,) * 4, shape, (1,) * 4), [filters], before=node, types=[node.result.type]).result
+
+
+def _is_image(x: Value, groups: int) -> bool:
+    return x.type.rank == 4 and x.type.shape[1] == 3 and groups == 1
+
+
+def _overlap_of(window: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Measured for those of ResNets alone: side by side, they are the business of `patches`."""
+    return any(k > s for k, s in zip(window, strides, strict=True))
+
+
+def _pays(x: Value, window: tuple[int, ...]) -> bool:
+    return x.type.dtype.itemsize == 2 and x.type.size >= _ENOUGH_ELEMENTS and math.prod(window) > 1
+
+
+RULES: tuple[Rewriter, ...] = (_fourth_channel, _fourth_gradient)
+
+
+@dataclass(frozen=True)
+class WidenChannels:
+    """See the module."""
+
+    name: ClassVar[str] = "widen_channels"
+    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+
+    def run(self, graph: Graph, options: Options) -> None:
+        rewrite(graph, RULES, options.disable)

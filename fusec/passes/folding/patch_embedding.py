@@ -1,0 +1,112 @@
+"""Convolutions that cut an image of few channels into patches, as matrix products of the patches.
+
+Tensor cores take channels by eights, so a convolution of three leaves most of them idle; a product sums over the whole
+patch. What that is worth for the first layer of ViT-B/16, benchmarks/choices.py measures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fusec.ir import Array, Graph, Node, TensorType, Value, channels_last
+from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
+from fusec.passes.base import Options
+from fusec.passes.layout.io_layout import enter
+from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+
+_FEW_CHANNELS = 4  # tensor cores are fed by eights: less, and a convolution leaves most of them idle
+_ENOUGH_TAPS = 32  # of the matrix product
+_ENOUGH_ELEMENTS = 1 << 16  # of the image; one more launch has to be paid
+
+
+def _turned(weight: Array) -> Array:
+    """Filters as the columns of a matrix."""
+    return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
+
+
+def _turned_last(weight: Array) -> Array:
+    """The same for patches whose channels are last."""
+    return _turned(weight.transpose(0, 2, 3, 1))
+
+
+def _lies_last(value: Value) -> bool:
+    """Whether an image is given channels last: what a patch is read from is then whole pixels, side by side."""
+    while value.node is not None and isinstance(value.node.op, Cast):
+        value = value.node.operands[0]
+    return value.node is None and value.type.order == channels_last(4)
+
+
+@local("conv", "add", equation="conv(x, w) + b = patches(x) @ w + b, windows side by side without overlap")
+def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
+    conv, bias = _parts(node)
+    x, w = conv.operands
+    op, literal = conv.op, w.literal
+    if not isinstance(op, Conv) or x.type.rank != 4 or x.type.shape[1] > _FEW_CHANNELS or op.groups != 1:
+        raise NoMatch("no image of few channels", x)
+    if literal is None:
+        raise NoMatch("the filters are not constant", w)
+    (n, c, high, wide), (filters, _, *window) = x.type.shape, w.type.shape
+    if tuple(window) != op.strides or any(op.pads) or set(op.dilations) != {1} or high % window[0] or wide % window[1]:
+        raise NoMatch("its windows are not side by side", conv.result)
+    taps = c * math.prod(window)
+    if x.type.dtype.itemsize != 2 or x.type.size < _ENOUGH_ELEMENTS or taps < _ENOUGH_TAPS:
+        raise NoMatch("it would not pay", x)
+    user = node.result.users[0] if single_use(node.result) else None
+    if user is None or not isinstance(user.op, (Reshape, Transpose)):  # other ops are better fused with a convolution
+        raise NoMatch("what follows wants no rows", node.result)
+    rows, columns = high // window[0], wide // window[1]
+    cut = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result
+    last = _lies_last(x)
+    gathered = graph.insert(Transpose((0, 2, 4, 3, 5, 1) if last else (0, 2, 4, 1, 3, 5)), [cut], before=node).result
+    patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
+
+    matrix_type = TensorType((taps, filters), w.type.dtype)
+    matrix = derive(graph, conv, matrix_type, (literal,), _turned_last if last else _turned, literal)
+    product = graph.insert(MatMul(), [patches, matrix], before=node).result
+    if bias is not None:
+        row = graph.insert(Reshape((filters,)), [bias], before=node).result
+        product = graph.insert(pw("add"), [product, row], before=node).result
+    spread = graph.insert(Reshape((n, rows, columns, filters)), [product], before=node).result
+    return graph.insert(Transpose((0, 3, 1, 2)), [spread], before=node).result
+
+
+def _parts(node: Node) -> tuple[Node, Value | None]:
+    """A convolution and what is added to each of its filters: of its own node nothing, if that follows."""
+    if node.op.name == "conv":
+        if single_use(node.result) and _is_bias(node.result.users[0], node.result):
+            raise NoMatch("its bias comes with it", node.result)
+        return node, None
+    for value, bias in (node.operands, node.operands[::-1]):
+        if value.node is not None and isinstance(value.node.op, Conv) and single_use(value) and _is_bias(node, value):
+            return value.node, bias
+    raise NoMatch("no bias of a convolution", node.result)
+
+
+def _is_bias(node: Node, value: Value) -> bool:
+    """Whether a node adds to a value one number for each of its channels."""
+    if node.op.name != "add" or len(set(node.operands)) != 2:
+        return False
+    other = next(v for v in node.operands if v is not value)
+    channels, shape = value.type.shape[1], (1,) * (value.type.rank - other.type.rank) + other.type.shape
+    return len(shape) == value.type.rank and shape == (1, channels, *(1,) * (value.type.rank - 2))
+
+
+RULES: tuple[Rewriter, ...] = (_cut_into_patches,)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """See the module."""
+
+    name: ClassVar[str] = "patches"
+    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+
+    def run(self, graph: Graph, options: Options) -> None:
+        enter(graph, options)
+        rewrite(graph, RULES, options.disable)

@@ -1,0 +1,1 @@
+"""Choose how values are stored: memory order, views and precision."""

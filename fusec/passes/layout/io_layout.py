@@ -1,0 +1,110 @@
+"""The memory orders of inputs and outputs: row-major, unless the caller chose channels last.
+
+`Layout` goes by them and puts copies where they are best; `keep` sees to what it left, as where it was left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fusec.errors import FusecError
+from fusec.ir import Graph, TensorType, Value, channels_last, quote
+from fusec.ops import Relayout
+from fusec.passes.base import Options, Orders, names_of
+from fusec.schedule.aliasing import same_storage
+
+Order = tuple[int, ...]
+
+RANKS = (3, 4, 5)  # of what has channels, named by the caller
+IMAGES = (4, 5)  # of what has channels, for all that is known
+
+
+def chosen(graph: Graph, wanted: bool | Collection[str], state: Mapping[str, str]) -> Orders:
+    """The orders of the inputs and outputs that shall lie channels last: those named, or all images if True.
+
+    FusecError for a name that is no input or output, is state, or has no channels.
+    """
+    types: dict[str, list[TensorType]] = {}
+    for name, value in (
+        *((v.name, v) for v in graph.inputs),
+        *zip(graph.output_names, graph.outputs, strict=True),
+    ):
+        types.setdefault(name, []).append(value.type)
+    held = {*state, *state.values()}
+    if isinstance(wanted, bool):
+        found = [n for n, ts in types.items() if wanted and n not in held and all(t.rank in IMAGES for t in ts)]
+    else:
+        found = names(wanted)
+    require_known(types, found)
+    for name in found:
+        if name in held:
+            raise FusecError(f"channels_last: {quote(name)} is state, which is kept in an order of fusec's own")
+        for type in types[name]:
+            if type.rank not in RANKS:
+                raise FusecError(
+                    f"channels_last: {quote(name)} is {type}; channels are the second of {RANKS[0]} to {RANKS[-1]} dims"
+                )
+    return tuple((name, channels_last(types[name][0].rank)) for name in types if name in set(found))
+
+
+def names(wanted: Collection[str]) -> list[str]:
+    """One name, or several."""
+    return list(dict.fromkeys(names_of("channels_last", wanted)))
+
+
+def require_known(known: Collection[str], wanted: Collection[str]) -> None:
+    """FusecError for a name that is none of the model's inputs and outputs."""
+    for name in wanted:
+        if name not in known:
+            named = ", ".join(map(quote, known))
+            raise FusecError(f"channels_last: {quote(name)} is no input or output of the model; those are {named}")
+
+
+def settled(type: TensorType, order: Order) -> Order:
+    """The order to write down: row-major wherever the dims that are not 1 lie so."""
+    return () if same_storage(type.shape, order, ()) else order
+
+
+def enter(graph: Graph, options: Options) -> None:
+    """Let inputs lie as the caller chose."""
+    chosen = dict(options.orders)
+    for value in graph.inputs:
+        if value.name in chosen:
+            graph.set_type(value, value.type.with_order(settled(value.type, chosen[value.name])))
+
+
+def returned(graph: Graph, options: Options) -> list[Order]:
+    """In which order each output shall lie; one that replaces state, as that does."""
+    chosen, inputs = dict(options.orders), {v.name: v for v in graph.inputs}
+    replaced = {output: inputs[name].type.order for name, output in options.state if name in inputs}
+    return [
+        replaced.get(name, settled(value.type, chosen.get(name, ())))
+        for name, value in zip(graph.output_names, graph.outputs, strict=True)
+    ]
+
+
+def keep(graph: Graph, options: Options) -> None:
+    """Copies at the edges of a graph whose inputs and outputs do not lie as the caller chose."""
+    chosen = dict(options.orders)
+    copies: dict[tuple[Value, Order], Value] = {}
+    for value in graph.inputs:
+        own = value.type.order
+        wanted = settled(value.type, chosen.get(value.name, own))
+        if wanted == settled(value.type, own):
+            continue
+        graph.set_type(value, value.type.with_order(wanted))
+        if value.uses:
+            users = set(value.users)
+            first = next((node for node in graph.nodes if node in users), graph.return_node)
+            copy = graph.insert(Relayout(own), [value], before=first, names=(value.name,))
+            for user, index in value.uses:
+                if user is not copy:
+                    graph.set_input(user, index, copy.result)
+    last = graph.return_node
+    for index, (name, value) in enumerate(zip(graph.output_names, graph.outputs, strict=True)):
+        order = settled(value.type, chosen.get(name, value.type.order))
+        if order == settled(value.type, value.type.order):
+            continue
+        if (value, order) not in copies:
+            copies[value, order] = graph.insert(Relayout(order), [value], before=last, names=(value.name,)).result
+        graph.set_input(last, index, copies[value, order])

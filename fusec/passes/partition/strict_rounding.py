@@ -1,0 +1,32 @@
+"""An oracle that declines what keeps a value in fp32 which the model rounds to its storage type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.ir import Graph, quote
+from fusec.lowering.virtual_rounding import WIDE, edges
+from fusec.passes.partition.oracle import Oracle
+from fusec.plans.verdict import Refused, Verdict
+
+
+class AsSource:
+    """Asks another oracle about the bodies in which every value is rounded where the model rounds it."""
+
+    def __init__(self, oracle: Oracle):
+        self.oracle = oracle
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        verdicts: list[Verdict | None] = [_unrounded(body) for body in bodies]
+        asked = [body for body, verdict in zip(bodies, verdicts, strict=True) if verdict is None]
+        answers = iter(self.oracle.judge(asked) if asked else ())
+        return [next(answers) if verdict is None else verdict for verdict in verdicts]
+
+
+def _unrounded(body: Graph) -> Refused | None:
+    wide = next((edge for edge in edges(list(body.nodes)) if edge.kept == WIDE), None)
+    if wide is None:
+        return None
+    value = wide.value
+    where = f"{quote(value.name)} would not be rounded to {value.type.dtype.value} before {wide.user.op.name}"
+    return Refused("fusec", "FUSEC_ROUNDING", f"{where}, as --rounding source demands")

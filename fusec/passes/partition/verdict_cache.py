@@ -1,0 +1,118 @@
+"""What the oracle has said so far, so that equal bodies are judged once however often they occur."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fusec.ir import Constant, Graph, Node, Value, print_attribute
+from fusec.passes.partition.cost_model import is_fast
+from fusec.passes.partition.equivalent_spellings import spellings
+from fusec.passes.partition.oracle import Oracle
+from fusec.plans.verdict import Legal, Refused, Verdict
+from fusec.schedule.program import body_of
+
+BATCH = 32  # bodies handed over at once: enough to keep every worker busy, few enough to show progress
+
+Spelled = tuple[tuple[str, ...], str]  # names of the spellings, canonical key of the body
+
+
+def canonical_key(body: Graph) -> str:
+    """Equal for bodies that mean the same work: ops, attributes, types and wiring; names are left out,
+    and so is the content of constants, but for single numbers (an op's parameters, as it were)."""
+    number: dict[Value, int] = {v: i for i, v in enumerate(body.inputs)}
+    parts = [f"({', '.join(str(v.type) for v in body.inputs)})"]
+    for node in body.nodes:
+        if isinstance(node.op, Constant):
+            continue
+        operands = ", ".join(_operand(v, number) for v in node.operands)
+        for value in node.results:
+            number[value] = len(number)
+        attributes = "".join(f" {k}={print_attribute(a)}" for k, a in node.op.attributes.items())
+        parts.append(f"{node.op.name}({operands}){attributes} : {', '.join(str(v.type) for v in node.results)}")
+    parts.append(f"return {', '.join(_operand(v, number) for v in body.outputs)}")
+    return "\n".join(parts)
+
+
+def _operand(value: Value, number: dict[Value, int]) -> str:
+    if value in number:
+        return f"%{number[value]}"
+    number[value] = len(number)
+    scalar = value.scalar()
+    return f"%{number[value]} = constant {'' if scalar is None else repr(scalar)} : {value.type}"
+
+
+@dataclass
+class Answer:
+    """The state of one candidate: its spellings in order, and the best that is known."""
+
+    spelled: list[Spelled]
+    known: dict[str, Verdict] = field(repr=False)  # shared by all: verdict by canonical key
+
+    @property
+    def legal(self) -> tuple[tuple[str, ...], Legal] | None:
+        """The spelling to use: the first with fast precompiled engines, else the first accepted."""
+        accepted = [(names, v) for names, key in self.spelled if isinstance(v := self.known.get(key), Legal)]
+        return next((a for a in accepted if is_fast(a[1])), accepted[0] if accepted else None)
+
+    @property
+    def refused(self) -> Refused | None:
+        """The reason (for the body as it is, which is spelled last) once every spelling is declined."""
+        verdicts = [self.known.get(key) for _, key in self.spelled]
+        last = verdicts[-1]
+        return last if isinstance(last, Refused) and all(isinstance(v, Refused) for v in verdicts) else None
+
+    @property
+    def unasked(self) -> list[str]:
+        """What to ask next: the best spelling first, and the rest only if it did not reach a fast engine."""
+        first = self.spelled[0][1]
+        if first not in self.known:
+            return [first]
+        legal = self.legal
+        if legal is not None and is_fast(legal[1]):
+            return []
+        return [key for _, key in self.spelled if key not in self.known]
+
+
+class Answers:
+    """Asks the oracle in waves and remembers."""
+
+    def __init__(self, graph: Graph, oracle: Oracle, progress: Callable[[int, int], None] | None):
+        self.graph = graph
+        self.oracle = oracle
+        self.progress = progress
+        self.known: dict[str, Verdict] = {}
+        self.bodies: dict[str, Graph] = {}  # one body for each canonical key not yet judged
+        self.waiting: dict[str, None] = {}
+        self._answers: dict[object, Answer] = {}
+
+    def of(self, nodes: Sequence[Node], key: object) -> Answer:
+        """The answer for nodes in graph order; `key` is equal for nodes whose bodies are equal."""
+        answer = self._answers.get(key)
+        if answer is None:
+            spelled: list[Spelled] = []
+            for names, body in spellings(body_of(self.graph, nodes)):
+                text = canonical_key(body)
+                spelled.append((names, text))
+                if text not in self.known:
+                    self.bodies.setdefault(text, body)
+            answer = self._answers[key] = Answer(spelled, self.known)
+        return answer
+
+    def want(self, answer: Answer) -> None:
+        """Put what the answer lacks into the next wave."""
+        self.waiting.update(dict.fromkeys(answer.unasked))
+
+    def ask(self) -> bool:
+        """Judge what is waiting; False if there was nothing."""
+        wave = list(self.waiting)
+        self.waiting.clear()
+        for start in range(0, len(wave), BATCH):
+            if self.progress is not None:
+                self.progress(len(self.known), len(self.known) + len(wave) - start)
+            keys = wave[start : start + BATCH]
+            verdicts = self.oracle.judge([self.bodies.pop(key) for key in keys])
+            self.known.update(zip(keys, verdicts, strict=True))
+        if wave and self.progress is not None:
+            self.progress(len(self.known), len(self.known))
+        return bool(wave)

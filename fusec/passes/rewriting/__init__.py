@@ -1,0 +1,1 @@
+"""Match patterns in a graph and replace them; know facts about values."""

@@ -1,0 +1,106 @@
+"""Convolution, transposed convolution and matrix product by a constant, with their channels scaled.
+
+Weights are never changed in place: one that is shared keeps its other uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import Array, Graph, Node, Value
+from fusec.ops import Conv, ConvTranspose, MatMul
+from fusec.passes.rewriting.derived_constants import along, contents, derive, overflows, product
+from fusec.passes.rewriting.rewriter import use_count
+
+Vector = np.ndarray[Any, Any]
+
+
+def single_use(value: Value) -> bool:
+    return use_count(value) == 1
+
+
+def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: Node) -> Value | None:
+    """The node's result times `factor` along `axis`, the factor being put into its constant weight.
+
+    None if no weight takes it.
+    """
+    place = weight_place(node, axis)
+    if place is None:
+        return None
+    op, weight = node.op, node.operands[place]
+    if isinstance(op, Conv):
+        shaped = along(factor, weight.type.rank, 0)
+    elif isinstance(op, ConvTranspose):
+        shaped = _transposed_filters(op, weight, factor)
+    else:
+        shaped = along(factor, weight.type.rank, weight.type.rank - (1 if place == 1 else 2))
+    scaled = _scaled(graph, weight, shaped, before)
+    if scaled is None:
+        return None
+    operands = [scaled if i == place else v for i, v in enumerate(node.operands)]
+    return graph.insert(
+        op, operands, before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
+    ).result
+
+
+def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Node) -> Value | None:
+    """The node on x * factor (per input channel; a matrix product's last dim), as the node on `x`.
+
+    None if its weight does not take the factor.
+    """
+    op, weight = node.op, node.operands[1]
+    rank = weight.type.rank
+    if isinstance(op, Conv):
+        filters = factor.reshape(op.groups, 1, -1)
+        shape = (op.groups, weight.type.shape[0] // op.groups, weight.type.shape[1])
+        shaped = np.broadcast_to(filters, shape).reshape(*weight.type.shape[:2], *[1] * (rank - 2))
+    elif isinstance(op, ConvTranspose):
+        shaped = along(factor, rank, 0)
+    else:
+        shaped = along(factor, rank, rank - 2)
+    scaled = _scaled(graph, weight, shaped, before)
+    if scaled is None:
+        return None
+    return graph.insert(
+        op, [x, scaled], before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
+    ).result
+
+
+def weight_place(node: Node, axis: int) -> int | None:
+    """Which operand is a constant that varies with dim `axis` of the result; None if none does."""
+    op, rank = node.op, node.result.type.rank
+    if isinstance(op, Conv | ConvTranspose):
+        return 1 if axis == 1 and node.operands[1].literal is not None else None
+    assert isinstance(op, MatMul)
+    place = {rank - 1: 1, rank - 2: 0}.get(axis)
+    return place if place is not None and node.operands[place].literal is not None else None
+
+
+def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vector:
+    """The factor of output channels, shaped for a weight [C, K/groups, window…]."""
+    channels, per_group = weight.type.shape[:2]
+    shape = (op.groups, channels // op.groups, per_group)
+    spread = np.broadcast_to(factor.reshape(op.groups, 1, per_group), shape)
+    return spread.reshape(channels, per_group, *[1] * (weight.type.rank - 2))
+
+
+def _scaled(graph: Graph, weight: Value, factor: Vector, before: Node) -> Value | None:
+    """The constant weight times the factor; None if one of its numbers would overflow."""
+    assert weight.literal is not None
+    scaling = _Scaled(factor)
+    if overflows(weight.type, [weight.literal], scaling):
+        return None
+    return derive(graph, before, weight.type, [weight.literal], scaling, weight.literal)
+
+
+class _Scaled:
+    """A weight times a factor, in float64, rounded once."""
+
+    def __init__(self, factor: Vector):
+        self.factor = factor
+        self.key = contents(factor)
+
+    def __call__(self, weight: Array) -> Array:
+        return product(weight, self.factor)

@@ -1,0 +1,33 @@
+"""What can be said of a value without computing it: whether it can be negative."""
+
+from __future__ import annotations
+
+from fusec.ir import Value
+from fusec.ops import Reduce
+from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+
+DEPTH = 6  # how far up to look: with two operands at most, 64 values; longer arguments are not met
+
+_NEVER = frozenset({"relu", "abs", "exp", "sigmoid", "sqrt", "softplus", "hard_sigmoid"})
+_KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "concat", "split", "max_pool", "avg_pool"})
+_CLOSED = frozenset({"add", "mul", "div", "min"})  # of operands that are never negative, the same
+
+
+def never_negative(value: Value, depth: int = DEPTH) -> bool:
+    """Whether every element is NaN or at least zero (of either sign)."""
+    if value.literal is not None:
+        return value.literal.type.nbytes <= EAGER_BYTES and bool((value.literal.array >= 0).all())
+    node = value.node
+    if node is None or depth == 0:
+        return False
+    name, operands = node.op.name, node.operands
+    if name in _NEVER or (name == "mul" and operands[0] is operands[1]):
+        return True
+    if name == "clip":
+        return bool(node.op.attributes["min"] >= 0 and node.op.attributes["max"] >= 0)
+    if name == "max":
+        return any(never_negative(v, depth - 1) for v in operands)
+    averaged = isinstance(node.op, Reduce) and node.op.kind in ("sum", "mean", "max", "min", "prod")
+    if averaged or name in _KEEPS or name in _CLOSED:
+        return len(operands) <= 2 and all(never_negative(v, depth - 1) for v in operands)
+    return False

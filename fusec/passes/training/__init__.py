@@ -1,0 +1,1 @@
+"""Save memory traffic in training steps."""

@@ -1,0 +1,188 @@
+"""Remembered answers on disk: text by key in one SQLite file that many processes may share.
+
+SQLite's journal survives kill -9; every entry carries a checksum, and one that fails it counts as absent.
+A file that SQLite cannot read is set aside and begun anew: nothing in it is more than an answer to a
+question that can be asked again. Where the folder is read-only, the file serves what it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import platformdirs
+from filelock import FileLock
+
+from fusec.errors import FusecError
+from fusec.system import atomic_write
+
+MAX_ENTRIES = 100_000  # some 2 KB each; the oldest go first
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # a folder cannot be written for good
+BUSY_S = 60.0  # how long to wait for another process that writes
+_SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT, checksum TEXT, written REAL)"
+_Result = TypeVar("_Result")
+
+
+def folder() -> Path:
+    """The cache folder, made if need be: FUSEC_CACHE, else the platform's cache folder for fusec."""
+    path = Path(os.environ.get("FUSEC_CACHE") or platformdirs.user_cache_dir("fusec"))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FusecError(f"cannot make the cache folder {path} ({error}); set FUSEC_CACHE to another") from error
+    return path
+
+
+class ReadOnlyError(FusecError):
+    """A cache could not be written, because its file system or its folder is read-only for this process."""
+
+
+class Store:
+    """A mapping from key to text in `path`. FusecError if the file cannot be used at all."""
+
+    def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
+        self.path = path or folder() / "answers.sqlite"
+        self.max_entries = max_entries
+        self._said = False  # that the folder is read-only
+
+    def get(self, keys: Iterable[str]) -> dict[str, str]:
+        """The texts of those keys that are there and whole."""
+        wanted = list(keys)
+
+        def read(connection: sqlite3.Connection) -> dict[str, str]:
+            found: dict[str, str] = {}
+            for key in wanted:
+                row = connection.execute("SELECT text, checksum FROM answers WHERE key = ?", (key,)).fetchone()
+                if row is not None and row[1] == _checksum(key, str(row[0])):
+                    found[key] = row[0]
+            return found
+
+        try:
+            return self._do(read)
+        except ReadOnlyError:
+            return self._read_only(read) or {}
+
+    def put(self, texts: Mapping[str, str]) -> None:
+        """Write entries, replacing those of the same key; the oldest beyond `max_entries` are dropped."""
+        now = time.time()
+        rows = [(key, text, _checksum(key, text), now) for key, text in texts.items()]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", rows)
+            (count,) = connection.execute("SELECT COUNT(*) FROM answers").fetchone()
+            if count > self.max_entries:
+                connection.execute(
+                    "DELETE FROM answers WHERE key IN (SELECT key FROM answers ORDER BY written LIMIT ?)",
+                    (count - self.max_entries,),
+                )
+
+        try:
+            self._do(write)
+        except ReadOnlyError:
+            if not self._said:
+                self._said = True
+                text = f"the cache {self.path} is read-only: it serves what it holds, nothing new is remembered"
+                warnings.warn(text, stacklevel=4)
+
+    def __len__(self) -> int:
+        def count(connection: sqlite3.Connection) -> int:
+            return int(connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0])
+
+        try:
+            return self._do(count)
+        except ReadOnlyError:
+            return self._read_only(count) or 0
+
+    def _read_only(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
+        """`action` on a file that must not be written, nor its journal made; None if nothing can be read there."""
+        # `immutable` needs no journal. It is second: it leaves out what a journal that is there still holds.
+        for way in ("mode=ro", "mode=ro&immutable=1"):
+            with contextlib.suppress(sqlite3.Error):
+                uri = f"file:{quote(str(self.path.absolute()))}?{way}"
+                with contextlib.closing(sqlite3.connect(uri, timeout=BUSY_S, uri=True)) as connection:
+                    return action(connection)
+        return None
+
+    def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """`action` as one transaction; a damaged file is set aside and the action done on a new one."""
+        try:
+            try:
+                return self._transaction(action)
+            except sqlite3.DatabaseError as error:
+                # locked, full, unwritable: not a damaged file; but one cut short may read as an empty database
+                if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
+                    raise
+                self._set_aside(error)
+                return self._transaction(action)
+        except (sqlite3.Error, OSError) as error:
+            kind = ReadOnlyError if self._is_read_only(error) else FusecError
+            raise kind(f"cannot use the cache {self.path} ({error}); set FUSEC_CACHE to another folder") from error
+
+    def _is_read_only(self, error: Exception) -> bool:
+        if isinstance(error, OSError):
+            return error.errno in READ_ONLY
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more closely why
+        # a journal that cannot be made is a file that cannot be opened: so many other things are, too
+        return code == sqlite3.SQLITE_READONLY or (
+            code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK)
+        )
+
+    def _transaction(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        if not self.path.exists():
+            with self._lock():
+                self._begin()
+        return self._connected(action)
+
+    def _begin(self) -> None:
+        """Make the file if it is not there, whole from the first moment: others never see it half made."""
+        if self.path.exists():
+            return
+        with atomic_write.folder(self.path.parent) as scratch:  # SQLite makes a journal next to its file
+            made = scratch / self.path.name
+            with contextlib.closing(sqlite3.connect(made)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute(_SCHEMA)
+            made.replace(self.path)
+
+    def _connected(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S)) as connection:
+            connection.execute("PRAGMA synchronous=NORMAL")
+            with connection:
+                return action(connection)
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        with self._lock():
+            try:
+                if self._connected(_is_whole):
+                    return  # another process was here first
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                pass  # damaged indeed
+            aside = self.path.with_suffix(f".damaged-{os.urandom(8).hex()}")
+            warnings.warn(f"the cache {self.path} is damaged ({error}); set aside as {aside.name}", stacklevel=5)
+            self.path.replace(aside)
+            for journal in ("-wal", "-shm"):
+                Path(f"{self.path}{journal}").unlink(missing_ok=True)
+            self._begin()
+
+    def _lock(self) -> FileLock:
+        return FileLock(f"{self.path}.lock", timeout=BUSY_S)
+
+
+def _is_whole(connection: sqlite3.Connection) -> bool:
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'answers'").fetchall()
+    return bool(tables) and connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]
+
+
+def _checksum(key: str, text: str) -> str:
+    return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()

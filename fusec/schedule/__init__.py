@@ -1,0 +1,1 @@
+"""Order the steps of a program and place its values in memory."""

@@ -1,0 +1,113 @@
+"""Which nodes cost nothing: their result is the operand's memory, read with other strides, or what their operands were
+written into."""
+
+from __future__ import annotations
+
+from fusec.errors import LoweringError
+from fusec.ir import Node, TensorType
+from fusec.lowering.dim_folding import backward, reshape_strides
+from fusec.ops import Concat, Expand, Pointwise, Relayout, Reshape, Slice, Split, Transpose
+
+
+def same_storage(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether two memory orders of a shape put the elements in the same places (dims of 1 do not count)."""
+    rank = range(len(shape))
+    return [d for d in (a or rank) if shape[d] != 1] == [d for d in (b or rank) if shape[d] != 1]
+
+
+def is_view(node: Node) -> bool:
+    """Whether every result of the node can share the memory of its operand."""
+    if len(node.operands) != 1:
+        return False
+    source = node.operands[0].type
+    return all(would_view(node, source, v.type, index) is not None for index, v in enumerate(node.results))
+
+
+def joins_in_place(node: Node) -> bool:
+    """Whether a concat may find its operands in place: as their types say, they lie within something like its result.
+    Whether they lie there, and in which places, is for the program to say and for the memory plan to see to."""
+    if not isinstance(node.op, Concat):
+        return False
+    joined = node.result.type
+    whole = joined.within or joined.shape
+    return all(
+        (v.type.dtype, v.type.order, v.type.within) == (joined.dtype, joined.order, whole) for v in node.operands
+    )
+
+
+def view_offset(node: Node, index: int) -> int:
+    """Where the memory of result `index` of a view begins in the operand's, in elements."""
+    offset = would_view(node, node.operands[0].type, node.results[index].type, index)
+    assert offset is not None, f"{node!r} is no view"
+    return offset
+
+
+def would_view(node: Node, source: TensorType, result: TensorType, index: int = 0) -> int | None:
+    """The offset of result `index` in the operand's memory, were they of these types; None if it is a copy."""
+    op = node.op
+    if source.dtype is not result.dtype or result.within:
+        return None
+    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split)):
+        return None
+    if isinstance(op, Relayout) or (isinstance(op, Pointwise) and op.name == "identity"):
+        return 0 if same_storage(source.shape, source.order, result.order) else None
+    if isinstance(op, Expand):
+        return 0 if source.shape == result.shape and same_storage(source.shape, source.order, result.order) else None
+    if isinstance(op, (Reshape, Transpose)):
+        strides = _forward(node, source, result.shape)
+        return 0 if strides is not None and _reads(result, strides) else None
+    if isinstance(op, Slice) and all(step == 1 for step in op.steps):
+        return _block(source, result, op.starts)
+    if isinstance(op, Split):
+        starts = [0] * source.rank
+        starts[op.axis] = sum(op.sizes[:index])
+        return _block(source, result, tuple(starts))
+    return None
+
+
+def result_order(node: Node, source: TensorType) -> tuple[int, ...] | None:
+    """The memory order in which a reshape or transpose of an operand so stored is a view, if there is one."""
+    shape = node.result.type.shape
+    strides = _forward(node, source, shape)
+    return None if strides is None else _packed(shape, strides)
+
+
+def operand_order(node: Node, result: TensorType) -> tuple[int, ...] | None:
+    """The operand's memory order in which a reshape or transpose into a result so stored is a view."""
+    try:
+        return _packed(node.operands[0].type.shape, backward(node, result.strides))
+    except LoweringError:
+        return None
+
+
+def _forward(node: Node, source: TensorType, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides of the result of a reshape or transpose as a view of its operand; None if it must copy."""
+    if isinstance(node.op, Transpose):
+        return tuple(source.strides[p] for p in node.op.perm)
+    try:
+        return reshape_strides(node, source.shape, source.strides, shape)
+    except LoweringError:
+        return None
+
+
+def _packed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The memory order with these strides, dims of 1 outermost; None if the elements do not lie packed."""
+    wide = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (-strides[d], d))
+    step = 1
+    for dim in reversed(wide):
+        if strides[dim] != step and 0 not in shape:
+            return None
+        step *= shape[dim]
+    return (*(d for d in range(len(shape)) if shape[d] == 1), *wide)
+
+
+def _reads(result: TensorType, strides: tuple[int, ...]) -> bool:
+    """Whether the packed result is what memory read by `strides` holds."""
+    return all(a == b for a, b, d in zip(result.strides, strides, result.shape, strict=True) if d != 1)
+
+
+def _block(source: TensorType, result: TensorType, starts: tuple[int, ...]) -> int | None:
+    """The offset of a part that is one contiguous, packed block of the operand; None if it is not."""
+    if result.size == 0 or not _reads(result, source.strides):
+        return None
+    return sum(start * stride for start, stride in zip(starts, source.strides, strict=True))

@@ -1,0 +1,216 @@
+"""Where each stored value lies: one arena whose slots are used again once nothing reads what is in them.
+
+Liveness counts steps; placement is greedy with best fit, the largest value first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fusec.errors import VerifyError
+from fusec.ir import Value, quote
+from fusec.ops import Concat
+from fusec.schedule.aliasing import joins_in_place, view_offset
+from fusec.schedule.program import Kind, Program
+
+ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
+VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
+Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Life:
+    """A value that needs memory of its own: from the step that makes it (-1: an input) to the last that reads it."""
+
+    value: Value
+    nbytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryPlan:
+    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of, and what a concat
+    joins in place inside its result.
+
+    Constants, what lies elsewhere, and views of them, have no place here. `live_bytes` is the most that is alive
+    during any one step, below which no plan can get. `lives` are the values placed, what lies inside others left out.
+    """
+
+    offsets: Mapping[Value, int]
+    nbytes: int
+    live_bytes: int
+    lives: tuple[Life, ...]
+
+
+def plan_memory(
+    program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False, held: Collection[Value] = ()
+) -> MemoryPlan:
+    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`.
+    side_by_side: so that steps which do not need each other's results could run at the same time. held: values whose
+    memory is not used again."""
+    inside = located(program)
+    lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
+    if side_by_side:
+        lives = _prolonged(program, lives, inside)
+    end = len(program.steps)
+    lives = [replace(life, last=end) if life.value in held else life for life in lives]
+    bound = _live_bytes(lives, end)
+    best, height = _arranged(lives, bound)
+    at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
+    for value, (source, start) in inside.items():
+        if source in at:
+            at[value] = at[source] + start
+    return MemoryPlan(at, height, bound, tuple(lives))
+
+
+_ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
+    lambda life: (-life.nbytes, life.first),
+    lambda life: (-life.nbytes * (life.last - life.first + 1), life.first),
+    lambda life: (life.first, -life.nbytes),
+)
+
+
+def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
+    """The lowest of some arrangements: in each order, what came to lie on top is placed first the next time."""
+    tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # some hundredths of a second, whatever the size
+    best, height = np.zeros(len(lives), np.int64), -1
+    for by in _ORDERS:
+        order = sorted(range(len(lives)), key=lambda i: by(lives[i]))
+        for _ in range(tries):
+            offsets, top = _place(lives, order)
+            if height < 0 or top < height:
+                best, height = offsets, top
+            if height <= bound:
+                return best, max(height, 0)
+            on_top = [i for i in order if offsets[i] + _aligned(lives[i].nbytes) == top]
+            raised = set(on_top)
+            order = [*on_top, *(i for i in order if i not in raised)]
+    return best, max(height, 0)
+
+
+def alias(value: Value, place: int) -> int | None:
+    """Where result `place` of a view lies in its operand's memory, in bytes; None if it is too oddly placed for
+    cuDNN, and has to be copied."""
+    assert value.node is not None
+    start = view_offset(value.node, place) * value.type.dtype.itemsize
+    return start if start % VIEW_ALIGNMENT_BYTES == 0 else None
+
+
+def located(program: Program) -> dict[Value, tuple[Value, int]]:
+    """For each value that lies in another's memory: the one that has memory of its own, and where it begins there, in
+    bytes. VerifyError where concats in place want a value in two places, or none says where a part lies."""
+    inside: dict[Value, tuple[Value, int]] = {}
+    views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
+    for node in reversed(views):  # what holds others is joined after them
+        if not isinstance(node.op, Concat):
+            continue
+        if not joins_in_place(node):
+            raise VerifyError(f"{node!r}: is no view")
+        joined, start = node.result, 0
+        if joined.type.within and joined not in inside:  # the beginning of what a longer one joins
+            if node.operands[0] not in inside:
+                raise VerifyError(f"{node!r}: nothing says where it lies within {list(joined.type.within)}")
+            inside[joined] = inside[node.operands[0]]
+        whole, base = inside.get(joined, (joined, 0))
+        axis = node.op.axis % joined.type.rank
+        for value in node.operands:
+            place = (whole, base + start * joined.type.strides[axis] * joined.type.dtype.itemsize)
+            if inside.setdefault(value, place) != place or value.node is None:
+                raise VerifyError(f"{node!r}: {quote(value.name)} cannot lie in its part of the result")
+            start += value.type.shape[axis]
+    for node in views:  # in the order of steps: a source comes before its views
+        for index, value in enumerate(() if isinstance(node.op, Concat) else node.results):
+            start = alias(value, index)
+            if start is not None:
+                whole, base = inside.get(node.operands[0], (node.operands[0], 0))
+                inside[value] = (whole, base + start)
+    for step in program.steps:
+        for value in step.outputs:
+            if value.type.within and value not in inside:
+                raise VerifyError(f"{quote(value.name)}: nothing says where it lies within {list(value.type.within)}")
+    return inside
+
+
+def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
+    def root(value: Value) -> Value:
+        return inside[value][0] if value in inside else value
+
+    first: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
+    last: dict[Value, int] = dict.fromkeys(program.graph.inputs, -1)
+    for index, step in enumerate(program.steps):
+        for value in step.inputs:
+            last[root(value)] = index
+        for value in step.outputs:  # the first part of a whole begins its life
+            home = root(value)
+            if home is value or not _is_view(program, value):
+                first.setdefault(home, index)
+                last[home] = index
+    for value in program.graph.outputs:
+        last[root(value)] = len(program.steps)
+    return [Life(value, value.type.nbytes, start, last[value]) for value, start in first.items()]
+
+
+def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
+    """The same values, each alive until all that follows has to wait for the steps that touch it."""
+    made: dict[Value, int] = {}
+    behind: list[int] = []  # bits of the steps that must have run before each
+    touched: dict[Value, int] = {}
+    for index, step in enumerate(program.steps):
+        before = 0
+        for value in step.inputs:
+            if value in made:
+                before |= behind[made[value]] | 1 << made[value]
+        behind.append(before)
+        made |= dict.fromkeys(step.outputs, index)
+        for value in (*step.inputs, *step.outputs):
+            root = inside[value][0] if value in inside else value
+            touched[root] = touched.get(root, 0) | 1 << index
+    result: list[Life] = []
+    for life in lives:
+        wanted, last = touched.get(life.value, 0), len(program.steps) - 1
+        while last > life.last and behind[last] & wanted == wanted:
+            last -= 1
+        result.append(replace(life, last=max(last, life.last)))
+    return result
+
+
+def _is_view(program: Program, value: Value) -> bool:
+    return value.node is not None and program.step_of[value.node].kind is Kind.VIEW
+
+
+def _live_bytes(lives: Sequence[Life], steps: int) -> int:
+    change = np.zeros(steps + 3, np.int64)
+    for life in lives:
+        change[life.first + 1] += _aligned(life.nbytes)
+        change[life.last + 2] -= _aligned(life.nbytes)
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[Offsets, int]:
+    """An offset for each value, placed in the order given: in the smallest gap that is large enough, among those
+    that are alive at the same time."""
+    count = len(lives)
+    first, last, begin, end = (np.zeros(count, np.int64) for _ in range(4))
+    offsets, top = np.zeros(count, np.int64), 0
+    for placed, i in enumerate(order):
+        life, size = lives[i], _aligned(lives[i].nbytes)
+        beside = np.flatnonzero((first[:placed] <= life.last) & (last[:placed] >= life.first))
+        beside = beside[np.argsort(begin[beside], kind="stable")]
+        spot, gap, free = 0, -1, 0
+        for low, high in zip(begin[beside].tolist(), end[beside].tolist(), strict=True):
+            if low - free >= size and (gap < 0 or low - free < gap):
+                spot, gap = free, low - free
+            free = max(free, high)
+        spot = free if gap < 0 else spot
+        offsets[i], first[placed], last[placed] = spot, life.first, life.last
+        begin[placed], end[placed] = spot, spot + size
+        top = max(top, spot + size)
+    return offsets, top
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,170 @@
+"""`InferenceSession`: fusec behind the calls of onnxruntime, for programs that were written for that.
+
+`run`, `get_inputs`, `get_outputs`, `io_binding` and `OrtValue` do what onnxruntime's do; the rest of its interface is
+not there.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from fusec import driver
+from fusec.dynamic_shapes.executable import MAX_SHAPES, SymbolicSpec, compile_dynamic, loaded
+from fusec.errors import FusecError
+from fusec.execution.signature import array_of, require_by_name
+from fusec.gpu import device
+from fusec.ir import Array, DType
+from fusec.session.io_binding import IOBinding
+from fusec.session.ort_value import OrtValue, type_name
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+GPU, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+# what stands for the GPU in the lists that programs pass to onnxruntime
+_GPU_PROVIDERS = frozenset({GPU, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: `type` as onnxruntime writes it, `tensor(float)`; a symbolic dim is its name, or None."""
+
+    name: str
+    shape: list[int | str | None]
+    type: str
+
+
+@dataclass(frozen=True)
+class ModelMeta:
+    """What the model says of itself."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+
+class InferenceSession:
+    """A model, ready to run; a model without symbolic dims is compiled at once, another for the shapes it is given.
+
+    providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
+        `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
+    sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
+    target, precision, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
+        `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune
+        alone.
+    Raises ModelError for what cannot be read, or not be compiled.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes | ModelProto,
+        sess_options: Any = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Any = None,
+        *,
+        target: str = "auto",
+        precision: str = "fp32",
+        tune: str = "quick",
+        budget: float = float("inf"),
+        disable: Collection[str] = (),
+        deterministic: bool = False,
+        channels_last: bool | Collection[str] = False,
+        max_shapes: int = MAX_SHAPES,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+        tune_each: bool = False,
+    ):
+        simulate = _simulate(providers, target)
+        if isinstance(path_or_bytes, str | os.PathLike) and os.fspath(path_or_bytes).endswith(".fusec"):
+            self.executable = loaded(path_or_bytes, target, tune)
+        else:
+            self.executable = compile_dynamic(
+                path_or_bytes,
+                target=target,
+                precision=precision,
+                tune=tune,
+                budget=budget,
+                disable=disable,
+                deterministic=deterministic,
+                channels_last=channels_last,
+                max_shapes=max_shapes,
+                buckets=buckets,
+                tune_each=tune_each,
+                simulate=simulate,
+            )
+        self._source = self.executable.source
+        fixed: dict[str, tuple[int, ...]] = {}
+        for spec in self.executable.inputs:
+            if spec.shape is not None and all(isinstance(d, int) for d in spec.shape):
+                fixed[spec.name] = cast("tuple[int, ...]", spec.shape)
+        self._inputs = [_node_arg(spec) for spec in self.executable.inputs]
+        self._outputs = [_node_arg(spec) for spec in self.executable.outputs]
+        if len(fixed) == len(self.executable.inputs):
+            program = self.executable.at(fixed)
+            self._outputs = [
+                NodeArg(spec.name, list(spec.shape), type_name(DType.of(spec.dtype))) for spec in program.outputs
+            ]
+
+    def get_inputs(self) -> list[NodeArg]:
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        return list(self._outputs)
+
+    def get_providers(self) -> list[str]:
+        """What runs the model."""
+        return [CPU] if self.executable.device == "simulated" else [GPU, CPU]
+
+    def get_modelmeta(self) -> ModelMeta:
+        return ModelMeta(**self._source.metadata)
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Array]:
+        """Outputs by name (None or nothing: all) from inputs by name. Inputs on the host give NumPy arrays; any on the
+        device, which DLPack or `__cuda_array_interface__` shares, gives arrays on the device."""
+        require_by_name(input_feed, "inputs")
+        feeds = {name: value.array if isinstance(value, OrtValue) else value for name, value in input_feed.items()}
+        feeds = {name: array_of(name, value) if isinstance(value, list) else value for name, value in feeds.items()}
+        return self.executable.run(output_names or None, feeds)
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
+    ) -> list[OrtValue]:
+        """The same from and to OrtValues."""
+        return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values)]
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        """Run on what is bound."""
+        iobinding.run()
+
+
+def _simulate(providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None, target: str) -> bool:
+    """Whether the providers ask for the simulator; a warning where they ask for a GPU that is not here."""
+    if providers is None:
+        return False
+    names = [entry if isinstance(entry, str) else entry[0] for entry in providers]
+    for name in names:
+        if name not in _GPU_PROVIDERS and name != CPU:
+            known = ", ".join([CPU, *sorted(_GPU_PROVIDERS)])
+            raise FusecError(f"provider {name!r} is none that fusec stands for: {known}")
+    if not names or names[0] == CPU:
+        return bool(names)
+    if not device.is_present(driver.resolve_target(target)):
+        warnings.warn(f"{names[0]}: there is no such GPU here; the model runs in simulation", stacklevel=3)
+    return False
+
+
+def _node_arg(spec: SymbolicSpec) -> NodeArg:
+    type = "tensor(undefined)" if spec.dtype is None else type_name(DType.of(spec.dtype))
+    return NodeArg(spec.name, [d if d != "" else None for d in spec.shape or ()], type)

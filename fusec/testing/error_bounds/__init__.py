@@ -1,0 +1,1 @@
+"""Bound the differences that rounding explains."""

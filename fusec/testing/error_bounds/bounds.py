@@ -1,0 +1,174 @@
+"""Which differences rounding explains, on this very graph and data; anything beyond is a mismatch.
+
+Bounds follow from dtypes, lengths of sums and conditioning; see `Allowances` for how, `compare` for what is demanded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import DType, Graph
+from fusec.testing.case import MismatchError, Trust
+from fusec.testing.error_bounds.montecarlo import sample
+from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples, distance
+
+Array = np.ndarray[Any, Any]
+
+FIRST, REFINED = 2, 24  # samples; the second number before a mismatch is believed
+SUBNORMAL = 2.0**-24  # what f16 rounds to where numbers are tiny
+DOUBT = 4.0  # and, with 24 bits or more, so far beyond: of 60,000 healthy graphs three lay three times outside
+
+
+@dataclass(frozen=True, eq=False)
+class Allowance:
+    """For one output: what it should be, and by how much each element may differ.
+
+    0: exactly. Infinite: nothing is said of the element.
+    """
+
+    want: Array
+    bound: Array
+
+    @property
+    def left_out(self) -> float:
+        """The share of elements of which nothing is said."""
+        return float(np.isinf(self.bound).mean()) if self.bound.size else 0.0
+
+
+class Allowances:
+    """What the outputs of a graph should be, and what rounding may do to them.
+
+    Monte Carlo arithmetic (D. S. Parker, Monte Carlo Arithmetic, UCLA CSD-970002, 1997): the graph is
+    evaluated in float64 and, a few times more, with every rounding that the form under test may make
+    replaced by a random relative error of its unit roundoff: that of the dtype where a value is stored,
+    that of fp32 times the square root of the length for sums (N. J. Higham, Accuracy and Stability of
+    Numerical Algorithms, 2nd ed., 2.8 and 4.2), 2^-10 for operands of products on tf32. An element may
+    differ by SAFETY times the largest of the observed distances, plus two units of itself and one of the
+    root mean square of its tensor. Cancellation, exponentials and quotients amplify the disturbance as
+    they would amplify rounding, so ill-conditioned graphs get the room they need, and no others.
+
+    Exact: an op whose result can be represented is not disturbed, nor a sum of small multiples of a power
+    of two. Where nothing was disturbed, results are to be equal.
+    Jumps: within SAFETY spreads of a jump (floor, comparisons, casts to integers, poles, the edge of a
+    domain) the sample takes the other side; whatever depends on it then differs widely among samples and
+    has a wide bound, or an infinite one, on these elements alone. So has what depends on a result that
+    may overflow its storage (or fp32), on a cast of a number its integer type does not hold, and, where a graph
+    is executed, on the sign of an infinity that is that of a zero divided by.
+    """
+
+    def __init__(self, graph: Graph, feeds: Mapping[str, Array], rounding: Rounding):
+        self._graph = graph
+        self._feeds = feeds
+        self._rounding = rounding
+        self._count = FIRST
+        self._samples = sample(graph, feeds, rounding, FIRST)
+        self._known: dict[str, Allowance] = {}
+
+    @cached_property
+    def want(self) -> dict[str, Array]:
+        """The outputs in float64."""
+        return {name: s.plain for name, s in self._samples.items()}
+
+    @property
+    def left_out(self) -> float:
+        """The largest share of an output of which nothing is said."""
+        return max((self[name].left_out for name in self._samples), default=0.0)
+
+    def __getitem__(self, name: str) -> Allowance:
+        if name not in self._known:
+            index = list(self._samples).index(name)
+            dtype = self._graph.outputs[index].type.dtype
+            halves = {v.type.dtype for v in self._graph.values()} | {self._rounding.storage}
+            half = not halves.isdisjoint((DType.F16, DType.BF16))
+            safety = SAFETY * (DOUBT if self._count == REFINED and not half else 1.0)
+            least = SUBNORMAL if DType.F16 in halves else 0.0
+            self._known[name] = _allowance(self._samples[name], self._rounding, dtype, safety, least)
+        return self._known[name]
+
+    def refine(self) -> None:
+        """Sample more often: bounds grow where few samples happened to lie close."""
+        if self._count < REFINED:
+            self._count = REFINED
+            self._samples = sample(self._graph, self._feeds, self._rounding, REFINED)
+            self._known.clear()
+
+
+def allowed(graph: Graph, feeds: Mapping[str, Array], rounding: Rounding) -> Allowances:
+    """What the outputs of the graph may be on these inputs, in a form that rounds so."""
+    return Allowances(graph, feeds, rounding)
+
+
+def meaning(storage: DType = DType.F32) -> Rounding:
+    """Two graphs in float64, of which one may hold constants computed from the other's, narrowed to `storage`."""
+    return Rounding(True, storage)
+
+
+def execution(tensor_cores: bool = False, device: bool = False) -> Rounding:
+    """A graph and what runs it: fp32 arithmetic, results stored as their dtypes say."""
+    return Rounding(False, tensor_cores=tensor_cores, device=device)
+
+
+def _allowance(samples: Samples, rounding: Rounding, dtype: DType, safety: float, least: float) -> Allowance:
+    want = samples.plain
+    if samples.exact:
+        return Allowance(want, np.zeros(want.shape))
+    spread = samples.spread()
+    if want.dtype.kind != "f":
+        return Allowance(want, np.where(spread > 0, np.inf, 0.0))
+    unit = 2.0**-53 if rounding.meaning else max(dtype.epsilon / 2, 2.0**-24)
+    said = np.isfinite(want) & np.isfinite(spread)
+    least = max(least, 0.0 if rounding.meaning else float(np.finfo(np.float32).tiny))
+    with np.errstate(all="ignore"):
+        mean = math.sqrt(float(np.square(want[said]).mean())) if said.any() else 0.0
+        floor = unit * (2 * np.abs(want) + mean) + least
+    return Allowance(want, np.where(np.isfinite(want), safety * spread + floor, np.where(spread > 0, np.inf, 0.0)))
+
+
+def compare(
+    got: Mapping[str, Array], allowances: Sequence[Allowances], what: str, oracle: Trust = Trust.REFERENCE
+) -> None:
+    """MismatchError unless each output is what the first allowances say, within all of them together.
+
+    NaN must meet NaN and an infinity the same one, except where an allowance says nothing.
+    """
+    want = allowances[0].want
+    if list(got) != list(want):
+        raise MismatchError(f"{what}: outputs {list(got)} instead of {list(want)}", got, want, oracle)
+    for name, right in want.items():
+        array = np.asarray(got[name])
+        if array.shape != right.shape:
+            raise MismatchError(f"{what}: {name} has shape {array.shape}, not {right.shape}", got, want, oracle)
+        if right.dtype.kind != "f" and array.dtype != right.dtype:
+            raise MismatchError(f"{what}: {name} is {array.dtype}, not {right.dtype}", got, want, oracle)
+        far = distance(array, right)
+        if not far.any():
+            continue
+        if not (far > _together(allowances, name)).any():
+            continue
+        for allowance in allowances:
+            allowance.refine()
+        bound = _together(allowances, name)
+        wrong = far > bound
+        if wrong.any():
+            message = f"{what}: {name} differs{_describe(array, right, far, bound, wrong)}"
+            raise MismatchError(message, {name: array}, {name: right}, oracle)
+
+
+def _together(allowances: Sequence[Allowances], name: str) -> Array:
+    return np.sum([a[name].bound for a in allowances], axis=0)
+
+
+def _describe(got: Array, want: Array, far: Array, bound: Array, wrong: Array) -> str:
+    excess = np.where(wrong, far / np.maximum(bound, 1e-300), 0.0)
+    worst = np.unravel_index(int(np.argmax(excess)), wrong.shape)
+    place = f" at {list(map(int, worst))}" if worst else ""
+    return (
+        f" in {int(wrong.sum())} of {wrong.size} elements, most{place}: {got[worst]} instead of {want[worst]}, "
+        f"{far[worst]:.2g} apart, {bound[worst]:.2g} allowed"
+    )

@@ -1,0 +1,1 @@
+"""Generate random graphs, arrays and Hypothesis examples, and encode them."""

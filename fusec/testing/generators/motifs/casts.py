@@ -1,0 +1,39 @@
+"""Norms between casts, and numbers quantised and back."""
+
+from __future__ import annotations
+
+from fusec.ir import DType
+from fusec.ops import Cast, LayerNorm, RmsNorm, Softmax
+from fusec.testing.generators.graph_builder import Builder
+from fusec.testing.generators.motifs.attention_motifs import number_like
+
+
+def there_and_norm(b: Builder) -> None:
+    """A norm or softmax in 32 bits between tensors of 16, or a value quantised and dequantised."""
+    if b.chance(50):
+        half = b.pick([DType.F16, DType.BF16])
+        x = b.add(Cast(half), b.float_value(2, 4))
+        wide = b.add(Cast(DType.F32), x)
+        parameter = b.constant(wide.type.shape[-1:], half if b.chance(60) else DType.F32)
+        if parameter.type.dtype is half:
+            parameter = b.add(Cast(DType.F32), parameter)
+        kind = b.below(3)
+        y = b.add(Softmax(-1), wide) if kind == 0 else b.add((RmsNorm, LayerNorm)[kind - 1](), wide, parameter)
+        b.add(Cast(b.pick([half, half, DType.F32])), y)
+        return
+    x = b.some(lambda t: t.dtype is DType.F32)
+    scale, zero = number_like(b, x, b.pick([0.5, 0.05, 2.0])), b.pick([0.0, 3.0, -7.0, 0.5])
+    y = b.pointwise(b.pick(["round", "round", "floor"]), b.pointwise("div", x, scale))
+    y = b.pointwise("add", y, number_like(b, x, zero)) if zero else y
+    low, high = b.pick([(-128.0, 127.0), (0.0, 255.0), (-128.0, 128.0)])
+    integer = b.pick([DType.I8, DType.U8, DType.I16])
+    y = b.add(Cast(DType.F32), b.add(Cast(integer), b.pointwise("clip", y, min=low, max=high)))
+    y = b.pointwise("add", y, number_like(b, x, -zero)) if zero else y
+    b.pointwise("mul", y, scale)
+
+
+def there_and_back(b: Builder) -> None:
+    """A value cast to another dtype and back: what was rounded away stays away."""
+    x = b.some(lambda t: t.dtype.is_float)
+    narrow = b.add(Cast(b.pick([DType.F16, DType.BF16, DType.F32, DType.F64])), x)
+    b.add(Cast(x.type.dtype), narrow)

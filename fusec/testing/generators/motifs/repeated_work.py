@@ -1,0 +1,78 @@
+"""The same work twice, or nearly the same: what may be done once, and what may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusec.ir import DType, Op
+from fusec.ops import Softmax, pw
+from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.motifs.layers import ACTIVATIONS
+from fusec.testing.generators.operations.pointwise import draw_pointwise
+
+
+def alike(b: Builder) -> None:
+    """A few ops twice, apart: with another number or attribute, or a value more that is kept, it is other work."""
+    x = b.float_value(1, 4)
+    kind = b.pick([0, 1, 2, 2])
+    op = pw(b.pick(("mul", "add", "max", "min")))
+    first, second = b.pick([(0.5, 2.0), (-1.0, 3.0)])
+    for number in (first, second):
+        if kind == 0:
+            x = b.add(op, x, b.graph.constant(np.asarray(number, x.type.dtype.numpy)))
+        elif kind == 1:
+            x = b.add(pw("elu", alpha=abs(number)), x)
+        else:
+            inner = b.add(pw("abs"), x)
+            if number == second:
+                b.add(Softmax(-1), inner)  # which reads it from memory
+            x = b.add(pw("sigmoid"), inner)
+        x = b.add(Softmax(-1), x)
+
+
+def twins(b: Builder) -> None:
+    """An op again: on the same operands, on the same in another order, or with one attribute changed."""
+    nodes = [n for n in b.graph.nodes if n.operands and n.op.name != "constant"]
+    if not nodes:
+        raise Unfit("no node yet")
+    node, kind = b.pick(nodes[-4:]), b.below(3)
+    operands = node.operands[::-1] if kind == 1 else node.operands
+    if kind == 0 and all(v.type.dtype.is_float for v in operands) and b.chance(50):  # other numbers, other values
+        operands = tuple(
+            b.constant(v.type.shape, v.type.dtype, "number") if v.scalar() is not None else b.like(v) for v in operands
+        )
+    again = b.insert(_changed(b, node.op) if kind == 2 else node.op, *operands).results[0]
+    if again.type.same_value_type(node.results[0].type) and again.type.dtype is not DType.BOOL and b.chance(60):
+        b.pointwise("add", node.results[0], again)
+
+
+def _changed(b: Builder, op: Op) -> Op:
+    """The op with one attribute changed; Unfit if it has none that can be."""
+    options: dict[str, Any] = {}
+    for name, value in op.attributes.items():
+        if isinstance(value, bool):
+            options[name] = not value
+        elif isinstance(value, float):
+            options[name] = 0.5 if value != 0.5 else 0.25
+        elif isinstance(value, int):
+            options[name] = value - 1 if value > 0 else value + 1
+        elif isinstance(value, tuple) and len(set(value)) > 1:
+            options[name] = value[::-1]
+    if not options:
+        raise Unfit("no attribute to change")
+    name = b.pick(sorted(options))
+    return type(op)(**{**op.attributes, name: options[name]})
+
+
+def of_constants(b: Builder) -> None:
+    """Ops whose operands are all constant: folded at compile time."""
+    shape = b.shape(0, 3)
+    x = b.constant(shape, b.dtype)
+    y = draw_pointwise(
+        b, b.pick(ACTIVATIONS), b.pointwise(b.pick(["add", "mul"]), x, b.constant(b.part(shape), b.dtype))
+    )
+    z = b.some(lambda t: t.dtype is b.dtype)
+    if b.chance(70):
+        b.pointwise(b.pick(["add", "mul"]), z, y)

@@ -1,0 +1,154 @@
+"""How norms, reductions, softmax and running sums are drawn: ops along some dims of a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusec.ir import TensorType, Value
+from fusec.ops import (
+    BatchNorm,
+    BatchNormBackward,
+    BatchNormBySums,
+    BatchNormTrain,
+    ChannelSums,
+    Cumulate,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LayerNormBackward,
+    LocalResponseNorm,
+    Reduce,
+    RmsNorm,
+    Softmax,
+    TopK,
+)
+from fusec.testing.generators.graph_builder import Builder, Unfit
+from fusec.testing.generators.operations.pointwise import integer_value
+
+
+def _channel_parameters(b: Builder, x: Value, styles: Sequence[str]) -> list[Value]:
+    """Vectors of one number per channel, constant but seldom; a style that is named stays."""
+    type = TensorType((x.type.shape[1],), x.type.dtype)
+    return [
+        b.fresh(type) if not style and b.chance(6) else b.constant(type.shape, type.dtype, style) for style in styles
+    ]
+
+
+def _epsilon(b: Builder) -> float:
+    return b.pick([1e-5, 1e-3, 1e-2, 0.5])
+
+
+def batch_norm(b: Builder) -> None:
+    x = b.float_value(2, 5)
+    b.add(BatchNorm(_epsilon(b)), x, *_channel_parameters(b, x, ["", "", "", "positive"]))
+
+
+def instance_norm(b: Builder) -> None:
+    x = b.float_value(3, 5)
+    b.add(InstanceNorm(_epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
+
+
+def group_norm(b: Builder) -> None:
+    x = b.float_value(2, 5)
+    groups = b.pick([g for g in (1, 2, 4, x.type.shape[1]) if g and x.type.shape[1] % g == 0] or [1])
+    b.add(GroupNorm(groups, _epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
+
+
+def _trailing(b: Builder) -> tuple[Value, int, tuple[int, ...]]:
+    x = b.float_value(1, 5)
+    axis = x.type.rank - b.pick([1, 1, 1, min(2, x.type.rank), x.type.rank])
+    return x, (axis - x.type.rank if b.chance(30) else axis), x.type.shape[axis:]
+
+
+def layer_norm(b: Builder) -> None:
+    x, axis, shape = _trailing(b)
+    scale = b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype)
+    bias = [b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype)] if b.chance(60) else []
+    b.add(LayerNorm(axis, _epsilon(b)), x, scale, *bias)
+
+
+def rms_norm(b: Builder) -> None:
+    x, axis, shape = _trailing(b)
+    b.add(RmsNorm(axis, _epsilon(b)), x, b.constant(b.part(shape) if b.chance(20) else shape, x.type.dtype))
+
+
+def lrn(b: Builder) -> None:
+    x = b.float_value(2, 4)
+    b.add(LocalResponseNorm(b.pick([3, 1, 2, 5]), b.pick([1e-4, 0.5]), b.pick([0.75, 0.5]), b.pick([1.0, 2.0])), x)
+
+
+def reduce(b: Builder) -> None:
+    kind = b.pick(["sum", "mean", "max", "min", "prod", "l1", "l2", "sum_square", "log_sum", "log_sum_exp"])
+    whole = kind not in ("l2", "log_sum", "log_sum_exp", "mean") and b.chance(10)
+    x = integer_value(b) if whole else b.float_value()
+    axes = (
+        tuple(sorted({b.below(x.type.rank) for _ in range(b.between(0, 2) if b.chance(20) else 1)}))
+        if x.type.rank
+        else ()
+    )
+    if x.type.rank >= 3 and b.chance(30):
+        axes = tuple(range(2, x.type.rank))
+    elif 1 in x.type.shape and b.chance(25):  # nothing to add up, but |x| and x*x are not x
+        axes = tuple(i for i, d in enumerate(x.type.shape) if d == 1)
+    if kind == "log_sum":
+        x = b.away_from_zero(x)
+        axes = tuple(a for a in axes if a < x.type.rank)
+    b.add(Reduce(kind, axes, not b.chance(30)), x)
+
+
+def softmax(b: Builder) -> None:
+    x = b.float_value(1, 5)
+    axis = b.below(x.type.rank)
+    b.add(Softmax(axis - x.type.rank if b.chance(40) else axis, b.chance(25)), x)
+
+
+def top_k(b: Builder) -> None:
+    """Of integers: which of two floats is the larger may hang on a rounding."""
+    x = integer_value(b)
+    if x.type.rank == 0:
+        raise Unfit("a scalar")
+    axis = b.below(x.type.rank)
+    k = b.below(x.type.shape[axis] + 1)
+    b.insert(TopK(k, axis - x.type.rank if b.chance(20) else axis, b.chance(60)), x)
+
+
+def cumulate(b: Builder) -> None:
+    x = b.float_value(1, 5) if b.chance(60) else integer_value(b)
+    if x.type.rank == 0:
+        raise Unfit("a scalar")
+    kind = b.pick(["sum", "prod"])
+    if kind == "prod" and x.type.dtype.is_float:
+        x = b.bounded(x, -1.5, 1.5)
+    b.add(Cumulate(kind, b.below(x.type.rank)), x)
+
+
+def batch_norm_train(b: Builder) -> None:
+    x = b.image()
+    b.insert(BatchNormTrain(_epsilon(b)), x, *_channel_parameters(b, x, ["", ""]))
+
+
+def channel_sums(b: Builder) -> None:
+    b.insert(ChannelSums(), b.image())
+
+
+def batch_norm_by_sums(b: Builder) -> None:
+    """By those of the image itself; of a tame one, as a large mean costs digits."""
+    x = b.pointwise("clip", b.image(), min=-2.0, max=2.0)
+    parameters = _channel_parameters(b, x, ["", ""])
+    sums = b.insert(ChannelSums(), x).results
+    b.insert(BatchNormBySums(b.pick([1e-2, 0.5])), x, *parameters, *sums)
+
+
+def batch_norm_backward(b: Builder) -> None:
+    x = b.image()
+    relu = b.chance(30)
+    styles = ["", "", "positive", *([""] if relu else [])]
+    b.insert(BatchNormBackward(relu), b.like(x), x, *_channel_parameters(b, x, styles))
+
+
+def layer_norm_backward(b: Builder) -> None:
+    x, axis, shape = _trailing(b)
+    if math.prod(shape) < 3:
+        raise Unfit("rows of one or two elements have no gradient, what is left is rounding")
+    b.insert(LayerNormBackward(axis, _epsilon(b), b.chance(60)), b.like(x), x, b.constant(shape, x.type.dtype))

@@ -1,0 +1,155 @@
+"""How ops that move elements are drawn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import Concat, Expand, Gather, Pad, Relayout, Reshape, Resize, Scatter, Slice, Split, Transpose
+from fusec.testing.generators.graph_builder import Builder
+
+
+def reshaped(b: Builder, x: Value) -> Value:
+    """The value with two dims merged, one split, ones added or dropped, or flattened."""
+    shape = x.type.shape
+    options: list[tuple[int, ...]] = [(*shape, 1), (1, *shape), (math.prod(shape),)]
+    options += [(*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :]) for i in range(len(shape) - 1)]
+    options += [(*shape[:i], 2, d // 2, *shape[i + 1 :]) for i, d in enumerate(shape) if d and d % 2 == 0]
+    options += [tuple(d for d in shape if d != 1)] if 1 in shape else []
+    if len(shape) > 2:
+        options.append((shape[0], math.prod(shape[1:])))
+    return b.add(Reshape(b.pick(options)), x)
+
+
+def reshape(b: Builder) -> None:
+    reshaped(b, b.some())
+
+
+def turned(b: Builder, x: Value) -> Value:
+    """The value with its dims permuted: to channels last and back, or in any way."""
+    rank = x.type.rank
+    common = [(0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1)), (*range(rank - 2), rank - 1, rank - 2)]
+    return b.add(Transpose(b.pick(common) if rank >= 3 and b.chance(60) else b.permutation(rank)), x)
+
+
+def transpose(b: Builder) -> None:
+    turned(b, b.some())
+
+
+def relayout(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 2)
+    b.add(Relayout(b.permutation(x.type.rank)), x)
+
+
+def expand(b: Builder) -> None:
+    x = b.some()
+    wide = tuple(b.pick([2, 3, 1]) if d == 1 else d for d in x.type.shape)
+    b.add(Expand((b.pick([2, 1]), *wide) if b.chance(30) else wide), x)
+
+
+def concat(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 1)
+    axis = b.below(x.type.rank)
+    others: list[Value] = []
+    for _ in range(b.pick([1, 1, 2, 0])):
+        size = b.pick([x.type.shape[axis], 1, 2])
+        shape = (*x.type.shape[:axis], size, *x.type.shape[axis + 1 :])
+        found = [v for v in b.values if v.type.same_value_type(TensorType(shape, x.type.dtype))]
+        others.append(b.pick(found) if found and not b.chance(30) else b.fresh(TensorType(shape, x.type.dtype)))
+    operands = [x, *others]
+    b.insert(Concat(axis - x.type.rank if b.chance(20) else axis), *(operands[::-1] if b.chance(30) else operands))
+
+
+def split(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 1)
+    axis = b.below(x.type.rank)
+    size = x.type.shape[axis]
+    first = b.below(size + 1)
+    sizes = [first, size - first]
+    if sizes[1] > 1 and b.chance(30):
+        sizes = [first, 1, sizes[1] - 1]
+    if 0 in sizes and not b.chance(5):
+        sizes = [s for s in sizes if s] or [0]
+    b.insert(Split(axis, tuple(sizes)), x)
+
+
+def cut(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 1)
+    starts, sizes, steps = list[int](), list[int](), list[int]()
+    for dim in x.type.shape:
+        step = b.pick([1, 2, -1]) if b.chance(25) else 1
+        if dim == 0 or b.chance(50):
+            start, size, step = 0, dim, 1
+        else:
+            start = b.below(dim)
+            room = (dim - 1 - start) // step if step > 0 else start // -step
+            size = 1 + b.below(room + 1)
+        starts.append(start)
+        sizes.append(size)
+        steps.append(step)
+    b.add(Slice(tuple(starts), tuple(sizes), tuple(steps)), x)
+
+
+def pad(b: Builder) -> None:
+    x = b.some()
+    mode = b.pick(["constant", "constant", "constant", "edge", "reflect", "wrap"])
+    most = [2 if mode != "reflect" else min(2, d - 1) for d in x.type.shape]
+    only_space = x.type.rank >= 3 and b.chance(70)
+    pads = [
+        0 if (only_space and dim % x.type.rank < 2) or not b.chance(70) else b.below(max(m, 0) + 1)
+        for dim, m in enumerate(most * 2)
+    ]
+    value = b.pick([0.0, 1.0, -0.5, -math.inf]) if x.type.dtype.is_float and b.chance(30) else 0.0
+    b.add(Pad(tuple(pads), mode, value if mode == "constant" else 0.0), x)
+
+
+def gather(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 1 and t.size > 0)
+    axis = b.below(x.type.rank)
+    shape = b.pick([(3,), (), (2, 2), (1,), ()])
+    dtype = b.pick([DType.I64, DType.I32])
+    if b.chance(40):
+        indices = b.input(TensorType(shape, dtype)) if len(b.graph.inputs) < 6 else None
+        if indices is not None:
+            b.values.pop()  # an index is used as nothing else: it must stay in range
+            b.add(Gather(axis), x, indices)
+            return
+    size = x.type.shape[axis]
+    numbers = [b.between(-size, size - 1) for _ in range(math.prod(shape))]
+    b.add(
+        Gather(axis - x.type.rank if b.chance(20) else axis),
+        x,
+        b.graph.constant(np.array(numbers, dtype.numpy).reshape(shape)),
+    )
+
+
+def put(b: Builder) -> None:
+    """Where it only puts, no place is given twice."""
+    x = b.some(lambda t: t.rank >= 1 and t.size > 0 and t.dtype is not DType.BOOL)
+    reduction = b.pick(["none", "add", "mul", "max", "min"])
+    rows, count = x.type.shape[0], b.between(1, 4)
+    if reduction == "none":
+        places = list(b.permutation(rows))[:count]
+    else:
+        places = [b.below(rows) for _ in range(count)]
+    at = [p - rows if b.chance(20) else p for p in places]
+    indices = b.graph.constant(np.array(at, b.pick([DType.I64, DType.I32]).numpy))
+    b.add(Scatter(reduction), x, indices, b.fresh(TensorType((len(at), *x.type.shape[1:]), x.type.dtype)))
+
+
+def resize(b: Builder) -> None:
+    x = b.some(lambda t: t.rank >= 1 and t.size > 0)
+    mode = "linear" if x.type.dtype.is_float and b.chance(40) else "nearest"
+    first = 2 if x.type.rank >= 3 and b.chance(80) else 0
+    sizes, scales = list(x.type.shape), [1.0] * x.type.rank
+    for dim in range(first, x.type.rank):
+        factor = b.pick([2.0, 1.0, 3.0, 0.5, 1.5])
+        sizes[dim] = max(1, int(sizes[dim] * factor))
+        scales[dim] = (
+            factor if b.chance(50) and int(x.type.shape[dim] * factor) >= 1 else sizes[dim] / x.type.shape[dim]
+        )
+    coordinates = b.pick(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric"])
+    rounding = b.pick(["round_prefer_floor", "floor", "ceil", "round_prefer_ceil"])
+    b.add(Resize(tuple(sizes), tuple(scales), mode, coordinates, rounding), x)

@@ -1,0 +1,114 @@
+"""How convolutions and pools are drawn, and their gradients: windows that fit an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusec.ir import DType, TensorType, Value
+from fusec.ops import AvgPool, Cast, Conv, ConvTranspose, ConvWgrad, MaxPool, MaxPoolBackward
+from fusec.ops.convolution import windows_along
+from fusec.testing.generators.graph_builder import Builder, Draw, Unfit
+
+
+def window(b: Builder, sizes: Sequence[int], pads_below_window: bool = False) -> tuple[tuple[int, ...], ...]:
+    """Window, strides, pads and dilations that fit an image of these spatial sizes."""
+    n = len(sizes)
+    kernel = [b.pick([3, 1, 2, 5]) for _ in range(n)] if b.chance(85) else [1] * n
+    dilations = [b.pick([1, 1, 1, 2]) for _ in range(n)]
+    starts, ends = list[int](), list[int]()
+    same = b.chance(40)
+    for i, size in enumerate(sizes):
+        most = dilations[i] * (kernel[i] - 1)
+        pads = [0, 0]
+        if same:
+            pads = [most // 2, most // 2]
+        elif b.chance(40):
+            pads = [b.below(min(most, 2) + 1), b.below(min(most, 2) + 1)]
+        if not pads_below_window and b.chance(4):
+            pads[1] += 2
+        while size + sum(pads) < dilations[i] * (kernel[i] - 1) + 1:
+            kernel[i] -= 1
+            if pads_below_window:
+                pads = [min(p, dilations[i] * (kernel[i] - 1)) for p in pads]
+        starts.append(pads[0])
+        ends.append(pads[1])
+    strided = b.chance(35 if max(kernel, default=1) > 1 else 70)
+    strides = tuple(b.pick([2, 1, 3, 1]) for _ in range(n)) if strided else (1,) * n
+    return tuple(kernel), strides, (*starts, *ends), tuple(dilations)
+
+
+def convolve(b: Builder, x: Value, filters: int = 0, keep_size: bool = False) -> Value:
+    """A convolution of an image; `keep_size` gives a result of the image's spatial size."""
+    channels, spatial = x.type.shape[1], x.type.shape[2:]
+    n = len(spatial)
+    groups = b.pick([1, 1, 1, *(g for g in (2, channels) if g > 1 and channels % g == 0)])
+    filters = filters or groups * b.pick([1, 2, 4, 8, 3]) if filters == 0 or filters % groups else filters
+    if keep_size:
+        side = b.pick([1, 3])
+        kernel, strides, pads, dilations = (side,) * n, (1,) * n, (side // 2,) * 2 * n, (1,) * n
+    else:
+        kernel, strides, pads, dilations = window(b, spatial)
+    shape = (filters, channels // groups, *kernel)
+    if math.prod(shape) > 1500:
+        raise Unfit("too many weights")
+    type = TensorType(shape, x.type.dtype)
+    weight = b.fresh(type) if b.chance(8) else b.constant(shape, x.type.dtype)
+    return b.add(Conv(strides, pads, dilations, groups), x, weight)
+
+
+def conv(b: Builder) -> None:
+    convolve(b, b.image())
+
+
+def conv_transpose(b: Builder) -> None:
+    scatter(b, b.image())
+
+
+def scatter(b: Builder, x: Value) -> Value:
+    """A transposed convolution of an image."""
+    channels, spatial = x.type.shape[1], x.type.shape[2:]
+    n = len(spatial)
+    groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
+    kernel = tuple(b.pick([2, 3, 1]) for _ in range(n))
+    strides = tuple(b.pick([1, 2, 3]) for _ in range(n))
+    dilations = tuple(b.pick([1, 1, 2]) for _ in range(n))
+    pads = tuple(b.below(2) for _ in range(2 * n)) if b.chance(50) else (0,) * 2 * n
+    extra = tuple(b.below(s) for s in strides) if b.chance(40) else (0,) * n
+    weight = b.constant((channels, b.pick([1, 2, 3]), *kernel), x.type.dtype)
+    return b.add(ConvTranspose(strides, pads, dilations, extra, groups), x, weight)
+
+
+def pool(kind: type[MaxPool] | type[AvgPool]) -> Draw:
+    def draw(b: Builder) -> None:
+        x = b.image()
+        kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)
+        ceil_mode = b.chance(30)
+        if kind is AvgPool:
+            b.add(AvgPool(kernel, strides, pads, dilations, ceil_mode, b.chance(40)), x)
+        else:
+            b.add(MaxPool(kernel, strides, pads, dilations, ceil_mode), x)
+
+    return draw
+
+
+def conv_wgrad(b: Builder) -> None:
+    """Of a convolution that is there, or of any that fits."""
+    x = b.image()
+    channels, spatial = x.type.shape[1], x.type.shape[2:]
+    groups = b.pick([1, 1, *(g for g in (2, channels) if channels % g == 0)])
+    kernel, strides, pads, dilations = window(b, spatial)
+    count = windows_along(spatial, kernel, strides, pads, dilations)
+    filters = groups * b.pick([1, 2, 4])
+    dy = b.fresh(TensorType((x.type.shape[0], filters, *count), x.type.dtype))
+    b.add(ConvWgrad(kernel, strides, pads, dilations, groups), x, dy)
+
+
+def max_pool_backward(b: Builder) -> None:
+    """Of whole numbers: which of two floats is the larger may hang on a rounding."""
+    b.image()
+    x = b.add(Cast(b.dtype), b.input(TensorType(b.image_shape(), DType.I8)))
+    kernel, strides, pads, dilations = window(b, x.type.shape[2:], pads_below_window=True)
+    op = MaxPoolBackward(kernel, strides, pads, dilations, b.chance(30))
+    dy = b.fresh(TensorType((*x.type.shape[:2], *op.counts(x.type.shape[2:])), b.dtype))
+    b.add(op, dy, x)

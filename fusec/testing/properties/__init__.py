@@ -1,0 +1,1 @@
+"""Define what must hold of every graph, one function per property."""

@@ -1,0 +1,176 @@
+"""Does the gradient of a graph agree with finite differences in float64?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+
+from fusec.errors import ExecutionError
+from fusec.gradients import grad
+from fusec.ir import Constant, DType, Graph, TensorType, Value, quote
+from fusec.ops import Cast
+from fusec.reference import evaluate, evaluate_node
+from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.error_bounds.op_rounding import label_of
+
+Array = np.ndarray[Any, Any]
+
+# Central differences of a smooth function err by h^2 (the third derivative) and eps/h (rounding, 1e-10 of what
+# was added up at h = 1e-6). Two steps a factor of 8 apart, and the differences to either side, tell where that is
+# not so: at kinks, jumps and poles.
+STEPS = (8e-6, 1e-6)
+RELATIVE = 1e-6  # of the terms of the inner product of gradient and direction
+ROUNDING = 1e-15  # of the largest number met, divided by the step
+KINK = 1e-3  # differences that disagree by more than this share say nothing
+STEEP = 0.1  # of its size is what a function may change by in a step and still be taken for straight
+DIRECTIONS = 2
+NUDGE = 1e-3  # of a number's size; far more than the steps
+
+
+def gradients(graph: Graph, case: Case) -> None:
+    """Gradients of the float outputs by the float inputs, and by constants, are what finite differences say."""
+    if case.style not in ("normal", "positive"):
+        case = Case(case.seed, "normal")  # ties, zeros and infinities lie on kinks
+    source, constants = in_f64(graph, lift=case.seed % 2 == 1)
+    wrt = [v.name for v in source.inputs if v.type.dtype.is_float and v.type.size]
+    of = [n for n, v in zip(source.output_names, source.outputs, strict=True) if v.type.dtype.is_float and v.type.size]
+    if not wrt or not of:
+        raise SkipTest("no floats to differentiate")
+    rng = np.random.default_rng(case.seed)
+    given = case.inputs(graph) | constants
+    if not all(np.isfinite(a.astype(np.float64)).all() for a in given.values() if DType.of(a.dtype).is_float):
+        raise SkipTest("a constant holds infinities, which have no slope")
+    feeds = {n: _apart(a, rng) if DType.of(a.dtype).is_float else a for n, a in given.items()}
+    try:
+        with np.errstate(all="ignore"):
+            evaluate(source, feeds)
+    except ExecutionError as error:  # an index out of range, which other properties report
+        raise SkipTest(f"the graph has no meaning: {error}") from error
+    for name in of:
+        _check(source, name, wrt, feeds, rng)
+
+
+def _apart(array: Array, rng: np.random.Generator) -> Array:
+    """Numbers in float64, moved a little: those of few bits lie on the bounds of a clip, and several on one maximum,
+    where the slope to either side is not the one in between."""
+    wide = array.astype(np.float64)
+    return wide + NUDGE * (np.abs(wide) + NUDGE) * rng.uniform(-1.0, 1.0, wide.shape)
+
+
+def _check(graph: Graph, of: str, wrt: list[str], feeds: Mapping[str, Array], rng: np.random.Generator) -> None:
+    shape = dict(zip(graph.output_names, graph.outputs, strict=True))[of].type.shape
+    weight = rng.uniform(0.5, 1.5, shape)
+    differentiated = grad(graph, of, wrt, seed=True)
+    differentiated.set_outputs(differentiated.outputs[-len(wrt) :], [f"{n}.grad" for n in wrt])
+    differentiated.prune()
+    differentiated.verify()
+    with np.errstate(all="ignore"):
+        found = evaluate(differentiated, {**feeds, f"{of}.seed": weight})
+        for _ in range(DIRECTIONS):
+            along = {n: rng.standard_normal(feeds[n].shape) * (1.0 + np.abs(feeds[n])) for n in wrt}
+            _compare(graph, of, weight, feeds, along, found)
+
+
+def _compare(
+    graph: Graph, of: str, weight: Array, feeds: Mapping[str, Array], along: Mapping[str, Array], found: Any
+) -> None:
+    slopes: list[Array] = []
+    here = evaluate(graph, feeds)[of]
+    largest = float(np.abs(here * weight).sum())
+    for h in STEPS:
+        for sign in (h, -h):
+            moved = {n: a + sign * along[n] if n in along else a for n, a in feeds.items()}
+            slopes.append((evaluate(graph, moved)[of] - here) * weight / sign)
+    coarse, right = (float((a + b).sum() / 2) for a, b in (slopes[:2], slopes[2:]))
+    terms = np.concatenate([(found[f"{n}.grad"] * u).reshape(-1) for n, u in along.items()])
+    got, scale = float(terms.sum()), float(np.abs(terms).sum())
+    bound = RELATIVE * scale + ROUNDING * max(largest, 1.0) / STEPS[1] * 100
+    bend = float(np.abs(slopes[2] - slopes[3]).sum())
+    if not np.isfinite([coarse, right, bend, largest]).all():
+        return
+    unsure = abs(coarse - right)
+    if max(unsure, bend) > bound + KINK * abs(right) or scale * STEPS[0] > STEEP * max(largest, 1.0):
+        return
+    if np.isnan(got) and not _finite_inside(graph, feeds):
+        return
+    bound += 4 * unsure + 2 * bend
+    if not abs(got - right) <= bound and not _jumps(graph, feeds, along):
+        raise MismatchError(
+            f"the gradient of {quote(of)} by {', '.join(map(quote, along))} is {got:.9g} along a direction in which "
+            f"differences are {right:.9g}; {bound:.2g} allowed",
+            {n: np.asarray(a) for n, a in found.items()},
+        )
+
+
+def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array]) -> bool:
+    """Tell if an op jumps within a step: differences to both sides may then agree and still be no slope."""
+    steps = [{n: a + s * h * along[n] if n in along else a for n, a in feeds.items()} for h in STEPS for s in (1, -1)]
+    here, *moved = (_labels(graph, arrays) for arrays in (feeds, *steps))
+    return any(not np.array_equal(a, b) for labels in moved for a, b in zip(here, labels, strict=True))
+
+
+def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
+    """Compute for each op that jumps the side of its jumps that each element lies on."""
+    held: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
+    labels: list[Array] = []
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            operands = [held[v] for v in node.operands]
+            held.update(zip(node.results, evaluate_node(node, operands), strict=True))
+            if (label := label_of(node.op)) is not None and node.operands[0].type.dtype.is_float:
+                labels.append(label(node.op, operands))
+    return labels
+
+
+def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
+    """Whether no value on the way, and no slope of a single op, is infinite: zero times infinity is no number,
+    though what comes of it in the end may be one."""
+    for node in graph.nodes:
+        floats = [v for v in node.results if v.type.dtype.is_float and v.type.size]
+        operands = list(dict.fromkeys(v for v in node.operands if v.literal is None))
+        if not floats or not operands:
+            continue
+        constants = [v.node for v in node.operands if v.literal is not None and v.node is not None]
+        alone = graph.extract(operands, [*dict.fromkeys(constants), node], floats)
+        inputs = graph.clone()
+        inputs.set_outputs([inputs.value(v.name) for v in operands], [v.name for v in operands])
+        arrays = evaluate(inputs, feeds)
+        wrt = [v.name for v in operands if v.type.dtype.is_float]
+        for value in floats:
+            seed = {f"{value.name}.seed": np.ones(value.type.shape)}
+            found = evaluate(grad(alone, value.name, wrt, seed=True), {**arrays, **seed})
+            if not all(np.isfinite(a).all() for a in found.values()):
+                return False
+    return True
+
+
+def in_f64(graph: Graph, lift: bool = False) -> tuple[Graph, dict[str, Array]]:
+    """The graph with every floating-point tensor in f64; with `lift`, constants of several elements as inputs,
+    and the arrays they were."""
+    copy, lifted = Graph(graph.name), dict[str, Array]()
+    held: dict[Value, Value] = {}
+    for value in graph.inputs:
+        dtype = DType.F64 if value.type.dtype.is_float else value.type.dtype
+        held[value] = copy.add_input(value.name, value.type.with_dtype(dtype))
+    for node in graph.nodes:
+        op = node.op
+        if isinstance(op, Constant) and op.literal.type.dtype.is_float:
+            array, name = op.literal.array.astype(np.float64), node.result.name
+            if lift and array.size > 1:
+                held[node.result] = copy.add_input(name, TensorType(array.shape, DType.F64))
+                lifted[name] = array
+            else:
+                held[node.result] = copy.constant(array, name)
+            continue
+        if isinstance(op, Cast) and op.to.is_float:
+            op = Cast(DType.F64)
+        twin = copy.insert(op, [held[v] for v in node.operands], names=[v.name for v in node.results])
+        held.update(zip(node.results, twin.results, strict=True))
+    copy.set_outputs([held[v] for v in graph.outputs], graph.output_names)
+    return copy, lifted
+
+
+GRADIENTS = Property("gradients", gradients)

@@ -1,0 +1,150 @@
+"""Check fusec's own kernels on a GPU, each for itself, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from fusec.errors import ExecutionError, TargetError
+from fusec.execution.compilation import Compiled
+from fusec.gpu import device
+from fusec.gpu.autotune.step_candidates import arrange
+from fusec.gpu.kernels import FAMILIES, Kernel
+from fusec.ir import Graph, Node, TensorType, Value, quote
+from fusec.lowering.packing import pack, unpack
+from fusec.schedule.multi_tensor import set_aside
+from fusec.schedule.program import Kind, body_of, inputs_of, outputs_of
+from fusec.targets.target import load
+from fusec.testing.case import Case, MismatchError, Trust
+from fusec.testing.error_bounds.bounds import allowed, compare, execution
+from fusec.testing.error_bounds.perturbed import Rounding
+from fusec.testing.properties.compiling import POISONS, poisoned
+from fusec.testing.properties.fixtures import CASE, prepared, stored_values
+from fusec.testing.properties.on_device import leave_if_faulted
+
+Array = np.ndarray[Any, Any]
+Buffers = dict[tuple[Value, TensorType], Array]
+GUARD = 64  # elements after the end of each output, which no kernel may write
+
+
+class Launches(Protocol):
+    """What runs kernels over host memory: `fusec.gpu.launch.kernels_on_host_arrays.HostLauncher`, or a stand-in."""
+
+    xp: Any
+
+    def runs(self, kernel: Kernel) -> bool: ...
+
+    def run(self, kernel: Kernel, buffers: Buffers) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The nodes of a step, what others read of them, and the kernel that a family has for them."""
+
+    family: str
+    graph: Graph
+    nodes: tuple[Node, ...]
+    outputs: tuple[Value, ...]
+    kernel: Kernel
+
+    def ways(self, seed: int) -> list[Kernel]:
+        """The kernel itself, and one of the others that do the same."""
+        others = self.kernel.others
+        return [replace(self.kernel, others=()), *(others[seed % len(others) :][:1] if others else ())]
+
+
+def kernels_agree(graph: Graph, case: Case = CASE) -> None:
+    """Each kernel that a step could run as, and one other way to share its work out, computes what the step means.
+
+    All that lowers is legal, and steps that cuDNN would run are given to a kernel if there is one. Inputs are those
+    that the reference computed. As in `device_agrees`, nothing is said of NaN, and a memory fault ends the process.
+    """
+    if not device.is_present(load(case.target)):
+        raise TargetError(f"this machine has no GPU that is a {case.target}")
+    style = "ties" if case.style == "special" else case.style
+    shared = prepared(graph, replace(case, judge="lowers", style=style))
+    values, launches = stored_values(shared.compiled.graph, shared.feeds), _launches()
+    rounding, seen = execution(case.options.tensor_cores, device=True), set[str]()
+    try:
+        for job in jobs(shared.compiled):
+            for way in job.ways(case.seed):
+                if way.launches and way.key not in seen and launches.runs(way):
+                    seen.add(way.key)
+                    kernel_agrees(replace(job, kernel=way), values, rounding, launches)
+    except ExecutionError as error:
+        leave_if_faulted(error, launches)
+        raise
+
+
+def jobs(compiled: Compiled) -> Iterator[Job]:
+    """Yield the steps of a program that a kernel can run, each with the first family that has one.
+
+    Updates of state are steps that no case asks for: every output is taken for new state.
+    """
+    program, graph = compiled.program, compiled.graph
+    steps = arrange(program, {}, compiled.options.as_source).steps
+    state = {f" {name}": name for name in graph.output_names} | {v.name: "" for v in graph.inputs}
+    for nodes in (*(step.nodes for step in steps if step.kind is not Kind.VIEW), *set_aside(graph, state)):
+        outputs = outputs_of(nodes)
+        found = ((family.__name__, family(nodes, outputs)) for family in FAMILIES)
+        name, kernel = next(((name, kernel) for name, kernel in found if kernel is not None), ("", None))
+        if kernel is not None:
+            yield Job(name, graph, nodes, outputs, kernel)
+
+
+def kernel_agrees(job: Job, values: Mapping[Value, Array], rounding: Rounding, launches: Launches) -> None:
+    """MismatchError unless a kernel writes its outputs, all of them and nothing else, as its nodes mean."""
+    what, results = f"{job.family}: the kernel for {job.kernel.name}", list[dict[str, Array]]()
+    for poison in POISONS:
+        buffers = _buffers(job, values, poison)
+        before = {key: buffer.tobytes() for key, buffer in buffers.items()}
+        launches.run(job.kernel, buffers)
+        written = next((v for v, t in before if v not in job.outputs and buffers[v, t].tobytes() != before[v, t]), None)
+        if written is not None:
+            raise MismatchError(f"{what}: {quote(written.name)}, an input, was written", oracle=Trust.SIMULATOR)
+        results.append({v.name: _result(buffers[v, v.type], v, poison, what) for v in job.outputs if v.type.size})
+    first, second = results
+    for name, array in first.items():
+        if array.tobytes() != second[name].tobytes():
+            message = f"{what}: {quote(name)} depends on what its memory held before"
+            raise MismatchError(message, {name: array}, {name: second[name]}, Trust.SIMULATOR)
+    body = body_of(job.graph, job.nodes)
+    feeds = {v.name: values[v] for v in inputs_of(job.nodes) if v.literal is None}
+    got = {v.name: first.get(v.name, values[v]) for v in job.outputs}
+    compare({name: got[name] for name in body.output_names}, [allowed(body, feeds, rounding)], what)
+
+
+def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int]) -> Buffers:
+    """Flat buffers of all that a kernel is bound to: operands packed, outputs full of poison, with a guard after."""
+    buffers: Buffers = {}
+    for argument in (a for launch in job.kernel.launches for a in launch.arguments):
+        value, type = argument.value, argument.type
+        if value is None or type is None or (value, type) in buffers:  # scratch memory is the launcher's
+            continue
+        if value in job.outputs:
+            buffers[value, type] = poisoned(type.span + GUARD, type.dtype, *poison)
+        else:
+            array = values[value] if value.literal is None else value.literal.array
+            buffers[value, type] = pack(np, array, type).copy()
+    return buffers
+
+
+def _result(buffer: Array, value: Value, poison: tuple[float, int], what: str) -> Array:
+    """Take an output out of its buffer; MismatchError if what lies between and after its elements was written."""
+    elements = unpack(buffer, value.type)
+    result = elements.copy()
+    elements[...] = poisoned(1, value.type.dtype, *poison)[0]
+    if buffer.tobytes() != poisoned(buffer.size, value.type.dtype, *poison).tobytes():
+        raise MismatchError(f"{what}: writes memory that is not of {quote(value.name)}", oracle=Trust.SIMULATOR)
+    return result
+
+
+@cache
+def _launches() -> Launches:
+    from fusec.gpu.launch.kernels_on_host_arrays import HostLauncher  # needs cupy, which only a GPU machine must have
+
+    return HostLauncher()

@@ -1,0 +1,91 @@
+"""Does a GPU compute what the graph means? End to end, and each cuDNN graph for itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fusec.errors import ExecutionError, TargetError
+from fusec.gpu import device
+from fusec.ir import Graph
+from fusec.runtime import Executable
+from fusec.targets.target import load
+from fusec.testing.case import Case
+from fusec.testing.error_bounds.bounds import allowed, compare, execution
+from fusec.testing.properties.compiling import lowered_agrees
+from fusec.testing.properties.fixtures import CASE, prepared, stored_values
+
+if TYPE_CHECKING:
+    from fusec.gpu.backend import CudnnBackend
+
+
+class Device(Protocol):
+    """What computes on a GPU through CuPy."""
+
+    xp: Any
+
+
+FAULTED = 70  # exit status of a process whose CUDA context is lost
+
+
+def device_agrees(graph: Graph, case: Case = CASE) -> None:
+    """Compiled for the GPU at hand and run on it, a graph gives the outputs of the model, and so does each step.
+
+    What is legal is cuDNN's word. Nothing is said of elements that NaN or infinities lead to: the maximum of NaN
+    and a number is the number to a GPU (IEEE 754's maxNum), so relu, clip, max and min lose NaNs that the reference
+    keeps, and some engines lose infinities. A memory fault ends the process, since nothing runs after it.
+    """
+    if not device.is_present(load(case.target)):
+        raise TargetError(f"this machine has no GPU that is a {case.target}")
+    style = "ties" if case.style == "special" else case.style
+    shared = prepared(graph, replace(case, judge="cudnn", style=style))
+    compiled, backend = shared.compiled, gpu_backend()
+    try:
+        options, goal = compiled.options, compiled.target
+        joined = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
+        executable = Executable(replace(compiled, program=joined), backend)
+        rounding = execution(case.options.tensor_cores, device=True)
+        values, seen = stored_values(compiled.graph, shared.feeds), set[str]()
+        for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
+            if lowered is None or lowered.graph.key in seen:
+                continue
+            seen.add(lowered.graph.key)
+            feeds = {v.name: values[v] for v in step.inputs}
+            what = f"step {index} {step.signature} on the GPU"
+            lowered_agrees(step, lowered, feeds, rounding, what, backend.run_on_host)
+        names = [spec.name for spec in executable.outputs]
+        # the first call runs step by step and leaves other numbers behind for the recorded one to overwrite
+        executable.run(None, {name: np.roll(array, 1) for name, array in shared.feeds.items()})
+        got = dict(zip(names, executable.run(None, dict(shared.feeds)), strict=True))
+    except ExecutionError as error:
+        leave_if_faulted(error, backend)
+        raise
+    added = allowed(compiled.graph, shared.feeds, rounding)
+    compare({name: np.asarray(array) for name, array in got.items()}, [shared.narrowed_meaning, added], "the GPU")
+
+
+def leave_if_faulted(error: ExecutionError, backend: Device) -> None:
+    """End the process if nothing runs on its GPU any more after an error."""
+    if not _alive(backend):
+        print(f"the GPU faulted: {error}", flush=True)
+        os._exit(FAULTED)
+
+
+@cache
+def gpu_backend() -> CudnnBackend:
+    """Open the backend that this process runs its graphs on, without tuning."""
+    from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
+
+    return CudnnBackend("none")
+
+
+def _alive(backend: Device) -> bool:
+    """Whether the GPU still does anything for this process."""
+    try:
+        return int(backend.xp.ones(2).sum()) == 2
+    except Exception:  # noqa: BLE001 - cupy has an error class for each library below it
+        return False

@@ -1,0 +1,197 @@
+"""Does a graph survive the way through ONNX, and does onnxruntime agree with what it means?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
+
+import numpy as np
+
+from fusec import frontends
+from fusec.errors import LoweringError
+from fusec.exporters.onnx import to_onnx
+from fusec.ir import DType, Graph
+from fusec.ops import Resize
+from fusec.testing.case import Case, MismatchError, Property, Trust
+from fusec.testing.error_bounds.bounds import Allowances, allowed, execution
+from fusec.testing.properties.fixtures import CASE, in_float64, prepared
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Array = np.ndarray[Any, Any]
+
+ATTRIBUTES = 1e-6  # relative: ONNX keeps float attributes in 32 bits
+HALVES = (DType.F16, DType.BF16)
+# relative; implementations take a variance for the mean of squares less the square of the mean, which cancels
+NORMS, OF_NORMS = 1e-3, ("group_norm", "instance_norm", "layer_norm", "batch_norm", "rms_norm")
+# What onnxruntime computes otherwise than the specification, or does not in full precision.
+DEVIATES = {
+    "lrn": "its sum of squares runs over other channels where the size is even",
+    "floor_mod": "Mod of floats with a negative divisor",
+    "pow": "integers to powers beyond their range",
+}
+
+
+def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
+    """Exported as ONNX and imported again, a graph keeps its interface and its meaning."""
+    import onnx  # only where a property of ONNX is asked for
+
+    model = _exported(graph)
+    onnx.checker.check_model(model)
+    back = frontends.load(model.SerializeToString())
+    back.verify()
+    for kind, got, want in (
+        ("inputs", [(v.name, v.type) for v in back.inputs], [(v.name, v.type) for v in graph.inputs]),
+        ("outputs", _outputs(back), _outputs(graph)),
+    ):
+        if [(name, t.with_order(())) for name, t in got] != [(name, t.with_order(())) for name, t in want]:
+            raise MismatchError(f"through ONNX, the {kind} are {got} instead of {want}")
+    if any(v.type.dtype in HALVES for v in graph.values()):
+        return  # what is an attribute here is a tensor of 16 bits there
+    shared = prepared(_with_attributes_of_onnx(graph), case)
+    _compare(in_float64(back, shared.feeds), shared.meaning, "through ONNX")
+
+
+def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
+    """onnxruntime, all its optimisations off, computes what the graph means; where it differs, the evaluator of
+    the ONNX specification is asked, too."""
+    if case.style == "special" or any(n.op.name in DEVIATES for n in graph.nodes):
+        return
+    if any(v.type.dtype in HALVES for v in graph.values()):
+        return  # few kernels, each with roundings of its own
+    if any(isinstance(n.op, Resize) and _near_a_tie(n.op, n.operands[0].type.shape) for n in graph.nodes):
+        return  # coordinates are rounded in 32 bits there
+    model, feeds = _exported(graph), case.inputs(graph)
+    got = _run(model.SerializeToString(), feeds)
+    if got is None:
+        return
+    right = allowed(graph, feeds, execution(device=True))  # its erf and tanh are approximations, too
+    room = NORMS if any(n.op.name in OF_NORMS for n in graph.nodes) else ATTRIBUTES
+    try:
+        _compare(got, right, "onnxruntime", room)
+    except MismatchError as mismatch:
+        third = _specification(model, feeds)
+        if third is not None:
+            try:
+                _compare(third, right, "the ONNX reference", room)
+            except MismatchError as second:
+                raise MismatchError(f"{mismatch}; {second}", got, right.want, Trust.REFERENCE) from second
+            return  # onnxruntime alone
+        raise MismatchError(str(mismatch), got, right.want, Trust.ONNXRUNTIME) from mismatch
+
+
+def _near_a_tie(op: Resize, shape: tuple[int, ...]) -> bool:
+    """Whether a scale that is no number of 32 bits leaves open which element is nearest."""
+    if op.mode != "nearest":
+        return False
+    for dim, (size, scale) in enumerate(zip(shape, op.scales, strict=True)):
+        if float(np.float32(scale)) != scale:
+            at = op.positions(np, dim, size) + (0.0 if op.rounding in ("floor", "ceil") else 0.5)
+            if (np.abs(at - np.rint(at)) < 1e-5 * (1 + size)).any():
+                return True
+    return False
+
+
+def _exported(graph: Graph) -> ModelProto:
+    try:
+        return to_onnx(graph)
+    except LoweringError as error:
+        raise SkipTest(str(error)) from error
+
+
+def _with_attributes_of_onnx(graph: Graph) -> Graph:
+    """The graph, or a copy whose float attributes fit 32 bits."""
+    narrowed: dict[str, dict[str, Any]] = {}
+    for node in graph.nodes:
+        given = node.op.attributes.items()
+        changed = {k: float(np.float32(v)) for k, v in given if isinstance(v, float) and float(np.float32(v)) != v}
+        if changed:
+            narrowed[node.results[0].name] = changed
+    if not narrowed:
+        return graph
+    copy = graph.clone()
+    for node in copy.nodes:
+        if node.results[0].name in narrowed:
+            copy.set_op(node, type(node.op)(**{**node.op.attributes, **narrowed[node.results[0].name]}))
+    return copy
+
+
+def _outputs(graph: Graph) -> list[tuple[str, Any]]:
+    return [(name, v.type) for name, v in zip(graph.output_names, graph.outputs, strict=True)]
+
+
+def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+    """What onnxruntime gives; None where it has no kernel."""
+    import onnxruntime  # optional
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    package: Any = onnxruntime
+    words = package.capi.onnxruntime_pybind11_state
+    refusals = (words.NotImplemented, words.InvalidGraph, words.Fail, words.InvalidArgument, words.RuntimeException)
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        results = session.run(names, {name: np.array(array) for name, array in feeds.items()})
+    except refusals:
+        return None
+    return {name: np.asarray(array) for name, array in zip(names, results, strict=True)}
+
+
+def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+    """What the reference evaluator of the onnx package gives; None where it fails."""
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        with np.errstate(all="ignore"):
+            evaluator = ReferenceEvaluator(model)
+            results: Any = evaluator.run(None, dict(feeds))
+    except Exception:  # noqa: BLE001 - an implementation in Python, with an error for each thing it lacks
+        return None
+    return {str(name): np.asarray(array) for name, array in zip(evaluator.output_names, results, strict=True)}
+
+
+def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: float = ATTRIBUTES) -> None:
+    """As `bounds.compare`, with room for attributes of 32 bits; more samples before a mismatch is believed."""
+    for refined in (False, True):
+        if refined:
+            allowances.refine()
+        words = (_apart(got[n], w, allowances[n].bound, room) for n, w in allowances.want.items())
+        bad = next(filter(None, words), None)
+        if bad is None:
+            return
+    raise MismatchError(f"{what}: {bad}", got, allowances.want)
+
+
+def _apart(got: Array, want: Array, bound: Array, room: float) -> str | None:
+    """What is wrong with an output, if anything."""
+    if got.shape != want.shape:
+        return f"shape {got.shape} instead of {want.shape}"
+    if want.dtype.kind != "f":
+        differ = (got.astype(want.dtype) != want) & ~np.isinf(bound)
+        return f"{int(differ.sum())} of {want.size} elements differ" if differ.any() else None
+    wide = got.astype(np.float64)
+    finite = np.isfinite(want) & np.isfinite(wide)
+    mean = math.sqrt(float(np.square(want[finite]).mean())) if finite.any() else 0.0
+    with np.errstate(all="ignore"):
+        near = np.abs(wide - want) <= bound + room * (np.abs(want) + mean)
+    alike = (wide == want) | (np.isnan(wide) & np.isnan(want))
+    differ = ~(near | alike | np.isinf(bound))
+    if not differ.any():
+        return None
+    worst = np.unravel_index(int(np.argmax(np.where(differ & finite, np.abs(wide - want), 0.0))), want.shape)
+    where = [int(i) for i in worst]
+    return (
+        f"{int(differ.sum())} of {want.size} elements differ, {wide[worst]:.6g} instead of {want[worst]:.6g} at {where}"
+    )
+
+
+PROPERTIES_ONNX: tuple[Property, ...] = (
+    Property("onnx_round_trip", onnx_round_trip),
+    Property("onnxruntime_agrees", onnxruntime_agrees, "onnxruntime"),
+)

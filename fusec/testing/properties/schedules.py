@@ -1,0 +1,186 @@
+"""Properties of when things happen: steps in any order that the waits allow, and blocks that come late to state which
+others have replaced already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+
+from fusec.gpu.autotune.step_fusion import grouped
+from fusec.ir import Constant, Graph, Value, quote
+from fusec.passes.partition import alone, kernels_only, ordered
+from fusec.passes.partition.convexity import Wiring
+from fusec.reference import evaluate_node
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.schedule.buffer_donation import CHANNELS, in_place, reads
+from fusec.schedule.dependencies import Waits, waits
+from fusec.schedule.multi_tensor import alike, set_aside
+from fusec.schedule.program import Kind, Partition, Program, body_of
+from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.properties.fixtures import CASE, prepared, stored_values
+from fusec.testing.properties.running import same_bits
+
+Array = np.ndarray[Any, Any]
+ORDERS = 1  # other orders of the steps, in each kind of memory
+PLACES = 3  # elements that are computed last
+
+
+class _Beside(SimulatorBackend):
+    """Memory for steps that run side by side."""
+
+    side_by_side = True
+
+
+class _Reordered(Executable):
+    """Runs its steps in the order that is given, in memory that held nothing before."""
+
+    order: Sequence[int] | None = None
+
+    def _execute(self, arrays: Sequence[Array | None]) -> None:
+        if self.order is None:
+            super()._execute(arrays)
+            return
+        self._arena[...] = 0xFF  # NaN to floats of every width
+        for place, array in enumerate(arrays):
+            if array is not None:
+                self._feeders[place](array)
+        for index in self.order:
+            self._launches[index]()
+
+
+def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
+    """Steps in any order that the waits allow give the same bits, in memory for steps in order or side by side."""
+    shared, rng = prepared(graph, case), np.random.default_rng(case.seed)
+    for backend in (SimulatorBackend(), _Beside()):
+        net = _Reordered(shared.compiled, backend)
+        told = waits(shared.compiled.program, net.memory)
+        if told is None:
+            raise SkipTest("memory that is not the plan's")
+        with np.errstate(all="ignore"):
+            want = [array.copy() for array in net.run(None, shared.feeds)]
+            for _ in range(ORDERS):
+                net.order = _order(told, rng)
+                got = net.run(None, shared.feeds)
+                same_bits([spec.name for spec in net.outputs], got, want, f"with its steps in the order {net.order}")
+
+
+def _order(told: Waits, rng: np.random.Generator) -> list[int]:
+    """The steps that do work, each behind those it waits for."""
+    left, order = [i for i, before in enumerate(told) if before is not None], list[int]()
+    while left:
+        ready = [i for i in left if set(order).issuperset(told[i] or ())]
+        order.append(int(rng.choice(ready)))
+        left.remove(order[-1])
+    return order
+
+
+# state -----------------------------------------------------------------------------------------------------
+
+
+def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
+    """Were inputs state that outputs of their types replace, and written in place where that is allowed: elements
+    computed when all others are replaced already are the same."""
+    shared = prepared(graph, case)
+    optimised = shared.optimised
+    for program in (shared.compiled.program, grouped(kernels_only(optimised)), _in_lists(optimised)):
+        found = in_place(program, _updates(program.graph))
+        with np.errstate(all="ignore"):
+            _in_time(program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed))
+
+
+def _updates(graph: Graph) -> dict[Value, Value]:
+    """Inputs, and outputs that could replace them: those first that are made of them."""
+    free = list(dict.fromkeys(v for v in graph.outputs if v.node is not None and v.literal is None and v.type.size))
+    found: dict[Value, Value] = {}
+    for old in graph.inputs:
+        fitting = [v for v in free if v.type == old.type]
+        fitting.sort(key=lambda v: v.node is None or old not in v.node.operands)
+        if fitting:
+            found[old] = fitting[0]
+            free.remove(fitting[0])
+    return found
+
+
+def _in_lists(graph: Graph) -> Program:
+    """Each node by itself, but for what does the same to several inputs that are state."""
+    names = dict(zip(graph.outputs, graph.output_names, strict=True))
+    state = {old.name: names[new] for old, new in _updates(graph).items()}
+    lists, wiring = set_aside(graph, state), Wiring(graph)
+    taken = {node for nodes in lists for node in nodes}
+    steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in lists]
+    steps += [alone(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
+    return Program(graph, ordered(steps, wiring))
+
+
+def _in_time(
+    program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
+) -> None:
+    for index, step in enumerate(program.steps):
+        pairs = {found[v]: v for v in step.outputs if v in found}
+        for value in program.graph.outputs:
+            if reads(program, value) in pairs:
+                raise MismatchError(f"{quote(value.name)} is returned when it is replaced")
+        for later in program.steps[index + 1 :]:
+            for value in later.inputs:
+                if reads(program, value) in pairs:
+                    raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
+        if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
+            continue  # these read numbers of a channel before they make new ones
+        members = alike(step.nodes)
+        right = _outputs(program, step, held, {})
+        late = {old: right[new] for old, new in pairs.items()}
+        for old, new in pairs.items():
+            own = next((set(m.writes) for m in members or () if new in m.writes), set(step.outputs))
+            beside = [v for v in step.outputs if v in own and v.type.shape == old.type.shape]
+            mine = [o for o, n in pairs.items() if n in beside]
+            for place in rng.integers(0, old.type.size, PLACES).tolist():
+                at = np.unravel_index(place, old.type.shape)
+                changed = dict(late)
+                for each in mine:  # whoever computes an element has read all of it
+                    changed[each] = np.array(late[each])
+                    changed[each][at] = held[each][at]
+                made = _outputs(program, step, held, changed)
+                for value in beside:
+                    if made[value][at].tobytes() != right[value][at].tobytes():
+                        raise MismatchError(
+                            f"{step.signature}: element {list(map(int, at))} of {quote(value.name)} is another when it "
+                            f"is computed last, with {quote(new.name)} in place of {quote(old.name)}"
+                        )
+        made = _outputs(program, step, held, late)
+        for value in step.outputs:
+            alone = all(value.type.shape != old.type.shape for old in pairs)
+            if alone and made[value].tobytes() != right[value].tobytes():
+                raise MismatchError(f"{step.signature}: {quote(value.name)} is another when it is computed last")
+
+
+def _outputs(
+    program: Program, step: Partition, held: Mapping[Value, Array], changed: Mapping[Value, Array]
+) -> dict[Value, Array]:
+    """What a step makes of operands some of which are changed; views of these are, too."""
+    now: dict[Value, Array] = dict(changed)
+
+    def read(value: Value) -> Array:
+        if value not in now:
+            viewed = value.node is not None and value.literal is None
+            if viewed and reads(program, value) in changed:
+                assert value.node is not None
+                arrays = evaluate_node(value.node, [read(v) for v in value.node.operands])
+                now.update(zip(value.node.results, map(np.asarray, arrays), strict=True))
+            else:
+                now[value] = held[value]
+        return now[value]
+
+    for node in step.nodes:
+        if any(v.literal is None for v in node.results):
+            arrays = evaluate_node(node, [read(v) for v in node.operands])
+            now.update(zip(node.results, map(np.asarray, arrays), strict=True))
+    return now
+
+
+PROPERTIES_SCHEDULES: tuple[Property, ...] = (
+    Property("any_order_agrees", any_order_agrees),
+    Property("state_is_read_in_time", state_is_read_in_time),
+)

@@ -1,0 +1,148 @@
+"""What holds of every graph: one function a property, and `PROPERTIES`, the tuple of all by name.
+
+Each takes a graph and a Case, and raises MismatchError where it does not hold; the graph is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fusec.ir import Constant, Graph, Literal, print_graph, print_node
+from fusec.passes import rules as pass_rules
+from fusec.passes.base import Pass, run
+from fusec.passes.rewriting.rewriter import Rewriter, rewrite
+from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.error_bounds.bounds import Allowances, allowed, compare, meaning
+from fusec.testing.properties.compiling import PROPERTIES_COMPILING
+from fusec.testing.properties.finite_differences import GRADIENTS
+from fusec.testing.properties.fixtures import CASE, in_float64, prepared, quiet, relabelled
+from fusec.testing.properties.kernels_on_device import kernels_agree
+from fusec.testing.properties.on_device import device_agrees
+from fusec.testing.properties.onnx_round_trip import PROPERTIES_ONNX
+from fusec.testing.properties.plans_on_device import plans_agree
+from fusec.testing.properties.running import PROPERTIES_RUNNING
+from fusec.testing.properties.schedules import PROPERTIES_SCHEDULES
+from fusec.text import parse
+
+Array = np.ndarray[Any, Any]
+Transformation = Pass | Rewriter | Callable[[Graph], object]
+
+
+def text_round_trip(graph: Graph, case: Case = CASE) -> None:
+    """Printing and parsing are inverse to each other, for the graph as it is and after the pipeline."""
+    for each in (graph, prepared(graph, case).optimised):
+        named = relabelled(each)
+        weights = {n.op.literal.label: n.op.literal.array for n in named.nodes if isinstance(n.op, Constant)}
+        text = print_graph(named, locations=True)
+        again = parse(text, weights)
+        if print_graph(again, locations=True) != text:
+            raise MismatchError(f"parsed and printed again, the graph reads otherwise:\n{text}\n=>\n{again}")
+        for one, other in zip(named.nodes, again.nodes, strict=True):
+            if isinstance(one.op, Constant):
+                assert isinstance(other.op, Constant)
+                if one.op.literal.digest != other.op.literal.digest and not _holds_nan(one.op.literal):
+                    raise MismatchError(f"a constant reads otherwise: {print_node(one)}")
+            elif one.op != other.op:
+                raise MismatchError(f"an op reads otherwise: {print_node(one)} => {print_node(other)}")
+
+
+def _holds_nan(literal: Literal) -> bool:
+    """NaNs differ in bits that text does not carry."""
+    return literal.type.dtype.is_float and bool(np.isnan(literal.array.astype(np.float64)).any())
+
+
+def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
+    """Each pass of the pipeline, where it changes the graph, keeps interface and meaning."""
+    shared = prepared(graph, case)
+    for stage in shared.stages:
+        right = shared.narrowed_meaning if stage.narrowed else shared.meaning
+        _same(stage.graph, graph, right, shared.feeds, f"pass {stage.step.name}")
+
+
+def pipeline_keeps_meaning(graph: Graph, case: Case = CASE) -> None:
+    """The whole pipeline, in the case's precision and with what it disables, keeps interface and meaning."""
+    shared = prepared(graph, case)
+    _same(shared.optimised, graph, shared.narrowed_meaning, shared.feeds, "the pipeline")
+
+
+def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
+    """Each rewrite rule that fires, alone, keeps interface and meaning: on the graph, and where its pass meets it."""
+    shared = prepared(graph, case)
+    before = {stage.step.name: stage.before for stage in reversed(shared.stages)}
+    for name, rules in pass_rules().items():
+        for start in (graph, before[name]) if name in before else (graph,):
+            ops = {node.op.name for node in start.nodes}
+            spare: Graph | None = None  # a rule that does not fire leaves its copy to the next one
+            for rule in rules:
+                if not ops.isdisjoint(rule.roots):
+                    spare = _rule_keeps_meaning(start, spare or start.clone(), rule, graph, case)
+
+
+def _rule_keeps_meaning(start: Graph, changed: Graph, rule: Rewriter, graph: Graph, case: Case) -> Graph | None:
+    """Try the rule on `changed`, a copy of `start`; gives the copy back if it was left as it was."""
+    if not rewrite(changed, (rule,)):
+        return changed
+    changed.prune()
+    changed.verify()
+    shared = prepared(graph, case)
+    right = shared.meaning if start is graph else shared.narrowed_meaning
+    _same(changed, graph, right, shared.feeds, f"rule {rule.name} ({rule.equation})")
+    return None
+
+
+def keeps_meaning(graph: Graph, transformation: Transformation | Sequence[Transformation], case: Case = CASE) -> None:
+    """A pass, a rewrite rule or a function that changes a graph in place (or several) keeps interface and meaning.
+
+    Meaning is what both graphs compute in float64, up to what rounding explains in either.
+    """
+    shared, changed = prepared(graph, case), graph.clone()
+    steps = transformation if isinstance(transformation, Sequence) else [transformation]
+    for step in steps:
+        name = getattr(step, "name", getattr(step, "__name__", type(step).__name__))
+        with quiet():
+            if hasattr(step, "roots"):
+                rewrite(changed, (cast(Rewriter, step),))
+            elif hasattr(step, "run"):
+                run((cast(Pass, step),), changed, case.options)
+            else:
+                cast("Callable[[Graph], object]", step)(changed)
+        changed.prune()
+        changed.verify()
+        own = allowed(changed, shared.feeds, meaning(case.options.storage))
+        _same(changed, graph, shared.narrowed_meaning, shared.feeds, name, own)
+
+
+def _same(
+    got: Graph, source: Graph, right: Allowances, feeds: Mapping[str, Array], what: str, *more: Allowances
+) -> None:
+    """MismatchError unless a graph has the source's interface and means what `right` says."""
+    for kind, values, others in (("input", got.inputs, source.inputs), ("output", got.outputs, source.outputs)):
+        names = got.output_names if kind == "output" else tuple(v.name for v in values)
+        wanted = source.output_names if kind == "output" else tuple(v.name for v in others)
+        if names != wanted:
+            raise MismatchError(f"{what}: {kind}s {list(names)} instead of {list(wanted)}")
+        for name, value, other in zip(names, values, others, strict=True):
+            if not value.type.same_value_type(other.type):
+                raise MismatchError(f"{what}: {kind} {name} is {value.type} instead of {other.type}")
+    compare(in_float64(got, feeds), [right, *more], what)
+
+
+_ALL: tuple[Property, ...] = (
+    Property("text_round_trip", text_round_trip),
+    Property("passes_keep_meaning", passes_keep_meaning),
+    Property("pipeline_keeps_meaning", pipeline_keeps_meaning),
+    Property("rules_keep_meaning", rules_keep_meaning),
+    *PROPERTIES_COMPILING,
+    *PROPERTIES_RUNNING,
+    *PROPERTIES_SCHEDULES,
+    *PROPERTIES_ONNX,
+    GRADIENTS,
+    Property("device_agrees", device_agrees, "gpu"),
+    Property("plans_agree", plans_agree, "gpu"),
+    Property("kernels_agree", kernels_agree, "gpu"),
+)
+
+PROPERTIES: Mapping[str, Property] = {p.name: p for p in _ALL}

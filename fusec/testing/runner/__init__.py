@@ -1,0 +1,1 @@
+"""Run the fuzzer: worker processes, coverage, shrinking, and the database of findings."""

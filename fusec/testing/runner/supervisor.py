@@ -1,0 +1,347 @@
+"""The parent of a run: chunks to worker processes, their counts and findings into one report.
+
+A worker that dies or hangs is replaced, and what it was at is a finding (`crash_shrink.py` reduces it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import shutil
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import FusecError
+from fusec.testing.failure import Failure
+from fusec.testing.finding_folder import copy
+from fusec.testing.resolve import version_of
+from fusec.testing.runner.coverage import Coverage
+from fusec.testing.runner.crash_shrink import CrashReducer
+from fusec.testing.runner.database import Open, State
+from fusec.testing.runner.report import Found, PropertyCount, Report
+from fusec.testing.runner.task import Task
+from fusec.testing.runner.worker import read_current
+from fusec.testing.runner.worker_process import Child, Inbox
+
+CHUNK = 25  # examples: few enough to stop soon; a number, so that examples depend on the seed alone
+TICK_S = 0.25
+STOP_S = 30.0  # beyond `shrink_s`: for what is being shrunk once no more examples are wanted
+SILENCE_S = 60.0  # beyond `hang_s`, after which a worker that says nothing is ended
+LOST_MAX = 5  # workers that die before they run anything
+CRASHES = 2  # deaths of one property that are reduced
+DEATHS = 5  # of one property, after which it is left out: each costs a process, and a hang its time
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arguments of a run, settled."""
+
+    properties: tuple[str, ...]
+    seconds: float | None
+    examples: int | None
+    seed: int
+    target: str
+    workers: int
+    findings: Path
+    max_findings: int
+    graphs: str
+    cases: str
+    shrink_s: float
+    hang_s: float
+
+    @property
+    def key(self) -> str:
+        """What the database knows chunks by: all that decides what example a number stands for."""
+        parts = [self.seed, sorted(self.properties), self.target, self.graphs, self.cases]
+        return hashlib.sha256(json.dumps([*parts, version_of((self.graphs, self.cases))]).encode()).hexdigest()[:24]
+
+
+@dataclass
+class _Seat:
+    """A place for a worker: the process of the moment and what it is at."""
+
+    number: int
+    hash_seed: int
+    child: Child
+    ready: bool = False
+    gone: bool = False  # it died when no more was wanted, and nobody took its place
+    job: dict[str, Any] | None = None
+    ran: int = 0  # examples of its chunk that are counted
+    total: int = 0  # and of this process
+
+
+@dataclass
+class Run:
+    plan: Plan
+    state: State
+    report: Report
+    scratch: Path
+    progress: Callable[[Report], None]
+    inbox: Inbox = field(default_factory=queue.SimpleQueue)
+    seats: list[_Seat] = field(default_factory=list[_Seat])
+    stopping: bool = False
+    stopped_at: float = float("inf")
+    handed: int = 0  # examples
+    lost: int = 0  # workers that died before they ran anything
+    replays: deque[Path] = field(default_factory=deque[Path])
+    open: dict[str, Open] = field(default_factory=dict[str, Open])  # by folder
+    known: dict[str, Found] = field(default_factory=dict[str, Found])  # by signature
+    told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # for a worker that starts late
+    crashes: list[CrashReducer] = field(default_factory=list[CrashReducer])  # at work
+    deaths: Counter[str] = field(default_factory=Counter[str])  # by property
+    reduced: Counter[str] = field(default_factory=Counter[str])  # deaths reduced, by property
+    key: str = ""
+    start: float = 0.0
+
+    def go(self) -> None:
+        """Until the budget is spent and every worker at rest."""
+        self.start = time.monotonic()
+        self.key = self.plan.key
+        self.report.examples_before = self.state.examples(self.key)
+        self.open = {str(finding.folder): finding for finding in self.state.open_findings()}
+        self.replays.extend(f.folder for f in self.open.values() if f.property in self.plan.properties)
+        count = self.plan.workers
+        if self.plan.examples is not None:
+            count = min(count, -(-self.plan.examples // CHUNK))
+        for number in range(count):
+            hash_seed = int.from_bytes(hashlib.sha256(f"{self.plan.seed} {number}".encode()).digest()[:4], "big")
+            self.seats.append(_Seat(number, hash_seed, self._spawn(number, hash_seed)))
+        while True:
+            self._hand_out()
+            if self._idle():
+                break
+            self._hear()
+            self._look_at_the_clock()
+            self.report.seconds = time.monotonic() - self.start
+            self.progress(self.report)
+        self.report.seconds = time.monotonic() - self.start
+        self.progress(self.report)
+
+    def close(self) -> None:
+        """End the workers. Chunks they were at are handed out again another time."""
+        for crash in self.crashes:
+            crash.close()
+        for seat in self.seats:
+            seat.child.close()
+            if seat.job is not None and "chunk" in seat.job:
+                if self.report.interrupted and seat.ran:
+                    self.state.finish(self.key, seat.job["chunk"], seat.ran)
+                else:
+                    self.state.release(self.key, seat.job["chunk"])
+
+    # workers ---------------------------------------------------------------------------------------
+
+    def _spawn(self, number: int, hash_seed: int) -> Child:
+        child = Child(self.inbox, hash_seed)
+        task = Task(
+            properties=self.plan.properties,
+            seed=self.plan.seed,
+            target=self.plan.target,
+            staging=str(self.scratch / f"staging-{number}"),
+            graphs=self.plan.graphs,
+            cases=self.plan.cases,
+            shrink_s=self.plan.shrink_s,
+            hang_s=self.plan.hang_s,
+            hash_seed=hash_seed,
+            current=str(self._current(number)),
+        )
+        child.tell({"task": task.to_json()})
+        for message in self.told:
+            child.tell(message)
+        return child
+
+    def _current(self, number: int) -> Path:
+        return self.scratch / f"current-{number}.json"
+
+    def _tell_others(self, message: dict[str, Any], but: Child | None = None) -> None:
+        self.told.append(message)
+        for seat in self.seats:
+            if seat.child is not but:
+                seat.child.tell(message)
+
+    def _hand_out(self) -> None:
+        for seat in self.seats:
+            if seat.job is None and seat.ready and not self.stopping:
+                job = self._next_job()
+                if job is None:
+                    return
+                seat.job, seat.ran = job, 0
+                seat.child.heard = time.monotonic()
+                seat.child.tell(job)
+
+    def _next_job(self) -> dict[str, Any] | None:
+        if self.replays:
+            return {"replay": str(self.replays.popleft())}
+        left = None if self.plan.examples is None else self.plan.examples - self.handed
+        if left == 0:
+            return None
+        count = CHUNK if left is None else min(CHUNK, left)
+        self.handed += count
+        return {"chunk": self.state.claim(self.key), "count": count}
+
+    def _idle(self) -> bool:
+        if self.crashes or any(seat.job is not None for seat in self.seats):
+            return False
+        return self.stopping or (not any(not seat.ready for seat in self.seats) and self._spent())
+
+    def _spent(self) -> bool:
+        return not self.replays and self.plan.examples is not None and self.handed >= self.plan.examples
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        over = self.plan.seconds is not None and now - self.start > self.plan.seconds
+        if (over or len(self.report.findings) >= self.plan.max_findings) and not self.stopping:
+            self.stopping = True
+            self.stopped_at = now
+            for seat in self.seats:
+                seat.child.tell({"stop": True})
+            for crash in self.crashes:
+                crash.hurried = True
+        for seat in self.seats:
+            silent = now - seat.child.heard
+            late = now - self.stopped_at > STOP_S + self.plan.shrink_s
+            busy = not seat.gone and (seat.job is not None or not seat.ready)
+            if busy and (silent > self.plan.hang_s + SILENCE_S or late):
+                self._bury(seat, silent)
+
+    # messages --------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        try:
+            child, message = self.inbox.get(timeout=TICK_S)
+        except queue.Empty:
+            return
+        if child is None:
+            assert message is not None
+            self.crashes = [crash for crash in self.crashes if crash.property != message["property"]]
+            self._found(message)
+            return
+        seat = next((s for s in self.seats if s.child is child and not s.gone), None)
+        if seat is None:
+            return  # of one that was replaced
+        if message is None:
+            self._bury(seat)
+        elif "ready" in message:
+            seat.ready = True
+        elif "counts" in message:
+            self._count(seat, message["counts"])
+        elif "met" in message:
+            self._tell_others({"met": message["met"]}, child)
+        elif "finding" in message:
+            self._found(message["finding"], child)
+        elif "done" in message:
+            self.state.finish(self.key, message["done"], message["examples"])
+            seat.job = None
+        elif "replayed" in message:
+            self._replayed(Path(message["replayed"]), message)
+            seat.job = None
+        elif "failed" in message:
+            raise FusecError(message["failed"])
+        elif "defect" in message:
+            raise RuntimeError(f"the fuzzer failed in a worker:\n{message['defect']}")
+
+    def _count(self, seat: _Seat, counts: dict[str, Any]) -> None:
+        report = self.report
+        seat.ran += counts["examples"]
+        seat.total += counts["examples"]
+        report.examples += counts["examples"]
+        report.nodes += counts["nodes"]
+        report.shrinking += counts["shrinking"]
+        for name, row in counts["properties"].items():
+            report.properties.setdefault(name, PropertyCount()).add(row)
+        for signature, count in counts["again"].items():
+            if signature in self.known:
+                self.known[signature].count += count
+        report.coverage.merge(Coverage.from_json(counts["coverage"]))
+
+    def _found(self, told: dict[str, Any], child: Child | None = None) -> None:
+        """A finding in the staging folder: a new one is kept, one that is known is counted."""
+        made, signature = Path(told["folder"]), told["signature"]
+        if signature in self.known:
+            self.known[signature].count += 1
+        else:
+            kept = self.state.add(signature, told["property"], made)
+            self._keep(kept, told, old=False)
+            self._tell_others({"know": [told["property"], told["kind"], told["ops"], signature]}, child)
+        shutil.rmtree(made, ignore_errors=True)
+
+    def _keep(self, kept: Path, told: dict[str, Any], old: bool) -> None:
+        shown = copy(kept, self.plan.findings)
+        names = ("property", "message", "how", "ops", "signature", "doubt")
+        found = Found(str(shown), **{name: told[name] for name in names}, old=old)
+        self.known[found.signature] = found
+        (self.report.doubts if found.doubt else self.report.findings).append(found)
+
+    def _replayed(self, folder: Path, told: dict[str, Any]) -> None:
+        """An open finding was run again: it is fixed, or a finding of this run, as it fails now."""
+        opened = self.open[str(folder)]
+        signature = told.get("signature") or opened.signature
+        if not told["message"]:
+            self.state.drop(opened.signature)
+            self.report.fixed.append(folder.name)
+        elif signature in self.known:  # two that have become one
+            self.known[signature].count += 1
+            self.state.drop(opened.signature)
+        else:
+            self.state.rename(opened.signature, signature)
+            data = {"how": "", "ops": {}, "doubt": False, **opened.summary(), **told, "signature": signature}
+            self._keep(folder, data, old=True)
+            kind = signature.split(" | ", 2)[2]
+            self._tell_others({"know": [opened.property, kind, data["ops"], signature]})
+
+    # deaths ----------------------------------------------------------------------------------------
+
+    def _bury(self, seat: _Seat, silent_s: float | None = None) -> None:
+        """A worker died, or is ended for its silence: what it was at is a finding, another takes its place."""
+        failure = seat.child.death(silent_s)
+        job, seat.job = seat.job, None
+        current = read_current(self._current(seat.number))
+        words = seat.child.last_words()
+        seat.child.close()
+        if current is None or job is None:
+            self.lost += 1
+            if self.lost > LOST_MAX:
+                raise FusecError(f"workers die before they run a property: {failure.message or words}")
+        elif "replay" in job:
+            self._replayed(Path(job["replay"]), {"message": failure.message, "how": failure.how})
+        else:
+            unreported = current[1] - seat.total  # it died before it could
+            seat.ran += unreported
+            self.report.examples += unreported
+            self._crash(current, failure, seat, int(job["chunk"]))
+        if job is not None and "chunk" in job:
+            self.state.finish(self.key, job["chunk"], seat.ran)
+            self.handed -= max(0, job["count"] - seat.ran)
+        elif job is not None and current is None:
+            self.replays.append(Path(job["replay"]))
+        self._current(seat.number).unlink(missing_ok=True)
+        seat.gone = self.stopping
+        if not self.stopping:
+            seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
+
+    def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
+        """A property ended its process: reduced beside the run, since every try may cost a process."""
+        name = self.plan.properties[current[0]]
+        self.report.properties.setdefault(name, PropertyCount()).failures += 1
+        self.deaths[name] += 1
+        if self.deaths[name] == DEATHS:
+            self.report.left_out[name] = f"left out after it had ended its process {DEATHS} times"
+            self._tell_others({"without": name})
+        if self.reduced[name] >= CRASHES or any(crash.property == name for crash in self.crashes):
+            same = [found for found in self.known.values() if found.property == name and found.how == failure.how]
+            for found in same[:1]:
+                found.count += 1
+            return
+        self.reduced[name] += 1
+        origin = {"seed": self.plan.seed, "chunk": number, "hash_seed": seat.hash_seed}
+        folder = self.scratch / f"crashes-{sum(self.reduced.values())}"
+        crash = CrashReducer(
+            name, current[2], failure, origin, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told))
+        )
+        crash.hurried = self.stopping
+        self.crashes.append(crash)

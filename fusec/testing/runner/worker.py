@@ -1,0 +1,215 @@
+"""A child process that runs chunks of examples: JSON lines in, JSON lines out; it ends when its input does.
+
+What runs is kept in a file, so that the parent knows on which example a process died; a property that
+never returns ends the process after `Task.hang_s`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fusec.errors import FusecError
+from fusec.ir import Graph
+from fusec.testing.case import Case
+from fusec.testing.example_codec import decode, encode
+from fusec.testing.failure import Failure, SkippedError, attempt
+from fusec.testing.finding_folder import check, load
+from fusec.testing.resolve import property_of
+from fusec.testing.runner.task import Task
+
+TICK_S = 0.5
+HUNG_STATUS = 86
+_HEAD = 16  # bytes of the first line of the file that holds the example under way
+
+
+class Pipe:
+    """The way to the parent: whole lines, from any thread."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._lock = threading.Lock()
+        os.dup2(2, 1)  # whatever a library prints must not break the protocol
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            self._out.write(json.dumps(message) + "\n")
+            self._out.flush()
+
+
+class Current:
+    """The example under way, in a file that outlives the process, and since when it runs.
+
+    The first line: the number of the property that runs (-1 between two), and of examples the process has had.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._graph: Graph | None = None
+        self.since: float | None = None
+
+    def watch(self, number: int, graph: Graph, case: Case, examples: int = 0) -> None:
+        if self._file is not None:
+            if number >= 0 and graph is not self._graph:
+                self._graph = graph
+                data = json.dumps(encode(graph, case)).encode()
+                os.pwrite(self._file, data, _HEAD)
+                os.ftruncate(self._file, _HEAD + len(data))
+            os.pwrite(self._file, b"%4d %10d\n" % (number, examples), 0)
+        self.since = time.monotonic() if number >= 0 else None
+
+
+def read_current(path: Path) -> tuple[int, int, dict[str, Any]] | None:
+    """The number of the property that was running, of examples so far, and the example, as `encode` gives it;
+    None if no property was."""
+    try:
+        head, _, data = path.read_bytes().partition(b"\n")
+        number, examples = map(int, head.split())
+        return (number, examples, json.loads(data)) if number >= 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+class Worker:
+    """Reads commands in a thread, does the work in the main one, watches its time in a third."""
+
+    def __init__(self, pipe: Pipe):
+        self.pipe = pipe
+        self.jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.chunks: Any = None  # of type Chunks; its module needs Hypothesis, which a replay does without
+        self.current = Current()
+        self.hang_s = float("inf")
+
+    def listen(self) -> None:
+        for line in sys.stdin:
+            message = json.loads(line)
+            if self.chunks is not None and "stop" in message:
+                self.chunks.stopping = True
+            elif self.chunks is not None and "know" in message:
+                self.chunks.know(*message["know"])
+            elif self.chunks is not None and "without" in message:
+                self.chunks.without.add(message["without"])
+            elif self.chunks is not None and "met" in message:
+                self.chunks.met(*message["met"])
+            else:
+                self.jobs.put(message)
+        os._exit(0)  # the parent is gone, or wants no more; what is under way is of no use to anyone
+
+    def watch(self) -> None:
+        while True:
+            time.sleep(TICK_S)
+            since = self.current.since
+            if since is not None and time.monotonic() - since > self.hang_s:
+                frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - the documented way to another thread
+                frame = frames.get(threading.main_thread().ident or 0)
+                words = "".join(traceback.format_stack(frame)) if frame is not None else ""
+                self.pipe.tell({"hung": words})
+                os._exit(HUNG_STATUS)
+
+    def work(self) -> None:
+        while True:
+            message = self.jobs.get()
+            if "task" in message:
+                self._begin(message["task"])
+            elif "chunk" in message:
+                self._chunk(message["chunk"], message["count"])
+            elif "replay" in message:
+                self._replay(Path(message["replay"]))
+            elif "check" in message:
+                self._check(message)
+
+    def _begin(self, task: dict[str, Any]) -> None:
+        from fusec.testing.runner.chunk import Chunks  # needs Hypothesis
+        from fusec.testing.runner.instrument import observe
+
+        held = Task.from_json(task)
+        self.current = Current(Path(held.current))
+        self.hang_s = held.hang_s
+        current = self.current
+
+        def watch(number: int, graph: Graph, case: Case) -> None:
+            current.watch(number, graph, case, chunks.counts_so_far)
+
+        chunks = Chunks(held, self.pipe.tell, watch)
+        observe(lambda: chunks.observed)
+        self.chunks = chunks
+        self.pipe.tell({"ready": True})
+
+    def _chunk(self, index: int, count: int) -> None:
+        from fusec.testing.runner.chunk import StopError
+
+        before = self.chunks.counts_so_far
+        try:
+            self.chunks.run(index, count)
+        except StopError:
+            self.chunks.report()
+        self.pipe.tell({"done": index, "examples": self.chunks.counts_so_far - before})
+
+    def _replay(self, folder: Path) -> None:
+        try:
+            finding = load(folder)
+        except FusecError as error:
+            self.pipe.tell({"replayed": str(folder), "property": "", "message": f"cannot be replayed: {error}"})
+            return
+        failure = self._watched(finding.graph, finding.case, lambda: check(finding))
+        self.pipe.tell(
+            {
+                "replayed": str(folder),
+                "property": finding.property,
+                "message": "" if failure is None else failure.message or failure.error,
+                "how": "" if failure is None else failure.how,
+                "doubt": failure is not None and failure.doubt,
+                "signature": "" if failure is None else replace(finding, failure=failure).signature,
+            }
+        )
+
+    def _check(self, message: dict[str, Any]) -> None:
+        """Run one property on one example; only whether and how it failed is told."""
+        graph, case = decode(message["example"])
+        property = property_of(message["check"])
+        self.hang_s = message["hang_s"]
+        try:
+            failure = self._watched(graph, case, lambda: attempt(property, graph, case))
+        except SkippedError as error:
+            failure = Failure("error", "SkippedError", f"the property does not apply: {error}")
+        told = (
+            None if failure is None else [failure.how, failure.error, failure.message, failure.where, failure.traceback]
+        )
+        self.pipe.tell({"checked": told})
+
+    def _watched(self, graph: Graph, case: Case, work: Callable[[], Failure | None]) -> Failure | None:
+        self.current.watch(0, graph, case)
+        try:
+            return work()
+        finally:
+            self.current.watch(-1, graph, case)
+
+
+def main() -> None:
+    """Serve until the input ends. A defect of fusec or of a user's strategy is told as it is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
+    pipe = Pipe()
+    worker = Worker(pipe)
+    for serve in (worker.listen, worker.watch):
+        threading.Thread(target=serve, daemon=True).start()
+    try:
+        worker.work()
+    except FusecError as error:
+        pipe.tell({"failed": str(error)})
+    except Exception:  # noqa: BLE001  # handed on whole; the parent raises it
+        pipe.tell({"defect": traceback.format_exc()})
+    os._exit(1)  # without waiting for the thread that reads
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""Turn gradients into a training step: optimisers as graph functions, and loss scaling for fp16."""
+
+from fusec.training.loss_scaling import scaled_backward
+from fusec.training.optimizers import Rate, adam, adamw, sgd
+
+__all__ = ["Rate", "adam", "adamw", "scaled_backward", "sgd"]

@@ -1,0 +1,41 @@
+"""Weights that programs have in common: equal ones once, in each memory order that is read."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+
+from fusec.execution.shared_weights import SharedWeights, layout
+from fusec.execution.step_binding import Constants
+from fusec.ir import DType, Literal, TensorType
+
+
+def test_an_array_is_prepared_once_for_each_memory_order() -> None:
+    weights, array = SharedWeights(), np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    same, other = Literal.of(array), Literal.of(array + 1)
+    rows, columns = (layout(TensorType((2, 3, 4), DType.F32, order)) for order in ((), (0, 2, 1)))
+    first = weights.prepared(Literal.of(array), rows, lambda: array.copy())
+    turned = weights.prepared(same, columns, lambda: array.transpose(0, 2, 1).copy())
+    assert turned is not first and turned.shape == (2, 4, 3)
+    assert weights.prepared(same, rows, lambda: array.copy()) is first
+    assert weights.prepared(same, columns, lambda: array.copy()) is turned
+    assert weights.prepared(other, rows, lambda: array + 1) is not first
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None, "what no program holds is let go of"
+
+
+def test_dims_in_pieces_are_another_array() -> None:
+    """In rows they are the same one; in an order of their pieces they lie as these are ordered."""
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    constants, literal = Constants(np, SharedWeights()), Literal.of(array)
+    whole = constants(literal, TensorType((4, 6), DType.F32))
+    assert constants(literal, TensorType((2, 2, 6), DType.F32)) is whole
+    turned = constants(literal, TensorType((4, 2, 3), DType.F32, (1, 0, 2)))
+    tiles = constants(literal, TensorType((2, 2, 6), DType.F32, (1, 0, 2)))
+    np.testing.assert_array_equal(turned, array.reshape(4, 2, 3).transpose(1, 0, 2).reshape(-1))
+    np.testing.assert_array_equal(tiles, array.reshape(2, 2, 6).transpose(1, 0, 2).reshape(-1))
+    assert len(constants.arrays) == 3

@@ -1,0 +1,290 @@
+"""State of an executable: what stays on the device between calls, and what replaces it, in place or by a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from lowering.lowers_judge import LowersJudge
+
+import fusec
+from fusec import training
+from fusec.builder import Builder
+from fusec.errors import ExecutionError, FusecError
+from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.step_fusion import grouped
+from fusec.passes import PIPELINE
+from fusec.passes.base import Options, run
+from fusec.passes.partition import partition
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.schedule.memory_plan import plan_memory
+from fusec.targets.target import load
+
+Array = np.ndarray[Any, Any]
+
+
+def accumulator() -> Builder:
+    """total = total * 0.5 + x; gives twice what it is then."""
+    b = Builder()
+    x, total = b.input("x", (4, 3)), b.parameter("total", np.ones((4, 3), np.float32))
+    new = total * 0.5 + x
+    b.update(total, new)
+    b.output(y=new * 2.0)
+    return b
+
+
+@pytest.fixture(params=["cpu", "simulated"])
+def compiled(request: pytest.FixtureRequest) -> Any:
+    """Compiles a builder for NumPy alone, or with every pointwise op in a simulated cuDNN step."""
+    if request.param == "simulated":
+        return lambda b: _simulated(b)
+    return lambda b: fusec.compile(b, target="cpu")
+
+
+def _simulated(b: Builder) -> Executable:
+    graph, target, judge = b.graph(), load("h200"), LowersJudge()
+    options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
+    program = partition(run(PIPELINE, graph.clone(), options), judge, target)
+    exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
+    exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})
+    return exe
+
+
+def test_a_step_replaces_the_state(compiled: Any, rng: np.random.Generator) -> None:
+    exe, total = compiled(accumulator()), np.ones((4, 3))
+    assert exe.in_place == 1
+    for _ in range(4):
+        x = rng.standard_normal((4, 3)).astype(np.float32)
+        total = total * 0.5 + x
+        assert_close(exe.step(x), 2 * total, 1e-5)
+        assert_close(exe.value("total"), total, 1e-5)
+
+
+def test_bind_gives_new_values(compiled: Any) -> None:
+    exe = compiled(accumulator())
+    exe.step(x=np.zeros((4, 3), np.float32))
+    exe.bind(total=np.full((4, 3), 8.0, np.float32))
+    assert (exe.step(x=np.zeros((4, 3), np.float32)) == 8.0).all()
+
+
+def test_what_is_read_later_is_copied_after_the_last_step(compiled: Any, rng: np.random.Generator) -> None:
+    """The old value is still wanted by an output: writing in place would spoil it."""
+    b = Builder()
+    x, w = b.input("x", (4, 3)), b.parameter("w", np.ones((4, 3), np.float32))
+    b.update(w, w + x)
+    b.output(before=w, product=w.T @ x)
+    exe = compiled(b)
+    assert exe.in_place == 0
+    x1 = rng.standard_normal((4, 3)).astype(np.float32)
+    exe.step(x1)
+    before, product = exe.step(x1)
+    assert_close(before, 1 + x1, 1e-6)
+    assert_close(product, (1 + x1).T @ x1, 1e-5)
+
+
+def test_a_view_of_the_old_value_counts_as_reading_it(compiled: Any, rng: np.random.Generator) -> None:
+    b = Builder()
+    x, w = b.input("x", (4, 3)), b.parameter("w", np.ones((4, 3), np.float32))
+    b.update(w, w + x)
+    b.output(y=(w.reshape(2, 6) @ w.reshape(6, 2) + x.sum()))
+    exe = compiled(b)
+    x1 = rng.standard_normal((4, 3)).astype(np.float32)
+    exe.step(x1)
+    w1 = 1 + x1
+    assert_close(exe.step(x1), w1.reshape(2, 6) @ w1.reshape(6, 2) + x1.sum(), 1e-5)
+
+
+def test_two_updates_by_each_other(compiled: Any) -> None:
+    """Fibonacci: each new value is made of both old ones."""
+    b = Builder()
+    p, q = (b.parameter(n, np.full((3,), v, np.float32)) for n, v in (("p", 0.0), ("q", 1.0)))
+    b.update(p, q * 1.0)
+    b.update(q, p + q)
+    b.output(y=p * 1.0)
+    exe = compiled(b)
+    assert [float(exe.step()[0]) for _ in range(9)] == [0, 1, 1, 2, 3, 5, 8, 13, 21]
+
+
+def test_two_values_change_places(compiled: Any) -> None:
+    b = Builder()
+    p, q = (b.parameter(n, np.full((3,), v, np.float32)) for n, v in (("p", 0.0), ("q", 1.0)))
+    b.update(p, q)
+    b.update(q, p)
+    b.output(y=p + q * 2.0)
+    exe = compiled(b)
+    assert [float(exe.step()[0]) for _ in range(4)] == [2, 1, 2, 1]
+
+
+def test_state_lies_outside_the_arena() -> None:
+    exe = fusec.compile(accumulator(), target="cpu")
+    assert not any(v.name == "total" for v in exe.memory.offsets)
+    assert exe.memory.nbytes < plan_memory(exe.compiled.program).nbytes
+
+
+def test_executables_share_state(compiled: Any, rng: np.random.Generator) -> None:
+    exe, reader = compiled(accumulator()), Builder()
+    total = reader.parameter("total", shape=(4, 3))
+    reader.output(y=total * 2.0)
+    second = compiled(reader)
+    with pytest.raises(ExecutionError, match="input %total is missing: it is state, bind it"):
+        second.step()
+    second.share(exe)
+    for _ in range(3):
+        exe.step(rng.standard_normal((4, 3)).astype(np.float32))
+        assert_close(second.step(), 2 * exe.value("total"), 1e-6)
+
+
+def test_state_given_to_a_call_is_bound(compiled: Any) -> None:
+    exe = compiled(accumulator())
+    x, total = np.zeros((4, 3), np.float32), np.full((4, 3), 4.0, np.float32)
+    outputs = dict(zip([s.name for s in exe.outputs], exe.run(None, {"x": x, "total": total}), strict=True))
+    assert_close(outputs["y"], total, 0.0)
+    assert_close(outputs["total.next"], total / 2, 0.0)
+    assert_close(exe.value("total"), total / 2, 0.0)
+
+
+def test_filters_are_kept_as_convolutions_like_them(rng: np.random.Generator) -> None:
+    """And so is what replaces them: no copy from one order to the other in any step."""
+    b = Builder()
+    x = b.input("x", (2, 4, 6, 6))
+    w = b.parameter("w", rng.standard_normal((8, 4, 3, 3)).astype(np.float32))
+    loss = b.conv(x, w, padding=1).relu().sum()
+    (g,) = fusec.backward(loss, [w])
+    b.update(w, w - g * 0.1)
+    b.output(loss=loss)
+    exe = _simulated(b)
+    old, new = exe.compiled.graph.inputs[1], exe.compiled.graph.outputs[0]
+    assert old.type.order == new.type.order == (0, 2, 3, 1)
+    reference = fusec.compile(b, target="cpu")
+    for _ in range(2):
+        image = rng.standard_normal((2, 4, 6, 6)).astype(np.float32)
+        assert_close(exe.step(image), reference.step(image), 1e-5)
+    assert_close(exe.value("w"), reference.value("w"), 1e-5)
+
+
+def test_saved_state_is_state_again(tmp_path: Path) -> None:
+    path = tmp_path / "step.fusec"
+    _simulated(accumulator()).save(path)
+    exe = fusec.load(path)
+    assert exe.state == {"total": "total.next"}
+    exe.bind(total=np.zeros((4, 3), np.float32))
+    assert (exe.step(np.ones((4, 3), np.float32)) == 2.0).all()
+
+
+def test_models_of_other_kinds_name_their_state() -> None:
+    text = 'graph "g" (%x: f32[2], %s: f32[2]) {\n %t = add(%s, %x)\n return %t\n}'
+    exe = fusec.compile(fusec.parse(text), target="cpu", state={"s": "t"})
+    exe.bind(s=np.zeros(2, np.float32))
+    assert exe.step(np.ones(2, np.float32)) == ()
+    assert exe.value("s").tolist() == [1.0, 1.0]
+    for state, message in (
+        ({"z": ""}, "state %z is no input of the model"),
+        ({"s": "u"}, "%u, which shall replace %s, is no output of the model"),
+    ):
+        with pytest.raises(FusecError, match=message):
+            fusec.compile(fusec.parse(text), target="cpu", state=state)
+    wider = fusec.parse(text.replace("%x: f32[2],", "%x: f32[2], %n: f32[1],"))
+    with pytest.raises(FusecError, match=r"%t is f32\[2\], and cannot replace %n"):
+        fusec.compile(wider, target="cpu", state={"n": "t"})
+
+
+def test_what_is_no_state_is_refused() -> None:
+    exe = fusec.compile(accumulator(), target="cpu")
+    with pytest.raises(ExecutionError, match="%x is no state; that is %total"):
+        exe.bind(x=np.zeros((4, 3), np.float32))
+    with pytest.raises(ExecutionError, match=r"state %total has shape \[4, 3\], the array \[3\]"):
+        exe.bind(total=np.zeros(3, np.float32))
+    with pytest.raises(ExecutionError, match="2 arrays for 1 inputs"):
+        exe.step(1, 2)
+    b = Builder()
+    b.output(y=b.parameter("p", shape=(2,)) * 2.0)
+    with pytest.raises(ExecutionError, match="state %p has no value: bind it"):
+        fusec.compile(b, target="cpu").value("p")
+
+
+def test_the_cpu_runs_op_by_op() -> None:
+    exe = fusec.compile(accumulator(), target="cpu")
+    assert exe.device == "cpu"
+    assert {step.kind.value for step in exe.compiled.program.steps} == {"kernel"}
+    assert "compiled for NumPy alone" in str(exe.explain())
+
+
+def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) -> None:
+    """A batch norm's own step, with the update in it, reads each channel's numbers before it writes them."""
+    b = Builder()
+    x, scale = b.input("x", (4, 3, 2, 2)), b.parameter("scale", np.ones(3, np.float32))
+    held = b.parameter("held", np.zeros(3, np.float32))
+    bias = b.constant(np.zeros(3, np.float32))
+    y, mean, _ = b.batch_norm_train(x, scale, bias)
+    b.update(held, held * 0.5 + mean)
+    b.update(scale, scale - mean * 0.1)
+    b.output(y=y)
+    graph, target, judge = b.graph(), load("h200"), LowersJudge()
+    options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
+    program = grouped(partition(run(PIPELINE, graph.clone(), options), judge, target))
+    exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
+    assert exe.in_place == 2 and len(program.steps) == 1
+    exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})
+    other = fusec.compile(b, target="cpu")
+    for _ in range(3):
+        array = rng.standard_normal((4, 3, 2, 2)).astype(np.float32) + 1.0
+        assert_close(exe.step(array), other.step(array), 1e-5)
+    assert_close(exe.value("scale"), other.value("scale"), 1e-5)
+
+
+def trained(copied: bool, w: Array) -> Builder:
+    """A linear layer in 16 bits with fp32 weights, and momentum; the weights cast in each call, or kept as a copy."""
+    b = Builder("f16")
+    x, held = b.input("x", (6, 4)), b.parameter("w", w)
+    narrow = b.copy(held, "f16") if copied else held.astype("f16")
+    loss = ((x @ narrow).tanh().astype("f32") ** 2).mean()
+    training.sgd(b, [held], fusec.backward(loss, [held]), 0.5, momentum=0.9)
+    b.output(loss=loss)
+    return b
+
+
+def test_a_copy_is_what_would_have_been_cast(compiled: Any, rng: np.random.Generator) -> None:
+    w = rng.standard_normal((4, 5)).astype(np.float32)
+    casts, copies = compiled(trained(False, w)), compiled(trained(True, w))
+    assert copies.in_place >= casts.in_place
+    for _ in range(4):
+        x = rng.standard_normal((6, 4)).astype(np.float16)
+        assert copies.step(x) == casts.step(x)
+    np.testing.assert_array_equal(copies.value("w"), casts.value("w"))
+    np.testing.assert_array_equal(copies.value("w as f16"), copies.value("w").astype(np.float16))
+
+
+def test_a_copy_follows_what_is_bound(compiled: Any, rng: np.random.Generator) -> None:
+    w, other = (rng.standard_normal((4, 5)).astype(np.float32) for _ in range(2))
+    exe, x = compiled(trained(True, w)), rng.standard_normal((6, 4)).astype(np.float16)
+    before = exe.step(x)
+    exe.bind(w=other)
+    np.testing.assert_array_equal(exe.value("w as f16"), other.astype(np.float16))
+    assert exe.step(x) == compiled(trained(True, other)).step(x) != before
+    exe.bind(**{"w as f16": np.zeros((4, 5), np.float16), "w": w})
+    assert not exe.value("w as f16").any(), "what is given is taken"
+
+
+def test_a_gradient_by_a_parameter_that_is_read_both_ways() -> None:
+    b = Builder()
+    w = b.parameter("w", np.array([1.0, 2.0], np.float32))
+    half = b.copy(w, "f16")
+    assert b.copy(w, "f16") is half and b.copy(w, "f32") is w
+    (gradient,) = fusec.backward((w * 3.0 + half.astype("f32") * 4.0).sum(), [w])
+    b.output(gradient=gradient)
+    assert (fusec.compile(b, target="cpu").step() == 7.0).all()
+
+
+def test_copies_of_what_is_none() -> None:
+    b = Builder()
+    w, count = b.parameter("w", np.ones(2, np.float32)), b.parameter("n", np.ones(2, np.int64))
+    with pytest.raises(FusecError, match=r"a copy of .*n.* in f16"):
+        b.copy(count, "f16")
+    with pytest.raises(FusecError, match="is no parameter of this graph"):
+        b.copy(w * 2.0, "f16")
+    b.update(w, w * 2.0)
+    with pytest.raises(FusecError, match="is updated already"):
+        b.copy(w, "f16")

@@ -1,0 +1,167 @@
+"""If, Loop, Scan, sequences and ops the standard defines by others: resolved on import, against onnxruntime."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from frontends.onnx.models import info, model, run
+from helpers import assert_close
+from onnx import TensorProto, helper
+
+from fusec.errors import ModelError
+from fusec.frontends import load
+from fusec.frontends.onnx.load import load_bound
+from fusec.reference import evaluate
+
+X = info("x", [2, 3])
+X_VALUE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+TESTED_IN_MODELS = ("SequenceConstruct", "SequenceAt", "SequenceErase", "ConcatFromSequence")
+node = helper.make_node
+
+
+def _branch(op: str, name: str) -> onnx.GraphProto:
+    """Reads x of the graph around it."""
+    return helper.make_graph([node(op, ["x"], [name])], op, [], [info(name, None)])
+
+
+def _agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
+    """The op names of the graph, which gives what onnxruntime gives."""
+    graph = load(proto)
+    got = evaluate(graph, feeds)
+    for name, want in zip(graph.output_names, run(proto, feeds), strict=True):
+        assert_close(got[name], want, 1e-6)
+    return [n.op.name for n in graph.nodes]
+
+
+@pytest.mark.parametrize(("condition", "op"), [(True, "relu"), (False, "neg")])
+def test_a_known_condition_chooses_its_branch(condition: bool, op: str) -> None:
+    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
+    proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(condition)}, opset=16)
+    assert _agrees(proto, x=X_VALUE) == [op]
+
+
+def test_a_condition_on_a_shape_is_known() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("ReduceMax", ["s"], ["m"], keepdims=0),
+        node("Equal", ["m", "three"], ["c"]),
+        node("If", ["c"], ["y"], then_branch=_branch("Relu", "a"), else_branch=_branch("Neg", "b")),
+    ]
+    proto = model(nodes, [X], [info("y", None)], {"three": np.array(3)}, opset=16)
+    assert _agrees(proto, x=X_VALUE) == ["relu"]
+
+
+def test_a_function_called_in_a_branch_is_inlined() -> None:
+    double = helper.make_function("me", "Double", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])],
+                                  [helper.make_opsetid("", 16)])  # fmt: skip
+    call = helper.make_graph([node("Double", ["x"], ["d"], domain="me")], "then", [], [info("d", None)])
+    branches = {"then_branch": call, "else_branch": _branch("Neg", "b")}
+    proto = model([node("If", ["c"], ["y"], **branches)], [X], [info("y", None)], {"c": np.array(True)}, opset=16,
+                  functions=[double])  # fmt: skip
+    proto.opset_import.add(domain="me", version=1)
+    assert _agrees(proto, x=X_VALUE) == ["add"]
+
+
+def _loop_body(condition: list[onnx.NodeProto]) -> onnx.GraphProto:
+    nodes = [
+        node("Add", ["v", "x"], ["next"]),
+        node("Cast", ["i"], ["f"], to=TensorProto.FLOAT),
+        node("Mul", ["next", "f"], ["row"]),
+        *condition,
+    ]
+    inputs = [info("i", [], TensorProto.INT64), info("go", [], TensorProto.BOOL), info("v", None)]
+    return helper.make_graph(
+        nodes, "body", inputs, [info("on", [], TensorProto.BOOL), info("next", None), info("row", None)]
+    )
+
+
+def test_a_loop_is_unrolled() -> None:
+    body = _loop_body([node("Identity", ["go"], ["on"])])
+    proto = model(
+        [node("Loop", ["n", "", "x"], ["last", "rows"], body=body)], [X], [info("last", None), info("rows", None)],
+        {"n": np.array(3)}, opset=16,
+    )  # fmt: skip
+    assert _agrees(proto, x=X_VALUE).count("add") == 3
+
+
+def test_a_loop_ends_by_its_own_condition() -> None:
+    body = _loop_body([node("Less", ["i", "two"], ["on"])])
+    proto = model(
+        [node("Loop", ["", "yes", "x"], ["last", "rows"], body=body)], [X], [info("last", None), info("rows", None)],
+        {"yes": np.array(True), "two": np.array(2)}, opset=16,
+    )  # fmt: skip
+    assert _agrees(proto, x=X_VALUE).count("add") == 3
+
+
+def test_scan_reads_rows_backwards() -> None:
+    nodes = [node("Add", ["state", "row"], ["now"]), node("Identity", ["now"], ["seen"])]
+    body = helper.make_graph(nodes, "b", [info("state", [3]), info("row", [3])], [info("now", [3]), info("seen", [3])])
+    scan = node("Scan", ["s", "x"], ["last", "rows"], body=body, num_scan_inputs=1, scan_input_directions=[1],
+                scan_output_directions=[1], scan_output_axes=[1])  # fmt: skip
+    proto = model([scan], [X], [info("last", None), info("rows", None)], {"s": np.ones(3, np.float32)}, opset=16)
+    _agrees(proto, x=X_VALUE)
+
+
+def test_sequences_are_resolved() -> None:
+    nodes = [
+        node("Relu", ["x"], ["r"]),
+        node("SequenceConstruct", ["x", "r", "x"], ["s"]),
+        node("SequenceErase", ["s", "zero"], ["t"]),
+        node("ConcatFromSequence", ["t"], ["joined"], axis=1),
+        node("ConcatFromSequence", ["t"], ["stacked"], axis=-1, new_axis=1),
+        node("SequenceAt", ["t", "minus"], ["last"]),
+        node("SequenceLength", ["t"], ["n"]),
+    ]
+    outputs = [info(n, None) for n in ("joined", "stacked", "last")] + [info("n", [], TensorProto.INT64)]
+    proto = model(nodes, [X], outputs, {"zero": np.array(0), "minus": np.array(-1)}, opset=16)
+    assert set(_agrees(proto, x=X_VALUE)) <= {"relu", "concat", "reshape", "constant"}
+
+
+def test_what_runs_only_at_run_time_is_refused_by_name() -> None:
+    branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
+    c = info("c", [], TensorProto.BOOL)
+    refused = {
+        "the condition must be known": [node("If", ["c"], ["y"], name="n", **branches)],
+        "what NonZero looks at must be known": [node("NonZero", ["x"], ["y"], name="n")],
+        "op RandomNormalLike (opset 21)": [node("RandomNormalLike", ["x"], ["y"], name="n")],
+        "op Optional (opset 21)": [node("Optional", ["x"], ["y"], name="n")],
+    }
+    for words, nodes in refused.items():
+        with pytest.raises(ModelError) as caught:
+            load(model(nodes, [X, c], ["y"]))
+        assert words in str(caught.value)
+        assert "'n'" in str(caught.value)
+
+
+def test_a_refusal_in_a_body_names_the_way_to_it() -> None:
+    body = helper.make_graph([node("StringNormalizer", ["x"], ["a"], name="inner")], "b", [], [info("a", None)])
+    branches = {"then_branch": body, "else_branch": _branch("Neg", "b")}
+    proto = model([node("If", ["c"], ["y"], name="outer", **branches)], [X], ["y"], {"c": np.array(True)})
+    with pytest.raises(ModelError, match=r"node 'outer' \(If\): in its body: op StringNormalizer .*: node 'inner'"):
+        load(proto)
+
+
+def test_endless_loops_are_refused() -> None:
+    body = _loop_body([node("Identity", ["go"], ["on"])])
+    proto = model([node("Loop", ["", "", "x"], ["last", "rows"], name="loop", body=body)], [X], ["last"], opset=16)
+    with pytest.raises(ModelError, match=r"node 'loop' \(Loop\): (more than \d+ trips|the model unrolls)"):
+        load(proto)
+
+
+def test_a_sequence_is_no_output_of_a_graph_but_of_a_bound_one() -> None:
+    proto = model([node("SequenceConstruct", ["x", "x"], ["s"])], [X], ["s"], opset=16)
+    with pytest.raises(ModelError, match="output 's' is a sequence of tensors"):
+        load(proto)
+    graph, lengths = load_bound(proto, {}, {}, "m")
+    assert (list(graph.output_names), lengths) == (["s[0]", "s[1]"], {"s": 2})
+
+
+def test_ops_defined_by_others_are_imported_by_their_definition() -> None:
+    """Attention has no function of its own in fusec: its body in the standard does."""
+    q = info("q", [1, 2, 4, 8])
+    proto = model([node("Attention", ["q", "q", "q"], ["y"], is_causal=1)], [q], [info("y", None)], opset=23)
+    value = np.random.default_rng(0).standard_normal((1, 2, 4, 8)).astype(np.float32)
+    ops = _agrees(proto, q=value)
+    assert {"matmul", "softmax"} <= set(ops)
+    assert "where" not in ops  # the guard against rows that see nothing: with this mask there are none

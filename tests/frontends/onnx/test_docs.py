@@ -1,0 +1,47 @@
+"""docs/onnx.md holds the table of ops as the code prints it, and what onnx's suite comes to, as the record and the
+committed runs have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx_suite.suite import RECORD, counts
+
+from benchmarks.onnx_suite import table
+from benchmarks.tables_of_costs import read
+from fusec.frontends.onnx.__main__ import WHY_NOT, markdown, schemas, ways
+
+DOC = Path(__file__).parents[3] / "docs" / "onnx.md"
+
+
+def _counted() -> str:
+    lines = ["| Family of cases | Passed | Of |", "|---|---|---|"]
+    lines += [f"| {family} | {passed} | {all_} |" for family, (passed, all_) in counts(RECORD.read_text()).items()]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "made"),
+    [
+        ("<!-- begin: counts -->\n", "<!-- end: counts -->", _counted),
+        ("<!-- begin: runs -->\n", "<!-- end: runs -->", lambda: table(read("onnx_suite.json")["rows"])),
+        ("<!-- begin: python -m fusec.frontends.onnx -->\n", "<!-- end -->", lambda: markdown() + "\n"),
+    ],
+    ids=["counts", "runs", "ops"],
+)
+def test_what_is_generated_is_what_the_code_gives(
+    begin: str, end: str, made: object, request: pytest.FixtureRequest
+) -> None:
+    assert callable(made)
+    before, _, rest = DOC.read_text().partition(begin)
+    listed, _, after = rest.partition(end)
+    if request.config.getoption("--accept"):
+        DOC.write_text(before + begin + made() + end + after)
+    else:
+        assert listed == made(), "run pytest --accept to write it anew"
+
+
+def test_every_op_that_is_not_imported_has_a_reason() -> None:
+    assert {name for name, way in ways().items() if not way} == set(WHY_NOT)
+    assert set(WHY_NOT) <= set(schemas())

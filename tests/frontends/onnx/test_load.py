@@ -1,0 +1,325 @@
+"""What a loaded model looks like: names, origins, folding, lazy weights, bound dims, inlined functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from frontends.onnx.models import info, model, one, run
+from helpers import assert_close
+from onnx import TensorProto, helper, numpy_helper
+
+from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
+from fusec.frontends import load
+from fusec.ir import Constant, DType, TensorType
+from fusec.reference import evaluate
+from fusec.text import parse
+
+node = helper.make_node
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_models_import(name: str) -> None:
+    proto = onnx.load(light(name))
+    graph = load(light(name))
+    assert graph.output_names == tuple(v.name for v in proto.graph.output)
+    known = {n.name or f"{n.op_type}_{i}" for i, n in enumerate(proto.graph.node)}
+    assert all(known.issuperset(n.origin) and n.origin for n in graph.nodes if not isinstance(n.op, Constant))
+    assert sum(n.op.name == "conv" for n in graph.nodes) == sum(n.op_type == "Conv" for n in proto.graph.node)
+
+
+@pytest.mark.parametrize("name", ["light_shufflenet", "light_squeezenet"])
+def test_light_models_give_the_reference_outputs(name: str) -> None:
+    got = evaluate(load(light(name)), reference_inputs(name))
+    for output, want in reference_outputs(name).items():
+        assert_close(got[output], want, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["light_shufflenet", "light_squeezenet", "light_inception_v1"])
+def test_light_models_with_random_weights_give_what_onnxruntime_gives(name: str) -> None:
+    proto = randomised(onnx.load(light(name)), 5)
+    inputs = random_inputs(proto, 6)
+    graph = load(proto)
+    got = evaluate(graph, inputs)
+    for output, want in zip(graph.output_names, run(proto, inputs), strict=True):
+        assert_close(got[output], want, 1e-5)
+
+
+def test_an_imported_graph_survives_its_text_form() -> None:
+    graph = load(light("squeezenet"))
+    weights = {n.op.literal.label: n.op.literal.array for n in graph.nodes if isinstance(n.op, Constant)}
+    assert len(weights) == sum(isinstance(n.op, Constant) for n in graph.nodes)
+    assert str(parse(str(graph), weights)) == str(graph)
+
+
+def test_path_bytes_and_proto_give_the_same(tmp_path: Path) -> None:
+    proto = one("Relu", [2, 3])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    assert str(load(path)) == str(load(str(path))) == str(load(path.read_bytes())) == str(load(proto))
+
+
+def test_text_form(tmp_path: Path) -> None:
+    text = 'graph "g" (%x: f32[2]) {\n  %y = relu(%x) : f32[2]\n  return %y\n}'
+    for name in ("g.txt", "g.fusec-ir", "g"):
+        (tmp_path / name).write_text(text)
+        assert str(load(tmp_path / name)) == text
+    assert str(load(text.encode())) == text
+
+
+def test_graph_is_passed_through() -> None:
+    graph = load(one("Relu", [2]))
+    assert load(graph) is graph
+    assert load(graph, {"x0": (2,)}) is graph
+
+
+def test_names_and_origins() -> None:
+    nodes = [
+        node("Conv", ["x", "w", "b"], ["t.out"], name="conv1"),
+        node("Identity", ["t.out"], ["u"], name="same"),
+        node("Relu", ["u"], ["y out"]),
+    ]
+    held = {"w": np.ones((4, 3, 1, 1), np.float32), "b": np.ones(4, np.float32)}
+    graph = load(model(nodes, [info("x", [1, 3, 2, 2])], ["y out", "u", "x"], held))
+    found = [(n.op.name, n.result.name, n.origin) for n in graph.nodes if not isinstance(n.op, Constant)]
+    assert found == [
+        ("conv", "t.out/conv", ("conv1",)),
+        ("add", "t.out", ("conv1",)),
+        ("relu", "y out", ("Relu_2",)),
+    ]
+    assert graph.output_names == ("y out", "u", "x")
+    assert [v.name for v in graph.outputs] == ["y out", "t.out", "x"]
+    assert [n.result.name for n in graph.nodes if isinstance(n.op, Constant)] == ["w", "t.out/constant"]
+
+
+def test_intermediate_names_leave_the_models_own_alone() -> None:
+    nodes = [node("Gemm", ["x", "x"], ["y"], alpha=2.0), node("Relu", ["y"], ["y/matmul"])]
+    graph = load(model(nodes, [info("x", [2, 2])], ["y/matmul", "y"]))
+    assert [v.name for v in graph.outputs] == ["y/matmul", "y"]
+
+
+def test_shape_arithmetic_is_folded() -> None:
+    """What exporters make of x.view(x.shape[0], -1)."""
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "zero"], ["n"]),
+        node("Unsqueeze", ["n", "axes"], ["n1"]),
+        node("Concat", ["n1", "rest"], ["shape"], axis=0),
+        node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    held = {"zero": np.array(0), "axes": np.array([0]), "rest": np.array([-1])}
+    graph = load(model(nodes, [info("x", ["n", 3, 4])], ["y"], held), {"x": (5, 3, 4)})
+    assert [n.op.name for n in graph.nodes] == ["reshape"]
+    assert graph.outputs[0].type == TensorType((5, 12), DType.F32)
+
+
+def test_heads_repeated_by_tile_are_seen_as_such() -> None:
+    """What torch's exporter makes of repeat_interleave: attention wants to see that one dim of 1 is expanded."""
+    repeat = [
+        node("Unsqueeze", ["x", "axes"], ["u"]),
+        node("Tile", ["u", "repeats"], ["t"]),
+        node("Reshape", ["t", "shape"], ["y"]),
+    ]
+    held = {"axes": np.array([2]), "repeats": np.array([1, 1, 4, 1, 1]), "shape": np.array([1, 8, 3, 5])}
+    graph = load(model(repeat, [info("x", [1, 2, 3, 5])], ["y"], held))
+    nodes = list(graph.nodes)
+    assert [n.op.name for n in nodes] == ["reshape", "expand", "reshape"]
+    assert nodes[1].operands[0].type.shape == (1, 2, 1, 3, 5)
+    assert nodes[1].result.type.shape == (1, 2, 4, 3, 5)
+
+
+def test_large_constants_are_left_to_the_folding_pass() -> None:
+    held = {"w": np.ones((100, 100), np.float32)}
+    graph = load(model([node("Transpose", ["w"], ["t"]), node("MatMul", ["x", "t"], ["y"])],
+                       [info("x", [1, 100])], ["y"], held))  # fmt: skip
+    assert [n.op.name for n in graph.nodes] == ["constant", "transpose", "matmul"]
+
+
+@pytest.mark.parametrize("op", ["ConstantOfShape", "Expand"])
+def test_constants_of_one_element_take_no_memory(op: str) -> None:
+    held = {"s": np.array([20_000, 20_000]), "one": np.ones(1, np.float32)}
+    fill = node(op, ["s"], ["c"]) if op == "ConstantOfShape" else node(op, ["one", "s"], ["c"])
+    graph = load(model([fill, node("Add", ["x", "c"], ["y"])], [info("x", [1])], ["y"], held))
+    literal = graph.value("c").literal
+    assert literal is not None
+    assert literal.array.shape == (20_000, 20_000)
+    assert literal.array.strides == (0, 0)
+
+
+def test_unused_weights_stay_out() -> None:
+    held = {"w": np.ones(3, np.float32), "unused": np.ones(3, np.float32)}
+    graph = load(model([node("Add", ["x", "w"], ["y"])], [info("x", [3])], ["y"], held))
+    assert [n.result.name for n in graph.nodes] == ["w", "y"]
+
+
+def test_initializers_among_the_inputs_are_no_inputs() -> None:
+    held = {"w": np.ones(3, np.float32)}
+    graph = load(model([node("Add", ["x", "w"], ["y"])], [info("x", [3]), info("w", [3])], ["y"], held))
+    assert [v.name for v in graph.inputs] == ["x"]
+
+
+def test_outputs_may_be_inputs_and_initializers() -> None:
+    graph = load(model([], [info("x", [3])], ["x", "w"], {"w": np.ones(3, np.float32)}))
+    assert graph.output_names == ("x", "w")
+
+
+def test_ai_onnx_is_the_default_domain() -> None:
+    proto = one("Relu", [2])
+    proto.opset_import[0].domain = proto.graph.node[0].domain = "ai.onnx"
+    assert [n.op.name for n in load(proto).nodes] == ["relu"]
+
+
+def test_outputs_nobody_reads_are_fine() -> None:
+    graph = load(model([node("Dropout", ["x"], ["y", "mask"])], [info("x", [2])], ["y"]))
+    assert len(graph) == 0
+    proto = one("MaxPool", [1, 1, 4], kernel_shape=[2], outputs=2)
+    del proto.graph.output[1]
+    assert [n.op.name for n in load(proto).nodes] == ["max_pool"]
+
+
+# symbolic dims ------------------------------------------------------------------------------------------
+
+
+def _two(first: Sequence[int | str | None], second: Sequence[int | str | None]) -> onnx.ModelProto:
+    nodes = [node("Relu", ["a"], ["ya"]), node("Relu", ["b"], ["yb"])]
+    return model(nodes, [info("a", first), info("b", second)], ["ya", "yb"])
+
+
+def test_a_dim_bound_for_one_input_is_bound_for_all() -> None:
+    graph = load(_two(["batch", 3], ["batch", "batch"]), {"a": (7, 3)})
+    assert [v.type.shape for v in graph.inputs] == [(7, 3), (7, 7)]
+
+
+def test_dims_without_a_name_are_each_their_own() -> None:
+    graph = load(_two([None, 3], [None]), {"a": (7, 3), "b": [2]})
+    assert [v.type.shape for v in graph.inputs] == [(7, 3), (2,)]
+
+
+def test_input_without_shape_takes_the_one_given() -> None:
+    proto = model([node("Relu", ["x"], ["y"])], [info("x", None)], ["y"])
+    assert load(proto, {"x": (2, 5)}).inputs[0].type.shape == (2, 5)
+
+
+def test_numpy_integers_are_sizes() -> None:
+    assert load(_two(["n"], ["n"]), {"a": np.array([4])}).inputs[1].type.shape == (4,)
+
+
+# how tensors are stored ----------------------------------------------------------------------------------
+
+_ARRAYS = [
+    np.array([[1.5, -2.0]], np.float32),
+    np.array([1.5, -2.0], np.float64),
+    np.array([1.5, -2.0], np.float16),
+    np.array([1.5, -2.0], ml_dtypes.bfloat16),
+    np.array([-(2**62), 3], np.int64),
+    np.array([-(2**31), 3], np.int32),
+    np.array([-(2**15), 3], np.int16),
+    np.array([-128, 3], np.int8),
+    np.array([2**64 - 1, 3], np.uint64),
+    np.array([2**32 - 1, 3], np.uint32),
+    np.array([2**16 - 1, 3], np.uint16),
+    np.array([255, 3], np.uint8),
+    np.array([True, False]),
+    np.zeros((0, 3), np.float32),
+    np.array(2.5, np.float32),
+]
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "fields"])
+@pytest.mark.parametrize("array", _ARRAYS, ids=lambda a: f"{a.dtype}{list(a.shape)}")
+def test_inline_tensors(array: np.ndarray, raw: bool) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+    items = array.tobytes() if raw else array.astype(np.float32 if array.dtype.itemsize == 2 and
+                                                     array.dtype.kind in "fV" else array.dtype).reshape(-1)  # fmt: skip
+    tensor = helper.make_tensor("w", kind, array.shape, items, raw=raw)
+    assert tensor.HasField("raw_data") == raw
+    proto = model([], [], ["w"])
+    proto.graph.initializer.append(tensor)
+    literal = load(proto).outputs[0].literal
+    assert literal is not None
+    assert literal.array.dtype == array.dtype
+    np.testing.assert_array_equal(literal.array, array)
+
+
+def test_half_packed_into_int32_data() -> None:
+    array = np.array([1.5, -2.0, np.inf], np.float16)
+    tensor = TensorProto(name="w", dims=[3], data_type=TensorProto.FLOAT16, int32_data=array.view(np.uint16).tolist())
+    proto = model([], [], ["w"])
+    proto.graph.initializer.append(tensor)
+    np.testing.assert_array_equal(load(proto).outputs[0].literal.array, array)
+
+
+@pytest.mark.parametrize("indices", [[1, 4], [[0, 1], [1, 1]]], ids=["linear", "coordinates"])
+def test_sparse_tensors(indices: list[object]) -> None:
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array([5.0, 7.0], np.float32), "w"),
+        numpy_helper.from_array(np.array(indices)),
+        [2, 3],
+    )
+    want = [[0, 5, 0], [0, 7, 0]]
+    held = model([], [], ["w"])
+    held.graph.sparse_initializer.append(sparse)
+    np.testing.assert_array_equal(load(held).outputs[0].literal.array, want)
+    made = model([node("Constant", [], ["w"], sparse_value=sparse)], [], ["w"])
+    np.testing.assert_array_equal(load(made).outputs[0].literal.array, want)
+
+
+def test_external_data_is_read_lazily_through_one_map(tmp_path: Path, rng: np.random.Generator) -> None:
+    held = {f"w{i}": rng.standard_normal((3, 5)).astype(np.float32) for i in range(4)}
+    nodes = [node("Add", ["x" if i == 0 else f"v{i - 1}", f"w{i}"], [f"v{i}"]) for i in range(4)]
+    proto = model(nodes, [info("x", [3, 5])], ["v3"], held)
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    graph = load(tmp_path / "m.onnx")
+    literal = graph.value("w0").literal
+    assert literal is not None
+    assert literal._array is None, "nothing is read at import"
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+    assert_close(evaluate(graph, {"x": x})["v3"], x + sum(held.values()), 1e-6)
+    bases = {id(_root(graph.value(f"w{i}").literal.array)) for i in range(4)}
+    assert len(bases) == 1
+
+
+def _root(array: np.ndarray) -> object:
+    base: object = array
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    return base.obj if isinstance(base, memoryview) else base
+
+
+def test_external_data_at_an_odd_offset_in_a_subfolder(tmp_path: Path) -> None:
+    array = np.array([1.5, 2.5], np.float32)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(b"xyz" + array.tobytes())
+    tensor = TensorProto(name="w", dims=[2], data_type=1, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": "sub/w.bin", "offset": "3", "length": "8"}.items():
+        tensor.external_data.add(key=key, value=value)
+    proto = model([], [], ["w"])
+    proto.graph.initializer.append(tensor)
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    np.testing.assert_array_equal(load(tmp_path / "m.onnx").outputs[0].literal.array, array)
+
+
+# functions ---------------------------------------------------------------------------------------------------
+
+
+def test_functions_are_inlined(rng: np.random.Generator) -> None:
+    attribute = node("Elu", ["x"], ["y"])
+    attribute.attribute.add(name="alpha", ref_attr_name="a", type=onnx.AttributeProto.FLOAT)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("me", 1)]
+    inner = helper.make_function("me", "Inner", ["x"], ["y"], [attribute], opsets, attributes=["a"])
+    outer_nodes = [node("Inner", ["x"], ["h"], domain="me", a=0.5), node("Add", ["h", "x"], ["y"])]
+    outer = helper.make_function("me", "Outer", ["x"], ["y"], outer_nodes, opsets)
+    nodes = [node("Outer", ["x"], ["t"], domain="me"), node("Outer", ["t"], ["y"], domain="me")]
+    proto = model(nodes, [info("x", [4, 5])], ["y"], functions=[outer, inner])
+    proto.opset_import.add(domain="me", version=1)
+    graph = load(proto)
+    assert [n.op.name for n in graph.nodes] == ["elu", "add", "elu", "add"]
+    x = rng.standard_normal((4, 5)).astype(np.float32)
+    plain = model([node("Elu", ["x"], ["h"], alpha=0.5), node("Add", ["h", "x"], ["t"]),
+                   node("Elu", ["t"], ["k"], alpha=0.5), node("Add", ["k", "t"], ["y"])],
+                  [info("x", [4, 5])], [info("y", [4, 5])])  # fmt: skip
+    assert_close(evaluate(graph, {"x": x})["y"], run(plain, {"x": x})[0], 1e-6)

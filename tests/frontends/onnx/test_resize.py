@@ -1,0 +1,68 @@
+"""Resize where values or lengths are awkward, against onnxruntime: NaN and infinities, fractional lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from frontends.onnx.models import info, model, run
+from onnx import ModelProto, TensorProto, helper
+
+import fusec
+from fusec.frontends import load
+from fusec.reference import evaluate
+
+
+def resize(shape: tuple[int, ...], scales: tuple[float, ...], dtype: int = TensorProto.FLOAT, **how: Any) -> ModelProto:
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **how)
+    return model([node], [info("x", shape, dtype)], ["y"], {"scales": np.array(scales, np.float32)}, 18)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scales", [(1, 1, 2, 1.5), (1, 1, 0.7, 0.55), (1, 1, 3, 1.3)], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"exclude_outside": 1, "cubic_coeff_a": -0.5},
+        {"coordinate_transformation_mode": "align_corners"},
+        {"coordinate_transformation_mode": "asymmetric"},
+    ],
+    ids=str,
+)
+def test_a_cubic_resize_spreads_nothing_beyond_its_window(how: dict[str, Any], scales: Any, odd: float) -> None:
+    proto = resize((1, 2, 9, 8), scales, mode="cubic", **how)
+    x = np.arange(144, dtype=np.float32).reshape(1, 2, 9, 8)
+    x[0, 0, 4, 3] = x[0, 1, 0, 7] = odd
+    want = run(proto, {"x": x})[0]
+    assert 0 < np.isfinite(want).sum() < want.size
+    np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], want, rtol=1e-4)
+    np.testing.assert_allclose(fusec.compile(proto, target="h200", tune="none")(x), want, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_an_antialiased_resize_spreads_nothing_beyond_its_window(mode: str) -> None:
+    proto = resize((1, 1, 24, 3), (1, 1, 0.25, 1), mode=mode, antialias=1)
+    x = np.arange(72, dtype=np.float32).reshape(1, 1, 24, 3)
+    x[0, 0, 9, 1] = np.nan
+    got, want = evaluate(load(proto), {"x": x})["y"], run(proto, {"x": x})[0]
+    assert np.isnan(got).any() and not (np.isnan(got) & ~np.isnan(want)).any()
+    both = ~np.isnan(want)
+    np.testing.assert_allclose(got[both], want[both], rtol=1e-4)
+
+
+def test_a_cubic_resize_in_half_precision_is_rounded_once(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 1, 9, 8)).astype(np.float16)
+    want = evaluate(load(resize(x.shape, (1, 1, 2, 1.5), mode="cubic")), {"x": x.astype(np.float32)})["y"]
+    got = evaluate(load(resize(x.shape, (1, 1, 2, 1.5), TensorProto.FLOAT16, mode="cubic")), {"x": x})["y"]
+    np.testing.assert_array_equal(got, want.astype(np.float16))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("scale", [0.41, 0.6, 0.8, 1.3, 1.7, 2.5])
+def test_align_corners_counts_whole_elements(mode: str, scale: float) -> None:
+    """A length of 2.05 has 2 elements, whose corners are aligned: so do torch and onnxruntime."""
+    proto = resize((1, 1, 4, 5), (1, 1, scale, scale), mode=mode, coordinate_transformation_mode="align_corners")
+    x = np.arange(20, dtype=np.float32).reshape(1, 1, 4, 5)
+    np.testing.assert_allclose(evaluate(load(proto), {"x": x})["y"], run(proto, {"x": x})[0], rtol=1e-5)

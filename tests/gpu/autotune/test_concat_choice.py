@@ -1,0 +1,85 @@
+"""Concats in place stay where they are the faster way, each piece of memory by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from passes.partition.test_concat_in_place import BLOCK, LAST, check, joins, place
+
+from fusec.gpu.autotune.concat_choice import worthwhile
+from fusec.ir import Graph
+from fusec.passes.partition.concat_in_place import apart, joined
+from fusec.schedule.memory_plan import plan_memory
+from fusec.schedule.program import Partition
+
+# a concat whose result goes into a part of a second one, beside which a third stands alone
+LINKED = f"""graph "linked" (%x: f32[2,16,4,4]{LAST}, %z: f32[2,16,4,4]{LAST}) {{
+  %a = exp(%x) : f32[2,16,4,4]{LAST}
+  %b = tanh(%x) : f32[2,16,4,4]{LAST}
+  %c = concat(%a, %b) {{axis=1}} : f32[2,32,4,4]{LAST}
+  %d = softmax(%c) {{axis=1, log=false}} : f32[2,32,4,4]{LAST}
+  %e = neg(%x) : f32[2,16,4,4]{LAST}
+  %f = concat(%d, %e) {{axis=1}} : f32[2,48,4,4]{LAST}
+  %g = sin(%z) : f32[2,16,4,4]{LAST}
+  %h = cos(%z) : f32[2,16,4,4]{LAST}
+  %i = concat(%g, %h) {{axis=1}} : f32[2,32,4,4]{LAST}
+  %y = cosh(%f) : f32[2,48,4,4]{LAST}
+  %w = softmax(%i) {{axis=1, log=false}} : f32[2,32,4,4]{LAST}
+  return %y, %w
+}}"""
+
+
+def prices(gap_us: float, copy_us: float) -> object:
+    def of(graph: Graph, steps: Sequence[Partition]) -> list[float]:
+        for step in steps:
+            assert [v.type for v in step.outputs] == [v.type for v in step.body.outputs]
+        copies = [step.nodes[0].op.name == "concat" for step in steps]
+        return [
+            copy_us if copy else 10.0 + gap_us * any(v.type.within for v in step.outputs)
+            for step, copy in zip(steps, copies, strict=True)
+        ]
+
+    return of
+
+
+@pytest.mark.parametrize(("gap_us", "copy_us", "kind"), [(1.0, 4.0, "view"), (3.0, 4.0, "kernel")])
+def test_a_block_stays_if_its_steps_lose_less_than_the_copies_take(
+    rng: np.random.Generator, gap_us: float, copy_us: float, kind: str
+) -> None:
+    """Three parts are written, two copies saved."""
+    program = worthwhile(place(BLOCK), prices(gap_us, copy_us))  # type: ignore[arg-type]  # a function
+    assert joins(program) == [f"c1 {kind}", f"c2 {kind}"]
+    assert any(v.type.within for v in program.graph.values()) == (kind == "view")
+    check(program, BLOCK, rng)
+
+
+def test_what_a_step_has_in_common_goes_with_it(rng: np.random.Generator) -> None:
+    program = place(LINKED)
+    assert joins(program) == ["c view", "f view", "i view"]
+    families = {sorted(v.name for v in family.types)[0]: family for family in joined(program)}
+    assert {name: sorted(v.name for v in f.types) for name, f in families.items()} == {
+        "a": ["a", "b"],
+        "d": ["d", "e"],
+        "g": ["g", "h"],
+    }
+    left = apart(program, [families["g"]])
+    assert joins(left) == ["c view", "f view", "i kernel"]
+    plan_memory(left)
+    check(left, LINKED, rng)
+    program = place(LINKED)
+    (first,) = (f for f in joined(program) if any(v.name == "a" for v in f.types))
+    gone = apart(program, [first])
+    assert joins(gone)[0] == "c kernel"
+    check(gone, LINKED, rng)
+
+
+def test_without_concats_nothing_is_priced() -> None:
+    text = 'graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}'
+    program = place(text)
+
+    def never(graph: Graph, steps: Sequence[Partition]) -> list[float]:
+        raise AssertionError("nothing to ask")
+
+    assert worthwhile(program, never) is program

@@ -1,0 +1,294 @@
+"""Plans within the whole: against a table of times, and on a stand-in for a GPU, where a plan is another in company."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.cudnn.test_build_pool import Shop
+from gpu.kernels.emulator import needs_compiler
+from gpu.stand_in_gpu import Machine
+from gpu.test_backend import build, check, compiled, fresh
+
+from fusec.gpu.autotune.coordinate_descent import MOST, NEAR, Contest, contests, descend
+from fusec.gpu.cudnn import build_pool
+from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.kernels import find
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+
+@dataclass
+class Sums:
+    """A whole that takes the sum of its plans, and what pairs of them add, give or take."""
+
+    times_us: Mapping[str, tuple[float, ...]]
+    pairs_us: Mapping[frozenset[tuple[str, int]], float] = field(default_factory=dict[Any, float])
+    noise: float = 0.002
+    drift: float = 0.0
+    refused: frozenset[tuple[str, int]] = frozenset()
+    rng: random.Random = field(default_factory=lambda: random.Random(2))
+    recordings: list[dict[str, int]] = field(default_factory=list[dict[str, int]])
+    runs: int = 0
+
+    def recorded(self, options: Mapping[str, int]) -> Callable[[], None] | None:
+        if self.refused & set(options.items()):
+            return None
+        self.recordings.append(dict(options))
+        taken = {(key, options.get(key, 0)) for key in self.times_us}
+        us = sum(self.times_us[key][option] for key, option in taken)
+        us += sum(more for pair, more in self.pairs_us.items() if pair <= taken)
+
+        def run() -> None:
+            self.now_us = us
+
+        return run
+
+    def time_us(self, run: Callable[[], None]) -> float:
+        run()
+        self.runs += 1
+        return self.now_us * (1.0 + self.drift * self.runs + self.noise * self.rng.random())
+
+    def contests(self) -> list[Contest]:
+        return [Contest(key, sum(times), len(times)) for key, times in self.times_us.items()]
+
+
+def always() -> bool:
+    return True
+
+
+def test_the_plan_that_makes_the_whole_faster_is_found() -> None:
+    whole = Sums({"a": (100.0, 104.0, 90.0), "b": (50.0, 45.0), "c": (10.0, 10.0)})
+    found = descend(whole.contests(), whole, always)
+    assert found is not None
+    assert found.options == {"a": 2, "b": 1}
+    assert found.tried == 4
+    assert found.after_us == pytest.approx(145.0, rel=0.01)
+    assert found.before_us == pytest.approx(160.0, rel=0.01)
+
+
+def test_what_plans_do_to_each_other_is_seen() -> None:
+    pairs = {frozenset({("a", 1), ("b", 0)}): 30.0}
+    whole = Sums({"a": (100.0, 90.0), "b": (50.0, 45.0)}, pairs)
+    found = descend(whole.contests(), whole, always)
+    assert found is not None
+    assert found.options == {"b": 1}, "a's other plan was tried beside b's first one"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_and_a_clock_that_drifts_change_nothing(seed: int) -> None:
+    whole = Sums({"a": (100.0, 100.0, 100.0)}, noise=0.02, drift=0.001, rng=random.Random(seed))
+    found = descend(whole.contests(), whole, always)
+    assert found is not None
+    assert (found.options, found.after_us) == ({}, found.before_us)
+
+
+def test_a_clock_that_drifts_hides_no_gain() -> None:
+    whole = Sums({"a": (100.0, 97.0)}, drift=0.005)
+    found = descend(whole.contests(), whole, always)
+    assert found is not None and found.options == {"a": 1}
+
+
+def test_what_is_clearly_slower_costs_few_runs() -> None:
+    whole, same = (Sums({"a": (100.0, other)}) for other in (120.0, 100.0))
+    for each in (whole, same):
+        descend(each.contests(), each, always)
+    assert whole.runs < same.runs
+
+
+def test_it_ends_with_its_time_and_what_it_found() -> None:
+    left = iter([True, False, False, False, False])
+    whole = Sums({"a": (100.0, 90.0, 80.0), "b": (50.0, 45.0)})
+    found = descend(whole.contests(), whole, lambda: next(left))
+    assert found is not None
+    assert (found.options, found.tried) == ({"a": 1}, 1)
+
+
+def test_what_cannot_be_recorded_is_left_alone() -> None:
+    whole = Sums({"a": (100.0, 50.0, 60.0)}, refused=frozenset({("a", 1)}))
+    found = descend(whole.contests(), whole, always)
+    assert found is not None and found.options == {"a": 2}
+    assert descend([], Nothing(), always) is None
+
+
+class Nothing(Sums):
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def recorded(self, options: Mapping[str, int]) -> None:
+        return None
+
+
+def test_heavy_works_with_ways_that_come_close_are_tried() -> None:
+    known: dict[str, list[float]] = {
+        "few": [20.0, 20.0 * NEAR - 0.1, 20.0 * NEAR + 0.1],
+        "many": [10.0, 10.1, 10.2, 10.3, 10.4],
+        "light": [0.5, 0.5],
+        "alone": [70.0],
+        "far": [60.0, 100.0],
+        "none": [],
+    }
+    counts = {**dict.fromkeys(known, 1), "many": 4}
+    assert contests(known, counts) == [Contest("many", 40.0, MOST), Contest("few", 20.0, 2)]
+
+
+# on the stand-in -----------------------------------------------------------------------------------
+
+
+SOFTMAX = """graph "g" (%x: f32[64,96]) {
+  %s = softmax(%x) {axis=1}
+  return %s
+}"""
+
+
+def rehearsed(path: Path, tune: str = "quick") -> Any:
+    net = build(path, tune)
+    net.rehearse(net.backend.rehearse)
+    return net
+
+
+def engines(net: Any) -> list[int]:
+    return [choice.engine for choice in net.backend.choices().values()]
+
+
+def test_a_plan_that_is_faster_within_the_whole_is_taken_and_kept(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us = {7: 10.0, 4: 10.5, 3: 30.0}
+    machine.within_us = {7: 10.0, 4: 6.0, 3: 1.0}
+    net = rehearsed(tmp_path)
+    found = net.backend.rehearsed
+    assert engines(net) == [4], "3 is no match by itself"
+    assert found.tried == 1 and found.after_us < found.before_us
+    for seed in range(3):
+        check(net, seed)
+    machine.built.clear()
+    again = rehearsed(tmp_path)
+    assert (engines(again), machine.built, again.backend.rehearsed) == ([4], [], None), "it was kept, serialized"
+    check(again, 5)
+
+
+def test_nothing_changes_where_the_first_is_the_fastest_there_too(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us = {7: 10.0, 4: 10.5, 3: 11.0}
+    net = rehearsed(tmp_path)
+    assert engines(net) == [7]
+    assert net.backend.rehearsed.options == {}
+    check(net, 1)
+
+
+def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_path: Path) -> None:
+    machine.times_us, machine.wrong = {7: 10.0, 4: 10.5, 3: 30.0}, {4}
+    machine.within_us = {7: 10.0, 4: 6.0}
+    net = rehearsed(tmp_path)
+    assert engines(net) == [7]
+    check(net, 2)
+
+
+@needs_compiler
+def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.launch.kernel_launcher import Launcher, ways
+
+    monkeypatch.setattr(build_pool, "LEAST", 1)
+
+    net, shop = build(tmp_path, text=SOFTMAX), Shop(2)
+    (step,) = net.compiled.program.steps
+    kernel = find(step.nodes, step.outputs)
+    assert kernel is not None and kernel.others
+    backend = net.backend
+    backend.forms._builders, backend.forms._launcher = Builders(shop), Launcher()
+    asked = {kernel.key: kernel}
+    missing = {launch.entry for _, launch in backend.forms._launcher.missing(ways(kernel))}
+    assert len(missing) > 1
+    backend.forms._kernels_soon(asked)
+    with shop.lock:
+        assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
+    before = len(machine.compiled)
+    times = backend.forms._kernels_us(asked, 0)
+    assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
+    backend.forms._kernels_soon(asked)
+    assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
+
+
+@needs_compiler
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_computes_the_same(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    from fusec.gpu.launch.kernel_launcher import Launcher, ways
+
+    net = build(tmp_path, text=SOFTMAX)
+    (step,) = net.compiled.program.steps
+    kernel = find(step.nodes, step.outputs)
+    assert kernel is not None and kernel.others
+    net.backend.forms._kernels_us({kernel.key: kernel}, 0)
+    monkeypatch.setattr(Launcher, "times_us", lambda self, each: [10.0] * len(ways(each)) if each == kernel else [])
+    slow, launched = net.backend._launcher.fastest(kernel), Launcher.bind
+
+    def bind(self: Any, each: Any, memory: Any) -> Any:
+        run, taken = launched(self, each, memory), self.fastest(each).key
+
+        def timed(*instead: Any) -> None:
+            run(*instead)
+            machine.do(lambda: setattr(machine, "now_us", machine.now_us + (20.0 if taken == slow.key else 5.0)))
+
+        return timed
+
+    monkeypatch.setattr(Launcher, "bind", bind)
+    if not agrees:
+        monkeypatch.setattr(Launcher, "agree", lambda *ways: False)
+    net.rehearse(net.backend.rehearse)
+    assert list(net.backend.rehearsed.options) == [kernel.key]
+    assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
+    assert net.backend.plans.kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
+    x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    np.testing.assert_allclose(net(x), want, rtol=1e-4)
+
+
+def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Path) -> None:
+    machine.within_us = {7: 10.0, 4: 6.0}
+    net = rehearsed(tmp_path, "none")
+    assert (net.backend.rehearsed, machine.captured) == (None, 0)
+    net = build(tmp_path)
+    net.backend.budget_s = 0.0
+    net.rehearse(net.backend.rehearse)
+    assert (net.backend.rehearsed, machine.captured) == (None, 0)
+
+
+def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+    from fusec.plans.plan_cache import PlanStore
+    from fusec.runtime import Executable
+
+    made = compiled()
+    with_state = replace(made, options=replace(made.options, state=(("x", ""),)))
+    net = Executable(with_state, CudnnBackend("quick", store=PlanStore(tmp_path)))
+    net.rehearse(net.backend.rehearse)
+    assert machine.captured == 0
+    net.bind(x=fresh(0))
+    assert len(net.run(None, {})) == 2
+
+
+def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path: Path) -> None:
+    net = build(tmp_path)
+    machine.failing = {engines(net)[0]}
+    net.rehearse(net.backend.rehearse)
+    assert net.backend.rehearsed is None
+    with pytest.warns(UserWarning, match="gave way"):
+        check(net, 3)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_plan_in_use_is_verified(machine: Machine, tmp_path: Path, wrong: bool) -> None:
+    net = rehearsed(tmp_path)
+    net(fresh(0))
+    machine.wrong = set(engines(net)) if wrong else set()
+    assert net.verify().ok != wrong
+    machine.wrong = set()
+    check(net, 2)

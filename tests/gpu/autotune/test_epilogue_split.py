@@ -1,0 +1,68 @@
+"""What follows a product goes to the norm's kernel behind it, if the device says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from lowering.lowers_judge import LowersJudge
+
+from fusec.gpu.autotune.epilogue_split import taken_along
+from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.ir import Graph
+from fusec.passes.partition import partition
+from fusec.plans.plan_record import Part
+from fusec.schedule.program import Partition, Program
+from fusec.targets.target import load
+from fusec.text import parse
+
+IMAGE = "f16[4,16,8,8]{0,2,3,1}"
+TEXT = f"""graph "g" (%dy: f16[4,8,8,8]{{0,2,3,1}}, %w: f16[8,16,1,1], %z: {IMAGE}, %y: {IMAGE}, %x: {IMAGE},
+    %s: f32[16], %m: f32[16], %i: f32[16]) {{
+  %c = conv_transpose(%dy, %w) {{strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], output_padding=[0, 0], groups=1}}
+  %a = add(%c, %z)
+  %d = relu_backward(%a, %y)
+  %dx, %ds, %db = batch_norm_backward(%d, %x, %s, %m, %i)
+  return %dx, %ds, %db
+}}"""
+
+
+def program() -> Program:
+    found = partition(parse(TEXT), LowersJudge(), load("h200"))
+    assert [s.signature for s in found.steps] == ["conv_transpose+add+relu_backward", "batch_norm_backward"]
+    return found
+
+
+@pytest.mark.parametrize("apart_us", [9.0, 11.0])
+def test_the_norm_takes_the_relus_gradient_along_where_that_is_faster(apart_us: float) -> None:
+    found, asked = program(), list[str]()
+    known = {
+        "conv_transpose+add+relu_backward": 6.0,
+        "batch_norm_backward": 4.0,
+        "conv_transpose+add": apart_us - 5.0,
+        "relu_backward+batch_norm_backward": 5.0,
+    }
+
+    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+        asked.extend(step.signature for step in steps)
+        return [known[step.signature] for step in steps]
+
+    forms = taken_along(found, {}, lambda tried: arrange(found, tried), prices_us)
+    assert sorted(asked) == sorted(known)
+    work = canonical_of(found.graph, found.steps[0])
+    assert forms == ({work: (Part(2), Part(1, "kernel"))} if apart_us < 10.0 else {})
+    steps = [step.signature for step in arrange(found, forms).steps]
+    assert steps == sorted(known, key=list(known).index)[2:] if forms else steps == list(known)[:2]
+
+
+def test_what_runs_otherwise_already_is_left_alone() -> None:
+    found = program()
+    work = canonical_of(found.graph, found.steps[0])
+
+    def arranged(tried: object) -> Program:
+        raise AssertionError("nothing is to be tried")
+
+    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+        raise AssertionError("nothing is to be timed")
+
+    assert taken_along(found, {work: (Part(1), Part(0, "kernel"))}, arranged, prices_us) == {}

@@ -1,0 +1,65 @@
+"""What stands in front of a product goes to the kernel in front of it, if the device says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from lowering.lowers_judge import LowersJudge
+
+from fusec.gpu.autotune.prologue_split import given_back
+from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import MatMul, Slice, pw
+from fusec.passes.partition import partition
+from fusec.plans.plan_record import Part
+from fusec.schedule.program import Kind, Partition, Program
+from fusec.targets.target import load
+
+
+def program() -> Program:
+    """A GEGLU, the product of whose halves is multiplied by a matrix."""
+    rng, graph = np.random.default_rng(0), Graph("g")
+
+    def weights(*shape: int) -> Value:
+        return graph.constant((rng.standard_normal(shape) * 0.1).astype(np.float16))
+
+    x = graph.add_input("x", TensorType((1024, 64), DType.F16))
+    y = graph.add(pw("add"), graph.add(MatMul(), x, weights(64, 1024)), weights(1024))
+    a, b = (graph.add(Slice((0, i * 512), (1024, 512), (1, 1)), y) for i in (0, 1))
+    z = graph.add(pw("mul"), a, graph.add(pw("gelu"), b))
+    graph.set_outputs([graph.add(MatMul(), z, weights(512, 512))])
+    return partition(graph, LowersJudge(), load("h200"))
+
+
+def forms_of(found: Program) -> dict[str, tuple[Part, ...]]:
+    """What is multiplied in front of the second product is a kernel's."""
+    step = next(s for s in found.steps if s.kind is Kind.CUDNN and s.nodes[0].op.name == "mul")
+    return {canonical_of(found.graph, step): (Part(1, "kernel"), Part(1))}
+
+
+@pytest.mark.parametrize("apart_us", [9.0, 11.0])
+def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -> None:
+    found, asked = program(), list[str]()
+    known = {"slice": 2.0, "slice+gelu": 2.0, "mul+matmul": 6.0, "slice+slice+gelu+mul": apart_us - 5.0, "matmul": 5.0}
+
+    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+        asked.extend(step.signature for step in steps)
+        return [known[step.signature] for step in steps]
+
+    forms = given_back(found, {}, lambda tried: arrange(found, tried), prices_us)
+    assert sorted(asked) == sorted(known)
+    assert forms == (forms_of(found) if apart_us < 10.0 else {})
+
+
+def test_what_is_cut_already_is_left_alone() -> None:
+    found = program()
+
+    def arranged(tried: object) -> Program:
+        raise AssertionError("nothing is to be tried")
+
+    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+        raise AssertionError("nothing is to be timed")
+
+    assert given_back(found, forms_of(found), arranged, prices_us) == {}

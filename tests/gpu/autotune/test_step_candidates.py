@@ -1,0 +1,384 @@
+"""Forms of a step mean the same, and the program takes the fastest of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.autotune.squeeze_excite_text import EXCITATION, drawn
+from gpu.stand_in_gpu import Machine
+from lowering.lowers_judge import LowersJudge
+
+from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.step_candidates import (
+    Form,
+    arrange,
+    arranged,
+    canonical_of,
+    decide,
+    forms,
+    has_forms,
+    lowered,
+    parts_of,
+)
+from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.kernels import Kernel
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.passes.base import Options
+from fusec.passes.partition import partition
+from fusec.plans.plan_record import Part
+from fusec.plans.verdict import Legal, Plan
+from fusec.runtime import Executable, SimulatorBackend
+from fusec.schedule.program import Kind, Partition, Program, alone, body_of
+from fusec.targets.target import load
+from fusec.text import parse
+
+CONV = "{strides=[1, 1], pads=[1, 1, 1, 1], dilations=[1, 1], groups=GROUPS}"
+TEXT = """graph "g" (%x: f32[2,4,5,5]{0,2,3,1}, %z: f32[2,4,5,5]{0,2,3,1}) {
+  %w = constant weight("w") : f32[4,PER,3,3]{0,2,3,1}
+  %b = constant weight("b") : f32[1,4,1,1]
+  %c = conv(%x, %w) ATTRIBUTES : f32[2,4,5,5]{0,2,3,1}
+  %d = add(%c, %b) : f32[2,4,5,5]{0,2,3,1}
+  %e = add(%d, %z) : f32[2,4,5,5]{0,2,3,1}
+  %f = relu(%e) : f32[2,4,5,5]{0,2,3,1}
+  %s = softmax(%f) {axis=1} : f32[2,4,5,5]{0,2,3,1}
+  %c2 = conv(%s, %w) ATTRIBUTES : f32[2,4,5,5]{0,2,3,1}
+  %d2 = add(%c2, %b) : f32[2,4,5,5]{0,2,3,1}
+  %e2 = add(%d2, %x) : f32[2,4,5,5]{0,2,3,1}
+  %y = swish(%e2) : f32[2,4,5,5]{0,2,3,1}
+  return %y
+}"""
+
+
+def compiled(groups: int = 1) -> Compiled:
+    text = TEXT.replace("ATTRIBUTES", CONV.replace("GROUPS", str(groups))).replace("PER", str(4 // groups))
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((4, 4 // groups, 3, 3)).astype(np.float32),
+        "b": rng.standard_normal((1, 4, 1, 1)).astype(np.float32),
+    }
+    graph, target, judge = parse(text, weights), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def rewrite(program: Program, *given: Any, **more: Any) -> Program:
+    """The program with each step in the form that is decided on."""
+    return arranged(program, decide(program, *given, **more))
+
+
+def signatures(program: Program) -> list[str]:
+    return [step.signature for step in program.steps]
+
+
+def outputs(of: Compiled) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in of.graph.inputs}
+    return Executable(of, SimulatorBackend()).run(None, feeds)
+
+
+def test_forms_of_a_fused_convolution() -> None:
+    of = compiled()
+    (step, *_) = of.program.steps
+    assert [tuple(p.signature for p in form) for form in forms(of.graph, step, "none")] == [(step.signature,)]
+    quick = [tuple(p.spelling for p in form) for form in forms(of.graph, step, "quick")]
+    assert len(quick) == len(set(quick)) >= 2 and all(len(form) == 1 for form in quick)
+    full = {tuple(p.signature for p in form) for form in forms(of.graph, step, "full")}
+    assert ("conv", "bias+add+relu") in full and ("conv+bias", "add+relu") in full
+    softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
+    assert forms(of.graph, softmax, "full") == [(softmax,)]
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_the_fastest_form_of_each_step_is_taken_and_means_the_same(level: str) -> None:
+    of = compiled()
+    want = outputs(of)
+    for name in range(4):
+        asked: list[str] = []
+
+        def time_us(graphs: Mapping[str, CudnnGraph], name: int = name, asked: list[str] = asked) -> dict[str, float]:
+            asked.extend(graphs)
+            return {key: 1.0 if i == name else 10.0 for i, key in enumerate(graphs)}
+
+        program = rewrite(of.program, True, 1.0, level, time_us)
+        for got, right in zip(
+            outputs(Compiled(of.source, program, of.target, of.options, of.judge)), want, strict=True
+        ):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+        assert len(asked) == len(set(asked))
+
+
+def test_a_split_wins_where_both_parts_are_fast() -> None:
+    of = compiled()
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 100.0 if "conv" in str(g) and "pointwise" in str(g) else 1.0 for key, g in graphs.items()}
+
+    program = rewrite(of.program, True, 2.0, "full", time_us)
+    assert signatures(program) == ["conv", "bias+add+relu", "softmax", "conv", "bias+add+swish"]
+    assert all(len(step.virtual) == 0 for step in program.steps if step.signature == "conv")
+
+
+SWIGLU = """graph "g" (%x: f16[2,8,16]) {
+  %a = constant weight("a") : f16[16,24]
+  %b = constant weight("b") : f16[16,24]
+  %g = matmul(%x, %a)
+  %s = swish(%g)
+  %u = matmul(%x, %b)
+  %y = mul(%s, %u)
+  return %y
+}"""
+
+
+@pytest.mark.parametrize("level", ["quick", "full"])
+def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((16, 24)).astype(np.float16) for name in "ab"}
+    graph, target, judge = parse(SWIGLU, weights), load("h200"), LowersJudge()
+    of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    (step,) = of.program.steps
+    slow = replace(step, verdict=None if step.verdict is None else Legal((Plan(4, (), False, 0, True),)))
+    found = {tuple(p.signature for p in form) for form in forms(graph, slow, level)}
+    assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "swish" in str(g) or "tanh" in str(g) else 1.0 for key, g in graphs.items()}
+
+    def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+        return dict.fromkeys(asked, 1.0)
+
+    before = Program(graph, (slow,))
+    program = rewrite(before, True, 1.0, level, time_us, kernels_us)
+    assert signatures(program) == ["matmul", "matmul", "swish+mul"]
+    assert [s.kind for s in program.steps][-1] is Kind.KERNEL
+    for got, right in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
+
+
+def test_what_stands_before_a_product_may_be_cut_off() -> None:
+    text = """graph "g" (%x: f16[2,8,5,5]{0,2,3,1}) {
+      %k = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8,1,1]
+      %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
+      %m = mul(%x, %k) : f16[2,8,5,5]{0,2,3,1}
+      %r = relu(%m) : f16[2,8,5,5]{0,2,3,1}
+      %c = conv(%r, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=1} : f16[2,8,5,5]{0,2,3,1}
+      %y = relu(%c) : f16[2,8,5,5]{0,2,3,1}
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8, 1, 1), np.float16)})
+    nodes = [node for node in graph.nodes if node.op.name != "constant"]
+    step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
+    found = {tuple((p.kind, p.signature) for p in form) for form in forms(graph, step, "full")}
+    assert ((Kind.CUDNN, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
+    assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
+
+
+def test_launches_count() -> None:
+    of = compiled()
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 9.0 if "conv" in str(g) and "pointwise" in str(g) else 4.0 for key, g in graphs.items()}
+
+    assert len(rewrite(of.program, True, 0.5, "full", time_us).steps) == 5
+    assert len(rewrite(of.program, True, 2.0, "full", time_us).steps) == 3
+
+
+def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
+    of = compiled(groups=4)
+    step = next(s for s in of.program.steps if any(n.op.name == "conv" for n in s.nodes))
+    if len(step.nodes) > 1:
+        assert any(len(form) == 2 for form in forms(of.graph, step, "quick"))
+
+
+@pytest.mark.parametrize("level", ["none", "quick"])
+def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
+    of = compiled()
+    with pytest.warns(UserWarning, match=r"no plan of conv\+bias\+add\+(relu|swish) runs on this GPU"):
+        program = rewrite(of.program, True, 1.0, level, lambda graphs: {})
+    assert signatures(program) == ["conv", "bias", "add", "relu", "softmax", "conv", "bias", "add", "swish"]
+    assert {step.kind for step in program.steps} == {Kind.KERNEL}
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_lowered_is_none_where_a_part_does_not_lower() -> None:
+    of = compiled()
+    form = forms(of.graph, of.program.steps[0], "none")[0]
+    assert lowered(form, True) is not None
+    softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
+    (kernel,) = lowered((softmax,), True) or [None]
+    assert isinstance(kernel, Kernel) and kernel.name == "softmax"
+    assert lowered((replace(softmax, kind=Kind.CUDNN),), True) is None
+    conv = alone(of.graph, of.program.steps[0].nodes[0])
+    assert lowered((conv,), True) is None, "there is no kernel of a dense convolution"
+
+
+def test_kernels_compete() -> None:
+    of = compiled(groups=4)
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return dict.fromkeys(graphs, 10.0)
+
+    def kernels_us(asked: Mapping[str, Kernel], us: float = 1.0) -> dict[str, float]:
+        return {key: us for key, kernel in asked.items() if kernel.name.startswith("depthwise")}
+
+    program = rewrite(of.program, True, 1.0, "quick", time_us, kernels_us)
+    assert [step.kind for step in program.steps] == [Kind.KERNEL] * 3
+    assert signatures(program) == signatures(of.program)
+    for got, want in zip(outputs(replace(of, program=program)), outputs(of), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    slow = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: kernels_us(asked, 99.0))
+    assert [step.kind for step in slow.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
+    rest = rewrite(of.program, True, 1.0, "quick", time_us, lambda asked: dict.fromkeys(asked, 2.0))
+    assert {step.kind for step in rest.steps} == {Kind.KERNEL}
+    assert rewrite(of.program, True, 1.0, "none", time_us, kernels_us).steps[0].kind is Kind.CUDNN
+
+
+def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
+    of = compiled()
+    asked: list[tuple[str, ...]] = []
+
+    def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 6.5 for key, g in graphs.items()}
+
+    def taking(us: float) -> Callable[[Sequence[Form]], list[float]]:
+        def together_us(found: Sequence[Form]) -> list[float]:
+            asked.extend(tuple(part.signature for part in form) for form in found)
+            return [us] * len(found)
+
+        return together_us
+
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(11.0)).steps) == 3
+    assert ("conv", "bias+add+relu") in asked
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(9.0)).steps) == 5
+    asked.clear()
+
+    def hopeless(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
+        return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 9.0 for key, g in graphs.items()}
+
+    assert len(rewrite(of.program, True, 1.0, "full", hopeless, together_us=taking(1.0)).steps) == 3
+    assert asked == []
+
+
+def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
+    from fusec.gpu.autotune.candidate_runner import bound, graphs_of
+    from fusec.gpu.launch.kernel_launcher import Launcher
+
+    of = compiled()
+    form = next(f for f in forms(of.graph, of.program.steps[0], "full") if len(f) == 2 and f[1].kind is Kind.CUDNN)
+    assert len(graphs_of([form, form], True)) == 2
+    seen: list[tuple[CudnnGraph, Mapping[int, Any]]] = []
+    ran: list[int] = []
+
+    def bind(graph: CudnnGraph, buffers: Mapping[int, Any]) -> Callable[[], None]:
+        seen.append((graph, buffers))
+        place = len(seen)
+        return lambda: ran.append(place)
+
+    bound(form, True, bind, Launcher())()
+    (first, made), (second, read) = seen
+    outputs = {id(made[t.uid]) for t in first.outputs}
+    assert ran == [1, 2] and outputs & {id(read[t.uid]) for t in second.inputs}
+    assert {t.uid for t in (*second.inputs, *second.outputs)} == set(read)
+
+
+def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Machine) -> None:
+    """The body of such a step calls its results by other names."""
+    from fusec.gpu.autotune.candidate_runner import bound
+    from fusec.gpu.launch.kernel_launcher import Launcher
+
+    text = """graph "g" (%x: f16[16,8]) {
+      %w = constant weight("w") : f16[8,8]
+      %b = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8]
+      %m = matmul(%x, %w)
+      %a = add(%m, %b)
+      %y = gelu(%a)
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8), np.float16)})
+    nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
+    found = [f for f in forms(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full") if len(f) == 2]
+    assert {f[0].spelling for f in found} == {("as_convolution",), ()}, "each spelling of the product"
+    for form in found:
+        ran: list[CudnnGraph] = []
+        bound(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
+        assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
+
+
+def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() -> None:
+    text = """graph "g" (%x: f16[16,8]) {
+      %w = constant weight("w") : f16[8,8]
+      %m = matmul(%x, %w) : f16[16,8]
+      %y = relu(%m) : f16[16,8]
+      return %y
+    }"""
+    graph = parse(text, {"w": np.ones((8, 8), np.float16)})
+    nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
+    (y,) = graph.outputs
+    graph.set_type(y, replace(y.type, within=(16, 24)))
+    step = Partition(nodes, Kind.CUDNN, body_of(graph, nodes))
+    spellings = {form[0].spelling: form[0].body for form in forms(graph, step, "quick") if len(form) == 1}
+    assert ("as_convolution",) in {names[:1] for names in spellings}
+    for names, timed in spellings.items():
+        (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
+        assert str(made.body) == str(timed), "what runs is what was timed"
+        assert made.body.outputs[0].type.within == (16, 24)
+
+
+def excited() -> Compiled:
+    graph, target, judge = parse(EXCITATION, drawn(EXCITATION)), load("h200"), LowersJudge()
+    return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+
+
+def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
+    of = excited()
+    want = outputs(of)
+    program = grouped(of.program, products=True)
+    (step, _) = program.steps
+    assert forms(program.graph, step, "none") == [(step,)]
+    found = forms(program.graph, step, "quick")
+    names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
+    chain = ("kernel", "conv+relu+conv+sigmoid")
+    assert names == {
+        (("kernel", step.signature),),
+        (("cudnn", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv"), ("kernel", "bias+swish+reduce"), chain),
+        (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
+    }
+    (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
+    cut = {tuple((p.kind.value, p.signature) for p in form) for form in forms(program.graph, lone, "quick")}
+    assert cut == {
+        (chain,),
+        (("cudnn", "conv+relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv+relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv+sigmoid")),
+        (("cudnn", "conv"), ("kernel", "relu"), ("cudnn", "conv"), ("kernel", "sigmoid")),
+    }
+    for form in found:
+        parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
+        arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
+        assert len(arranged_so.steps) == len(form) + 1
+        again = arrange(of.program, {canonical_of(program.graph, step): parts})
+        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
+        for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
+    of = excited()
+    program = grouped(of.program, products=True)
+
+    def taken(kernel_us: float) -> list[str]:
+        def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
+            return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
+
+        decided = decide(
+            program, True, 2.0, "quick", lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us, together_us=None
+        )
+        return signatures(arranged(program, decided))
+
+    assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
+    assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]

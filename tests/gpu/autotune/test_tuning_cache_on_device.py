@@ -1,0 +1,136 @@
+"""On a real GPU: what cuDNN serializes and revives computes the same, for every kind of graph there is."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from lowering.bodies import BODIES, load
+
+from fusec.lower_cudnn import lower
+from fusec.plans.plan_cache import PlanStore
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+def backend(folder: Path) -> Any:
+    from fusec.gpu.backend import CudnnBackend
+
+    return CudnnBackend("none", store=PlanStore(folder))
+
+
+@pytest.mark.parametrize("title", BODIES)
+def test_a_revived_plan_computes_the_same(title: str, folder: Path, rng: np.random.Generator) -> None:
+    from fusec.gpu.check_plan import random_buffers
+
+    graph = lower(load(BODIES[title])).graph
+    given = random_buffers(graph, rng)
+    results: list[dict[int, np.ndarray]] = []
+    for revived in (False, True):
+        machine, buffers = backend(folder), {uid: buffer.copy() for uid, buffer in given.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a plan that is not kept says so
+            machine.prepare({graph.key: graph}, 0)
+            machine.run_on_host(graph, buffers)
+        assert machine.plans.tuned[graph.key].revived is revived
+        results.append(buffers)
+    for tensor in graph.outputs:
+        first, second = (result[tensor.uid] for result in results)
+        if tensor.dtype.is_float:
+            assert_close(second, first, 1e-6 if tensor.dtype.numpy == np.float32 else 1e-3)
+        else:
+            np.testing.assert_array_equal(second, first)
+
+
+def test_a_blob_that_was_cut_is_a_clear_error_and_the_plan_is_built(folder: Path) -> None:
+    graph = lower(load(next(iter(BODIES.values())))).graph
+    first = backend(folder)
+    first.prepare({graph.key: graph}, 0)
+    (entry,) = first.entries([graph.key]).values()
+    assert entry.blob is not None
+    store = first.plans.kept.store
+    key = first.plans.kept.place.key(graph.key, "none")
+    store.put(key, type(entry)(entry.choice, entry.blob[: len(entry.blob) // 2]))  # whole, as far as the file goes
+    second = backend(folder)
+    with pytest.warns(UserWarning, match="dropped the serialized plan .*cuDNN does not read"):
+        second.prepare({graph.key: graph}, 0)
+    assert second.plans.tuned[graph.key].revived is False
+
+
+def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    from gpu.test_device import net
+
+    import fusec
+    from fusec import lockfile
+    from fusec.gpu.measure.timer import Stopwatch
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
+    x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
+    tuned = fusec.compile(net(), precision="fp16", tune="quick")
+    want = tuned(x)
+    lockfile.write(tmp_path / "fusec.lock", tuned.lock())
+    tuned.save(tmp_path / "model.fusec")
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "second"))
+    monkeypatch.setattr(Stopwatch, "us", None)  # nothing is timed
+    locked = fusec.compile(net(), precision="fp16", lock=tmp_path / "fusec.lock")
+    steps = [[(s.signature, s.kind, s.spelling) for s in e.compiled.program.steps] for e in (tuned, locked)]
+    assert steps[0] == steps[1]
+    chosen = [{key: choice.identity for key, choice in e.backend.choices().items()} for e in (tuned, locked)]
+    assert chosen[1].items() <= chosen[0].items()
+    assert_close(locked(x), want, 1e-3)
+    assert_close(locked(x), want, 1e-3)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
+    loaded = fusec.load(tmp_path / "model.fusec")
+    assert all(result.revived for result in loaded.backend.plans.tuned.values())
+    assert_close(loaded(x), want, 1e-3)
+
+
+def test_a_file_made_without_the_gpu_runs_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    import subprocess
+    import sys
+
+    from gpu.test_device import net
+
+    import fusec
+    from fusec import driver
+    from fusec.artifacts import fusec_file
+
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "elsewhere"))
+    fusec_file.save(tmp_path / "plain.fusec", [driver.build(net(), target="h200", precision="fp16")])
+    make = [
+        "-m",
+        "fusec",
+        "compile",
+        str(tmp_path / "plain.fusec"),
+        "--target",
+        "h200",
+        "-o",
+        str(tmp_path / "m.fusec"),
+    ]
+    with monkeypatch.context() as patch:
+        patch.setenv("FUSEC_DEVICE", "none")
+        subprocess.run([sys.executable, *make], check=True, capture_output=True)
+    x = rng.standard_normal((2, 8, 16, 16)).astype(np.float32)
+    want = driver.compile(net(), precision="fp16", tune="none")(x)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "here"))
+    with pytest.warns(UserWarning, match="of its plans were not built here and are built anew"):
+        strange = fusec.load(tmp_path / "m.fusec")
+    assert_close(strange(x), want, 3e-3)
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "trusting"))
+    fusec_file.trust(tmp_path / "m.fusec")
+    trusted = fusec.load(tmp_path / "m.fusec")
+    assert any(entry.blob for entry in trusted.backend.entries(trusted.backend.choices()).values())
+    assert_close(trusted(x), want, 3e-3)

@@ -1,0 +1,190 @@
+"""cuDNN graphs that one call of cuBLASLt computes: products of every layout, type and epilogue."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.simulator import extent
+
+Dims = tuple[int, ...]
+EPILOGUES = (
+    (),
+    ("bias",),
+    ("c",),
+    ("relu",),
+    ("gelu_approx_tanh",),
+    ("scale",),
+    ("bias", "relu"),
+    ("bias", "gelu_approx_tanh"),
+    ("bias", "c"),
+    ("c", "bias", "relu"),
+    ("scale", "bias", "c_left", "gelu_approx_tanh"),
+)
+POINTWISE: tuple[tuple[str, Attribute], ...] = (
+    ("pre_padding", (0, 0)),
+    ("post_padding", (0, 0)),
+    ("stride", (1, 1)),
+    ("dilation", (1, 1)),
+)
+
+
+def strides(dims: Dims, order: Dims, apart: int = 0) -> Dims:
+    """Of a tensor stored in that order, outermost first, with gaps behind each innermost row."""
+    found, step = [0] * len(dims), 1
+    for place, axis in enumerate(reversed(order)):
+        found[axis] = step
+        step *= dims[axis] + (apart if place == 0 else 0)
+    return tuple(found)
+
+
+def product(
+    sizes: Dims = (1, 6, 5, 7),
+    epilogue: tuple[str, ...] = (),
+    dtype: DType = DType.F16,
+    turned: str = "",
+    apart: int = 0,
+    one: str = "",
+    result: DType | None = None,
+    tensor_cores: bool = True,
+) -> CudnnGraph:
+    """[batch, m, k] by [batch, k, n]. turned: which of a, b, c, d are stored column by column; apart: gaps between
+    rows of all four; one: which of a, b, c are the same for the whole batch."""
+    batch, m, n, k = sizes
+    kind = result or dtype
+    tensors: list[CudnnTensor] = []
+
+    def matrix(name: str, rows: int, columns: int, dtype: DType = dtype, virtual: bool = False) -> int:
+        dims = (1 if name in one else batch, rows, columns)
+        order = (0, 2, 1) if name in turned else (0, 1, 2)
+        placed = strides(dims, order, 0 if virtual else apart)
+        tensors.append(CudnnTensor(len(tensors) + 1, dims, placed, DType.F32 if virtual else dtype, virtual))
+        return len(tensors)
+
+    def other(step: str) -> int:
+        if step == "scale":
+            tensors.append(CudnnTensor(len(tensors) + 1, (1, 1, 1), (1, 1, 1), DType.F32, value=0.125))
+        elif step == "bias":
+            tensors.append(CudnnTensor(len(tensors) + 1, (1, 1, n), (n, n, 1), kind))
+        else:
+            return matrix("c", m, n, kind)
+        return len(tensors)
+
+    operands = (matrix("a", m, k), matrix("b", k, n))
+    uid = matrix("d", m, n, kind, bool(epilogue))
+    calls = [CudnnCall("matmul", operands, (uid,))]
+    for place, step in enumerate(epilogue):
+        mode = {"bias": "add", "c": "add", "c_left": "add", "scale": "mul"}.get(step, step)
+        pair = (uid, other(step)) if mode in ("add", "mul") else (uid,)
+        uid = matrix("d", m, n, kind, place < len(epilogue) - 1)
+        calls.append(CudnnCall("pointwise", (*pair[::-1],) if step == "c_left" else pair, (uid,), mode))
+    return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
+
+
+def convolution(
+    dims: Dims = (2, 8, 3, 5),
+    filters: int = 6,
+    epilogue: tuple[str, ...] = ("bias", "relu"),
+    dtype: DType = DType.F16,
+    window: int = 1,
+    apart: int = 0,
+    attributes: tuple[tuple[str, Attribute], ...] = POINTWISE,
+    order: Dims = (0, 2, 3, 1),
+    tensor_cores: bool = True,
+) -> CudnnGraph:
+    """A convolution of an image; apart: channels between two pixels' that are another tensor's."""
+    n, c, h, w = dims
+    out = (n, filters, h, w)
+    tensors = [
+        CudnnTensor(1, dims, strides(dims, order, apart), dtype),
+        CudnnTensor(2, (filters, c, window, window), strides((filters, c, window, window), (0, 2, 3, 1)), dtype),
+    ]
+
+    def image(virtual: bool) -> int:
+        placed = strides(out, order, 0 if virtual else apart)
+        tensors.append(CudnnTensor(len(tensors) + 1, out, placed, DType.F32 if virtual else dtype, virtual))
+        return len(tensors)
+
+    uid = image(bool(epilogue))
+    calls = [CudnnCall("conv_fprop", (1, 2), (uid,), attributes=attributes)]
+    for place, step in enumerate(epilogue):
+        pair: tuple[int, ...] = (uid,)
+        if step == "bias":
+            tensors.append(CudnnTensor(len(tensors) + 1, (1, filters, 1, 1), (filters, 1, 1, 1), dtype))
+            pair = (uid, len(tensors))
+        elif step == "c":
+            pair = (uid, image(False))
+        uid = image(place < len(epilogue) - 1)
+        calls.append(CudnnCall("pointwise", pair, (uid,), "add" if step in ("bias", "c") else step))
+    return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
+
+
+def gradient(
+    op: str,
+    dims: Dims = (2, 8, 3, 5),
+    filters: int = 6,
+    dtype: DType = DType.F16,
+    added: bool = False,
+    apart: int = 0,
+    tensor_cores: bool = True,
+    window: int = 1,
+    attributes: tuple[tuple[str, Attribute], ...] = POINTWISE,
+) -> CudnnGraph:
+    """That of a convolution's image (`conv_dgrad`), perhaps with another added, or of its filters (`conv_wgrad`)."""
+    n, c, h, w = dims
+    shape, order = (filters, c, window, window), (0, 2, 3, 1)
+    loss = ((n, filters, h, w), strides((n, filters, h, w), order, apart))
+    image, weight = (dims, strides(dims, order, apart)), (shape, strides(shape, order))
+    first, second, result = (image, loss, weight) if op == "conv_wgrad" else (loss, weight, image)
+    tensors = [CudnnTensor(uid, *each, dtype) for uid, each in ((1, first), (2, second))]
+    tensors.append(CudnnTensor(3, *result, DType.F32 if added else dtype, added))
+    calls = [CudnnCall(op, (1, 2), (3,), attributes=attributes)]
+    if added:
+        tensors += [CudnnTensor(uid, *result, dtype) for uid in (4, 5)]
+        calls.append(CudnnCall("pointwise", (3, 4), (5,), "add"))
+    return CudnnGraph(tuple(tensors), tuple(calls), tensor_cores)
+
+
+def grid() -> Iterator[tuple[str, CudnnGraph]]:
+    """Every epilogue by type by layout, small and of odd sizes."""
+    for dtype, epilogue in itertools.product((DType.F16, DType.BF16, DType.F32), EPILOGUES):
+        for turned in ("", "a", "b", "ab"):
+            for sizes, apart in (((1, 6, 5, 7), 0), ((3, 8, 16, 24), 8), ((1, 1, 33, 9), 0), ((2, 17, 1, 8), 0)):
+                name = f"{dtype.value} {'+'.join(epilogue)} {turned or '-'} {sizes} {apart}"
+                yield name, product(sizes, epilogue, dtype, turned, apart)
+        for one in ("a", "b", "c", "bc"):
+            yield f"{dtype.value} {'+'.join(epilogue)} one {one}", product((3, 8, 16, 24), epilogue, dtype, one=one)
+        if "bias" not in epilogue:
+            yield f"{dtype.value} {'+'.join(epilogue)} by columns", product((2, 6, 5, 7), epilogue, dtype, "cd")
+    for dtype in (DType.F16, DType.BF16):
+        for epilogue in EPILOGUES:
+            yield (
+                f"{dtype.value} {'+'.join(epilogue)} to f32",
+                product((2, 6, 8, 16), epilogue, dtype, result=DType.F32),
+            )
+    for dtype, tensor_cores in ((DType.F16, True), (DType.F32, True), (DType.F32, False)):
+        for epilogue in ((), ("bias",), ("c", "bias", "relu"), ("bias", "gelu_approx_tanh")):
+            for apart in (0, 8):
+                name = f"conv {dtype.value} {'+'.join(epilogue)} {apart} {tensor_cores}"
+                yield name, convolution((2, 8, 3, 5), 6, epilogue, dtype, apart=apart, tensor_cores=tensor_cores)
+
+    for dtype, tensor_cores in ((DType.F16, True), (DType.BF16, True), (DType.F32, True), (DType.F32, False)):
+        for op, added in (("conv_dgrad", False), ("conv_dgrad", True), ("conv_wgrad", False)):
+            for apart in (0, 8):
+                name = f"{op} {dtype.value} {added} {apart} {tensor_cores}"
+                yield name, gradient(op, (2, 8, 3, 5), 16, dtype, added, apart, tensor_cores)
+
+
+def buffers(graph: CudnnGraph, seed: int) -> dict[int, np.ndarray]:
+    """Normal numbers for what is read, NaN where something is to be written."""
+    rng = np.random.default_rng(seed)
+    made: dict[int, np.ndarray] = {}
+    for tensor in graph.inputs:
+        made[tensor.uid] = rng.standard_normal(extent(tensor)).astype(tensor.dtype.numpy)
+    for tensor in graph.outputs:
+        made[tensor.uid] = np.full(extent(tensor), np.nan, tensor.dtype.numpy)
+    return made

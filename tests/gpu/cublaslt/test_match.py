@@ -1,0 +1,295 @@
+"""cuBLASLt without a GPU: which graphs are one call of it, how it reads their memory, and who is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.cublaslt.product_graphs import POINTWISE, buffers, convolution, gradient, grid, product
+from gpu.stand_in_blaslt import Bindings
+from helpers import assert_close
+
+from fusec.errors import ExecutionError
+from fusec.gpu.cublaslt import algorithms
+from fusec.gpu.cublaslt import bindings as cublaslt_library
+from fusec.gpu.cublaslt.algorithms import Blas, is_algorithm
+from fusec.gpu.cublaslt.bindings import BlasError
+from fusec.gpu.cublaslt.match import product_of
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
+from fusec.lowering.simulator import simulate
+from fusec.plans.plan_record import BLAS, Choice
+
+
+def run(graph: CudnnGraph, seed: int = 0) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """What the library's first algorithm and the simulator make of the same memory."""
+    blas = Blas(lambda: 1)
+    plan = blas.build(graph, blas.offers(graph)[0])
+    got, want = buffers(graph, seed), buffers(graph, seed)
+    plan.execute(plan.addresses({uid: array.ctypes.data for uid, array in got.items()}), 0, None)
+    simulate(graph, want)
+    return got, want
+
+
+def test_every_epilogue_type_and_layout_reads_and_writes_the_right_memory(bindings: Bindings) -> None:
+    count = 0
+    for seed, (name, graph) in enumerate(grid()):
+        (result,) = graph.outputs
+        try:
+            got, want = run(graph, seed)
+            nothing = np.isnan(want[result.uid].astype(np.float64))  # gaps stay as they were
+            np.testing.assert_array_equal(np.isnan(got[result.uid].astype(np.float64)), nothing)
+            assert_close(
+                got[result.uid][~nothing], want[result.uid][~nothing], 1e-2 if result.dtype is DType.BF16 else 2e-3
+            )
+        except (AssertionError, IndexError) as error:
+            raise AssertionError(name) from error
+        count += 1
+    assert count > 600
+
+
+def without_tensor_cores(graph: CudnnGraph) -> CudnnGraph:
+    return dataclasses.replace(graph, tensor_cores=False)
+
+
+def test_fp32_is_rounded_to_tf32_only_where_the_graph_allows_it(bindings: Bindings) -> None:
+    for graph, compute in (
+        (product(dtype=DType.F32), 77),
+        (without_tensor_cores(product(dtype=DType.F32)), 68),
+        (product(), 68),
+    ):
+        blas = Blas(lambda: 1)
+        plan = blas.build(graph, blas.offers(graph)[0])
+        assert [told[-1] for told in bindings.operations.values()] == [compute]
+        del plan
+        assert not bindings.operations and not bindings.layouts and not bindings.preferences, "descriptors are freed"
+
+
+def changed(graph: CudnnGraph, uid: int, **changes: Any) -> CudnnGraph:
+    tensors = tuple(dataclasses.replace(t, **changes) if t.uid == uid else t for t in graph.tensors)
+    return dataclasses.replace(graph, tensors=tensors)
+
+
+def followed(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph:
+    """The graph with one more op of one operand behind its result."""
+    (last,) = graph.outputs
+    virtual = changed(graph, last.uid, virtual=True, dtype=DType.F32)
+    end = dataclasses.replace(last, uid=len(graph.tensors) + 1)
+    call = CudnnCall("pointwise", (last.uid,), (end.uid,), mode, tuple(attributes.items()))
+    return dataclasses.replace(virtual, tensors=(*virtual.tensors, end), calls=(*graph.calls, call))
+
+
+BIAS, BOTH = product(epilogue=("bias",)), product(epilogue=("bias", "c"))
+PADDED = tuple((k, (1, 1) if k == "pre_padding" else v) for k, v in POINTWISE)
+STRIDED = tuple((k, (2, 2) if k == "stride" else v) for k, v in POINTWISE)
+REFUSED = {
+    "erf is not the library's gelu": followed(BIAS, "gelu"),
+    "clipped relu": followed(BIAS, "relu", upper_clip=6.0),
+    "something behind the activation": followed(followed(BIAS, "relu"), "relu"),
+    "two residuals": product(epilogue=("c", "c")),
+    "scaled after the bias": product(epilogue=("bias", "scale")),
+    "a virtual value in 16 bits is rounded": changed(BIAS, 3, dtype=DType.F16),
+    "a bias in another type": changed(BIAS, 4, dtype=DType.F32),
+    "a bias with gaps": changed(BIAS, 4, strides=(10, 10, 2)),
+    "a bias for each row": changed(BIAS, 4, dims=(1, 6, 1), strides=(6, 1, 1)),
+    "a residual by columns": product(epilogue=("c",), turned="c"),
+    "a bias of a result by columns": product(epilogue=("bias",), turned="d"),
+    "every other element": changed(product(), 1, strides=(84, 14, 2)),
+    "overlapping rows": changed(product(), 1, strides=(42, 3, 1)),
+    "two results": changed(BIAS, 3, virtual=False, dtype=DType.F16),
+    "integers": product(dtype=DType.I8),
+    "a reduction": CudnnGraph(product().tensors, (CudnnCall("reduction", (1,), (3,), "add"),)),
+    "nothing to sum": product((1, 6, 5, 0)),
+    "windows": convolution(window=3),
+    "padding": convolution(attributes=PADDED),
+    "strides": convolution(attributes=STRIDED),
+    "groups": changed(convolution(), 2, dims=(6, 4, 1, 1), strides=(4, 1, 1, 1)),
+    "rows of channels": convolution(order=(0, 1, 2, 3)),
+    "pixels column by column": convolution(order=(0, 3, 2, 1)),
+    "images with gaps": changed(convolution(), 1, strides=(240, 1, 40, 8)),
+    "a gradient by windows": gradient("conv_dgrad", window=3),
+    "a gradient by padded images": gradient("conv_wgrad", attributes=PADDED),
+    "a gradient of every other pixel": gradient("conv_dgrad", attributes=STRIDED),
+    "a gradient in groups": changed(gradient("conv_wgrad"), 3, dims=(6, 4, 1, 1), strides=(4, 1, 1, 1)),
+    "a sum of filters' gradients": gradient("conv_wgrad", added=True),
+}
+
+
+@pytest.mark.parametrize("graph", REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_no_call_of_the_library_is_left_to_cudnn(graph: CudnnGraph, bindings: Bindings) -> None:
+    assert product_of(graph) is None
+    assert Blas(lambda: 1).offers(graph) == []
+    with pytest.raises(ExecutionError, match="does not offer"):
+        Blas(lambda: 1).build(graph, Choice(BLAS, ()))
+
+
+def test_their_neighbours_are(bindings: Bindings) -> None:
+    for graph in (
+        BIAS,
+        BOTH,
+        followed(BIAS, "relu"),
+        followed(BIAS, "identity"),
+        convolution(),
+        gradient("conv_wgrad"),
+    ):
+        assert product_of(graph) is not None
+
+
+def test_one_row_may_have_two_biases() -> None:
+    found = product_of(product((1, 1, 8, 8), ("bias", "bias")))
+    assert found is not None and found.bias == 4 and found.c is not None and found.c.uid == 6
+    assert product_of(product((1, 2, 8, 8), ("bias", "bias"))) is None
+
+
+def test_algorithms_are_named_by_their_attributes_and_found_again(bindings: Bindings) -> None:
+    blas, graph = Blas(lambda: 1), BIAS
+    offers = blas.offers(graph)
+    assert [dict(c.knobs)[0] for c in offers] == [66, 71, 52]
+    assert [c.workspace_bytes for c in offers] == [0, 1024, 2048]
+    assert all(c.engine == BLAS and c.library == "cublaslt" and len(c.knobs) == 9 for c in offers)
+    plan = Blas(lambda: 1).build(graph, offers[1])
+    made = buffers(graph, 0)
+    scratch = np.empty(2048, np.uint8)
+    plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
+    assert bindings.ran == [71]
+    bindings.failing = {71}
+    with pytest.raises(ExecutionError, match="cuBLASLt failed to run"):
+        plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
+
+
+def test_an_algorithm_is_revived_from_its_numbers(bindings: Bindings) -> None:
+    blas, graph = Blas(lambda: 1), BIAS
+    blob = blas.build(graph, blas.offers(graph)[1]).blob
+    assert is_algorithm(blob) and not is_algorithm(b"CUDNN") and len(blob) < 128
+    made, want = buffers(graph, 0), buffers(graph, 0)
+    plan = Blas(lambda: 1).revive(graph, blob)
+    assert (plan.workspace_bytes, plan.blob) == (1024, blob)
+    scratch = np.empty(1024, np.uint8)
+    plan.execute({uid: array.ctypes.data for uid, array in made.items()}, scratch.ctypes.data, None)
+    simulate(graph, want)
+    assert_close(made[graph.outputs[0].uid], want[graph.outputs[0].uid], 2e-3)
+    bindings.algorithms = (66, 52, 71)  # 71 now wants 2048 bytes
+    with pytest.raises(ExecutionError, match="more workspace"):
+        Blas(lambda: 1).revive(graph, blob)
+    bindings.algorithms = (66,)
+    for other, told, why in (
+        (graph, blob, "does not take the algorithm"),
+        (graph, blob[:-1], "not an algorithm"),
+        (graph, b"CUDNN", "not an algorithm"),
+        (product(dtype=DType.I8), blob, "does not run"),
+    ):
+        with pytest.raises(ExecutionError, match=why):
+            Blas(lambda: 1).revive(other, told)
+
+
+def test_a_library_that_declines_offers_nothing(bindings: Bindings) -> None:
+    bindings.algorithms = ()
+    assert Blas(lambda: 1).offers(BIAS) == []
+
+
+@pytest.fixture
+def unknown_version(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No package has the library."""
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    algorithms.version.cache_clear()
+    yield
+    algorithms.version.cache_clear()
+
+
+@pytest.mark.usefixtures("unknown_version")
+def test_without_the_library_nothing_competes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt_library, "load", _not_there)
+    assert algorithms.version() == algorithms.competitor() == ""
+    assert Blas.open(lambda: 1) is None
+
+
+@pytest.mark.usefixtures("unknown_version")
+def test_a_library_that_is_no_package_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublaslt_library, "load", lambda: SimpleNamespace(version=120905))
+    assert algorithms.competitor() == "cublaslt 12.9.5"
+    assert Blas.open(lambda: 1) is not None
+
+
+def _not_there() -> None:
+    raise RuntimeError("libcublasLt.so.13 is not found")
+
+
+@pytest.mark.parametrize("where", ["load", "create"])
+def test_a_library_that_does_not_load_is_said_once_and_left_out(
+    bindings: Bindings, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    graph = BIAS
+    blob = Blas(lambda: 1).build(graph, Blas(lambda: 1).offers(graph)[0]).blob
+
+    def fail(*arguments: object) -> None:
+        raise BlasError("cublasLtCreate: not initialized")
+
+    if where == "load":
+        monkeypatch.setattr(cublaslt_library, "load", _not_there)
+    else:
+        monkeypatch.setattr(bindings, "create", fail)
+    blas = Blas(lambda: 1)
+    with pytest.warns(UserWarning, match="cuBLASLt does not load, products are left to cuDNN"):
+        assert blas.offers(graph) == []
+    assert blas.offers(graph) == []
+    with pytest.raises(ExecutionError, match="does not load"):
+        blas.revive(graph, blob)
+
+
+# the real library, as far as it goes without a GPU -----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library() -> cublaslt_library.Library:
+    try:
+        return cublaslt_library.load()
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(str(error))
+
+
+def test_numbers_are_those_of_the_header(library: cublaslt_library.Library) -> None:
+    """And the struct and the functions are declared as there."""
+    from cuda import pathfinder
+
+    folder = pathfinder.find_nvidia_header_directory("cublas")
+    if folder is None:
+        pytest.skip("the library came without its header")
+    header = Path(folder, "cublasLt.h").read_text()
+    for prefix, names in (
+        ("MATMUL_DESC", cublaslt_library.MatmulDescAttribute),
+        ("MATRIX_LAYOUT", cublaslt_library.MatrixLayoutAttribute),
+        ("MATMUL_PREF", cublaslt_library.MatmulPreferenceAttribute),
+    ):
+        for name in names:
+            assert re.search(rf"CUBLASLT_{prefix}_{name.name} = {name.value},", header), name
+    for name, parameters in cublaslt_library._FUNCTIONS.items():
+        declared = re.search(rf"CUBLASWINAPI cublasLt{name}\(([^;]*)\);", re.sub("//.*", "", header))
+        assert declared is not None, name
+        assert len(declared[1].split(",")) == len(parameters), name
+    assert cublaslt_library.RESULT.itemsize == 8 * cublaslt_library.ALGORITHM_WORDS + 8 + 4 + 4 + 16
+    assert f"uint64_t data[{cublaslt_library.ALGORITHM_WORDS}];" in header
+
+
+def test_products_are_described_to_the_library(library: cublaslt_library.Library) -> None:
+    assert library.version >= 120000
+    described = algorithms.Descriptors(library, product_of(BIAS))  # type: ignore[arg-type]
+    assert 0 not in (described.operation, described.a, described.b, described.c, described.d)
+    number = np.zeros(1, np.uint64)
+    with pytest.raises(BlasError, match=r"cublasLtMatmulDescSetAttribute: an unsupported value"):
+        library.matmul_desc_set_attribute(described.operation, 4711, number.ctypes.data, 8)
+
+
+def test_what_is_no_library_is_said() -> None:
+    with pytest.raises(OSError, match="no-such"):
+        cublaslt_library.Library("/no-such-library.so")

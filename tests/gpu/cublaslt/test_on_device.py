@@ -1,0 +1,161 @@
+"""cuBLASLt itself, on a real GPU: all it offers for products of every layout, type and epilogue, and whole graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu.cublaslt.product_graphs import buffers, grid, product
+from helpers import assert_close
+from scipy.special import ndtr
+
+import fusec
+from fusec.gpu.cublaslt import algorithms
+from fusec.ir import DType, Graph
+from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.lowering.simulator import simulate
+from fusec.passes.partition.equivalent_spellings import quicker
+from fusec.plans.plan_cache import PlanStore
+from fusec.reference import evaluate
+from fusec.text import parse
+
+pytestmark = pytest.mark.gpu
+LIMIT = {DType.F16: 2e-3, DType.BF16: 2e-2, DType.F32: 1e-5}
+
+
+def errors(blas: algorithms.Blas, graph: CudnnGraph, seed: int) -> list[float]:
+    """How far each algorithm's result lies from the simulator's; NaN where it wrote too little or too much."""
+    import cupy
+
+    want = buffers(graph, seed)
+    given = {uid: array.copy() for uid, array in want.items()}
+    simulate(graph, want)
+    (result,) = graph.outputs
+    right = want[result.uid].astype(np.float64)
+    written = ~np.isnan(right)
+    found: list[float] = []
+    for choice in blas.offers(graph):
+        plan = blas.build(graph, choice)
+        device = {uid: cupy.asarray(array.view(np.uint8)) for uid, array in given.items()}
+        scratch = cupy.empty(max(plan.workspace_bytes, 1), cupy.uint8)
+        plan.execute({uid: array.data.ptr for uid, array in device.items()}, scratch.data.ptr, None)
+        cupy.cuda.get_current_stream().synchronize()
+        got = device[result.uid].get().view(result.dtype.numpy).astype(np.float64)
+        outside = np.isnan(got[~written]).all()
+        error = np.linalg.norm((got - right)[written]) / np.linalg.norm(right[written])
+        found.append(float(error) if outside else float("nan"))
+    return found
+
+
+def opened() -> algorithms.Blas:
+    import cupy
+
+    blas = algorithms.Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
+    if blas is None:
+        pytest.skip("there is no cuBLASLt")
+    return blas
+
+
+def test_every_algorithm_of_every_epilogue_type_and_layout_is_right() -> None:
+    blas, wrong, without, count = opened(), list[str](), list[str](), 0
+    for seed, (name, graph) in enumerate(grid()):
+        (result,) = graph.outputs
+        limit = LIMIT[result.dtype]
+        if graph.tensors[0].dtype is DType.F32 and graph.tensor_cores:
+            limit = 2e-3
+        found = errors(blas, graph, seed)
+        count += len(found)
+        without += [name] if not found else []
+        wrong += [f"{name}: {error}" for error in found if not error <= limit]
+    print(f"{count} algorithms right or wrong, {len(wrong)} wrong, {len(without)} graphs without any: {without[:20]}")
+    assert not wrong, wrong[:20]
+    assert count > 1000
+
+
+def test_a_long_sum_split_in_parts_is_kept_in_fp32() -> None:
+    blas = opened()
+    for epilogue in ((), ("bias", "relu")):
+        graph = product((1, 64, 64, 8192), epilogue, turned="b")
+        found = errors(blas, graph, 3)
+        assert found and max(found) <= 5e-4, found  # partial sums in 16 bits would be off by 1e-3 and more
+
+
+FP32 = """graph "g" (%x: f32[4,64,48], %k: f32[4,80,48]) {
+  %t = transpose(%k) {perm=[0,2,1]} : f32[4,48,80]
+  %s = matmul(%x, %t)
+  %r = relu(%s)
+  %u = matmul(%r, %k)
+  return %u
+}"""
+GELU = """graph "g" (%x: f16[512,768]) {
+  %w = constant weight("w") : f16[768,3072]
+  %b = constant weight("b") : f16[3072]
+  %m = matmul(%x, %w)
+  %a = add(%m, %b)
+  %r = gelu(%a)
+  return %r
+}"""
+
+
+def feeds(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {v.name: rng.standard_normal(v.type.shape).astype(v.type.dtype.numpy) for v in graph.inputs}
+
+
+def test_products_in_true_fp32_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened()
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    graph = parse(FP32)
+    net = fusec.compile(graph, precision="fp32")
+    for seed in range(3):
+        given = feeds(graph, seed)
+        (want,) = evaluate(graph, given, precision=DType.F64).values()
+        (got,) = net.run(None, given)
+        assert_close(got, want, 2e-6)
+    assert list(net.libraries().values()).count("cublaslt") == 2
+
+
+def test_gelu_behind_a_product_is_right_in_whatever_form_is_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((768, 3072)) / 27, "b": rng.standard_normal(3072)}
+    graph = parse(GELU, {name: array.astype(np.float16) for name, array in weights.items()})
+    net = fusec.compile(graph, precision="fp16", tune="full")
+    for scale in (1, 1, 30, 1000):  # far beyond where tanh and exponentials saturate
+        given = {name: array * np.float16(scale) for name, array in feeds(graph, scale).items()}
+        (want,) = evaluate(graph, given, precision=DType.F64).values()
+        (got,) = net.run(None, given)
+        assert np.isfinite(got.astype(np.float64)).all()
+        assert_close(got, want, 1e-3)
+
+
+GELU_BODY = """graph "g" (%x: T[64,64], %w: T[64,64]) {
+  %m = matmul(%x, %w)
+  %r = gelu(%m)
+  return %r
+}"""
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_gelu_by_tanh_is_gelu_near_and_far(dtype: DType, tmp_path: Path) -> None:
+    from fusec.gpu.backend import CudnnBackend
+
+    ((_, spelled),) = quicker(parse(GELU_BODY.replace("T", dtype.value)))
+    lowered = lower(spelled)
+    backend = CudnnBackend("full", store=PlanStore(tmp_path))
+    (result,) = lowered.graph.outputs
+    for most in (6, 300, 60000):
+        x = np.linspace(-most, most, 4096).astype(dtype.numpy).reshape(64, 64)
+        named = {"x": x, "w": np.eye(64).astype(dtype.numpy)}
+        buffers = {uid: named[name].reshape(-1).copy() for uid, name in lowered.inputs}
+        buffers[result.uid] = np.full(4096, np.nan, dtype.numpy)
+        backend.run_on_host(lowered.graph, buffers)
+        exact = x.astype(np.float64).reshape(-1)
+        exact *= ndtr(exact)
+        off = np.abs(buffers[result.uid].astype(np.float64) - exact)
+        assert (off <= np.maximum(2 * float(ml_dtypes.finfo(dtype.numpy).eps) * np.abs(exact), 1e-5)).all(), most

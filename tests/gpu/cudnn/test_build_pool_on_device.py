@@ -1,0 +1,76 @@
+"""On a real GPU: plans compiled at run time come from other processes, with kernels, and these processes end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.autotune.test_coordinate_descent_on_device import graph_of
+from helpers import assert_close
+
+import fusec
+from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.ir import DType
+from fusec.reference import evaluate
+
+pytestmark = pytest.mark.gpu
+
+# Activations for which cuDNN compiles at run time, behind convolutions, one of them depthwise.
+LAYERS = """graph "layers" (%x: f16[8,64,28,28]) {
+  %v = constant weight("v") : f16[64,64,3,3]
+  %w = constant weight("w") : f16[64,1,3,3]
+  %u = constant weight("u") : f16[64,64,1,1]
+  %c = conv(%x, %v) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=1}
+  %s = swish(%c)
+  %d = conv(%s, %w) {strides=[1,1], pads=[1,1,1,1], dilations=[1,1], groups=64}
+  %t = tanh(%d)
+  %e = conv(%t, %u) {strides=[1,1], pads=[0,0,0,0], dilations=[1,1], groups=1}
+  %g = gelu(%e)
+  %y = add(%g, %x)
+  return %y
+}"""
+
+
+def test_what_is_compiled_elsewhere_is_chosen_among_and_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "fusec"))
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cupy"))
+    came: Counter[str] = Counter()
+    plan, exchange = Builders.plan, Oracle.exchange
+
+    def counted(self: Builders, *args: Any) -> bytes | None:
+        blob = plan(self, *args)
+        came["plans" if blob else "none"] += 1
+        return blob
+
+    def asked(self: Oracle, question: dict[str, Any], *args: Any) -> Any:
+        answer, worker = exchange(self, question, *args)
+        came["kernels"] += "compiled" in answer if isinstance(answer, dict) else 0
+        crew.append(self)
+        return answer, worker
+
+    crew: list[Oracle] = []
+    monkeypatch.setattr(Builders, "plan", counted)
+    monkeypatch.setattr(Oracle, "exchange", asked)
+    graph = graph_of(LAYERS, rng)
+    executable = fusec.compile(graph, precision="fp16")
+    assert came["plans"] > 3 and came["plans"] > came["none"] and came["kernels"] > 0
+    assert executable.spent is not None and executable.spent.by_what["plans are built"].count > 3
+    x = rng.standard_normal((8, 64, 28, 28)).astype(np.float16)
+    (want,) = evaluate(graph, {"x": x}, precision=DType.F64).values()
+    for _ in range(2):
+        assert_close(np.asarray(executable(x=x)).astype(np.float64), want, 5e-3)
+    until = time.monotonic() + 20
+    while crew[0]._all and time.monotonic() < until:
+        time.sleep(0.1)
+    assert crew[0]._all == [], "their memory is the model's again"
+    seen = dict(came)
+    again = fusec.compile(graph, precision="fp16")
+    assert dict(came) == seen, "what is known is built nowhere"
+    assert_close(np.asarray(again(x=x)).astype(np.float64), want, 5e-3)

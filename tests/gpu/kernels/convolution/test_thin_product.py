@@ -1,0 +1,114 @@
+"""Kernels of products of many rows with few weights against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.cases import Case, build, check, last, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.gpu.autotune.fusion_proposals import begins, is_union
+from fusec.gpu.kernels.convolution import thin_product
+from fusec.ir import DType, Graph, TensorType, Value
+from fusec.ops import Conv, MatMul, pw
+
+F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
+ONE = Conv((1, 1), (0, 0, 0, 0), (1, 1))
+
+
+def constant(g: Graph, dtype: DType, *shape: int) -> Value:
+    rng = np.random.default_rng(sum(shape))
+    spread = np.prod(shape[1:]) ** -0.5 if len(shape) > 1 else 1.0
+    return g.constant((rng.standard_normal(shape) * spread).astype(dtype.numpy))
+
+
+def convolution(
+    dtype: DType, image: tuple[int, int, int, int], filters: int, gated: bool = False, residual: bool = False
+) -> Case:
+    """With bias; by a gate's factors in front, with a residual behind or a swish."""
+    n, k, height, width = image
+
+    def make(g: Graph, x: Value, *more: Value) -> Value:
+        others = list(more)
+        if gated:
+            x = g.add(pw("mul"), x, others.pop(0))
+        y = g.add(pw("add"), g.add(ONE, x, constant(g, dtype, filters, k, 1, 1)), constant(g, dtype, filters, 1, 1))
+        return g.add(pw("add"), y, others.pop(0)) if residual else g.add(pw("swish", beta=1.0), y)
+
+    types = (
+        [last(dtype, *image)] + [last(dtype, n, k, 1, 1)] * gated + [last(dtype, n, filters, height, width)] * residual
+    )
+    return build(f"{dtype.value} {image} {filters} {gated} {residual}", types, make)
+
+
+def matrix(n: int, k: int, columns: int) -> Case:
+    """Rows of two dims; what is in front of the last op is stored, too."""
+
+    def make(g: Graph, x: Value) -> list[Value]:
+        y = g.add(MatMul(), g.add(pw("relu"), x), constant(g, F16, k, columns))
+        y = g.add(pw("add"), y, constant(g, F16, columns))
+        return [y, g.add(pw("gelu"), y)]
+
+    return build(f"matrix {n} {k} {columns}", [rows(F16, 2, n, k)], make)
+
+
+def thin_cases() -> list[Case]:
+    return [
+        convolution(F16, (2, 16, 16, 16), 96),
+        convolution(F16, (1, 40, 23, 23), 24, gated=True, residual=True),
+        convolution(BF16, (3, 32, 14, 14), 8, gated=True),
+        convolution(F16, (2, 104, 16, 17), 136, residual=True),
+        matrix(300, 24, 40),
+        convolution(F16, (11, 1152, 7, 7), 192, gated=True, residual=True),
+    ]
+
+
+@needs_compiler
+def test_all_ways_give_the_same(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thin_product, "MIN_ROWS", 16)  # fewer rows, as each is emulated
+    cases = [
+        convolution(F16, (2, 16, 5, 5), 96),
+        convolution(F16, (1, 40, 6, 6), 24, gated=True, residual=True),
+        convolution(BF16, (3, 32, 4, 4), 8, gated=True),
+        convolution(F16, (1, 104, 5, 7), 136, residual=True),
+        matrix(9, 24, 40),
+        convolution(F16, (2, 840, 3, 3), 40, gated=True),  # weights in two phases
+    ]
+    check(cases, rng, every=True)
+
+
+def test_a_gate_in_front_is_a_proposal() -> None:
+    nodes = convolution(F16, (2, 16, 16, 16), 24, gated=True).nodes
+    assert all(begins(nodes[:n]) for n in range(1, len(nodes) + 1))
+    assert [is_union(nodes[:n]) for n in (2, 3)] == [True, True]
+    assert not is_union(nodes[1:]), "the product alone is cuDNN's step, which has a kernel for a form"
+
+
+@pytest.mark.parametrize(
+    ("why", "types", "make"),
+    [
+        ("fp32", [last(F32, 2, 16, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F32, 8, 16, 1, 1))),
+        ("channels first", [rows(F16, 2, 16, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F16, 8, 16, 1, 1))),
+        ("nine channels", [last(F16, 2, 9, 16, 16)], lambda g, x: g.add(ONE, x, constant(g, F16, 8, 9, 1, 1))),
+        ("much to do", [rows(F16, 1024, 704)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 704, 704))),
+        ("few rows", [rows(F16, 256, 64)], lambda g, x: g.add(MatMul(), x, constant(g, F16, 64, 64))),
+        ("weights computed", [rows(F16, 1024, 64), rows(F16, 64, 64)], lambda g, x, w: g.add(MatMul(), x, w)),
+        (
+            "a stride",
+            [last(F16, 2, 16, 32, 32)],
+            lambda g, x: g.add(Conv((2, 2), (0, 0, 0, 0), (1, 1)), x, constant(g, F16, 8, 16, 1, 1)),
+        ),
+    ],
+)
+def test_others_are_left_alone(why: str, types: list[TensorType], make: Any) -> None:
+    assert build(why, types, make).kernel is None
+
+
+def test_what_is_read_behind_the_product_is_not_taken_from_in_front() -> None:
+    def make(g: Graph, x: Value) -> Value:
+        z = g.add(pw("relu"), x)
+        return g.add(pw("add"), g.add(MatMul(), z, constant(g, F16, 64, 64)), z)
+
+    assert build("in front", [rows(F16, 1024, 64)], make).kernel is None

@@ -1,0 +1,113 @@
+"""Kernels of pointwise ops against the reference, through the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gpu.kernels.cases import Case, awkward, build, check, last, normal, rows
+from gpu.kernels.emulator import needs_compiler
+
+from fusec.gpu.kernels.codegen.op_table import ANY, FLOAT, INTEGER
+from fusec.ir import DType, TensorType
+from fusec.ops import Cast, pw
+from fusec.ops.pointwise import TABLE
+
+F32, F16, BF16, I32, BOOL = DType.F32, DType.F16, DType.BF16, DType.I32, DType.BOOL
+INTS = (DType.I64, DType.I32, DType.I8, DType.U8, DType.U64)
+
+
+def op_case(name: str, dtype: DType) -> Case:
+    row = next(row for row in TABLE if row.name == name)
+    types = [rows(dtype, 3, 5, 7)] * row.arity
+    if row.rule == "select":
+        types[0] = rows(BOOL, 3, 5, 7)
+    attributes = {"min": -1.5, "max": 2.25} if name == "clip" else {"axis": 1} if name == "gen_index" else {}
+    positive = name in ("log", "sqrt", "rsqrt", "pow", "acosh")
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        array = (awkward if dtype.is_float and name not in ("sin", "cos", "tan") else normal)(rng, type)
+        return np.abs(array) if positive and type.dtype.is_float else array
+
+    return build(f"{name} {dtype.value}", types, lambda g, *x: g.add(pw(name, **attributes), *x), draw)
+
+
+def op_cases() -> list[Case]:
+    cases: list[Case] = []
+    for row in TABLE:
+        by_rule = {"bool": (BOOL,), "integer": INTS, "float": (F32, F16, BF16, DType.F64), "test": (F32, F16)}
+        dtypes: tuple[DType, ...] = by_rule.get(row.rule, (F32, F16, DType.F64, *INTS))
+        cases += [op_case(row.name, dtype) for dtype in dtypes]
+    return cases
+
+
+def shape_cases() -> list[Case]:
+    def residual(g: Any, x: Any, y: Any, b: Any) -> Any:
+        return g.add(pw("relu"), g.add(pw("add"), g.add(pw("add"), x, y), b))
+
+    def two_results(g: Any, x: Any) -> Any:
+        a = g.add(pw("exp"), x)
+        return a, g.add(pw("mul"), a, x)
+
+    def casts(g: Any, x: Any) -> Any:
+        return g.add(Cast(F16), g.add(pw("mul"), x, g.constant(np.float32(3.25))))
+
+    cases: list[Case] = []
+    for dtype in (F32, F16, BF16):
+        for shape in ((2, 16, 5, 5), (1, 6, 3, 3), (2, 7, 2, 3), (1, 1, 1, 1), (0, 8, 2, 2)):
+            n, c = shape[:2]
+            name = f"{dtype.value} {shape}"
+            cases.append(
+                build(f"residual {name}", [last(dtype, *shape), last(dtype, *shape), rows(dtype, 1, c, 1, 1)], residual)
+            )
+            cases.append(
+                build(f"gate {name}", [last(dtype, *shape), rows(dtype, n, c, 1, 1), rows(dtype, c, 1, 1)], residual)
+            )
+            cases.append(build(f"orders {name}", [last(dtype, *shape), rows(dtype, *shape), rows(dtype, 1)], residual))
+        for shape in ((1000,), (33, 3), (), (1, 8191), (4, 1, 8)):
+            name = f"{dtype.value} {shape}"
+            cases.append(build(f"two {name}", [rows(dtype, *shape)], two_results))
+    cases += [build(f"cast {s}", [rows(F32, *s)], casts) for s in ((64,), (3, 5), (2, 3, 4))]
+    cases += [build("outer", [rows(F32, 5, 1), rows(F32, 1, 7)], lambda g, x, y: g.add(pw("add"), x, y))]
+    cases += [build("two by two", [rows(F16, 3, 1, 4, 1), rows(F16, 2, 1, 8)], lambda g, x, y: g.add(pw("mul"), x, y))]
+    return cases
+
+
+def cast_cases() -> list[Case]:
+    dtypes = (DType.F64, F32, F16, BF16, DType.I64, I32, DType.I8, DType.U8, BOOL)
+
+    def draw(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+        return normal(rng, type) if not type.dtype.is_float else (normal(rng, type) * 4).astype(type.dtype.numpy)
+
+    def case(a: DType, b: DType) -> Case:
+        def positive(rng: np.random.Generator, type: TensorType) -> np.ndarray:
+            return np.abs(draw(rng, type)) if b.value.startswith("u") and type.dtype is not BOOL else draw(rng, type)
+
+        return build(f"{a.value} to {b.value}", [rows(a, 3, 37)], lambda g, x: g.add(Cast(b), x), positive, exact=True)
+
+    return [case(a, b) for a in dtypes for b in dtypes if a is not b]
+
+
+def test_every_pointwise_op_has_an_expression() -> None:
+    for row in TABLE:
+        floats = row.name in FLOAT or row.name in ANY
+        integers = row.name in INTEGER or row.name in ANY
+        assert floats if row.rule in ("float", "test") else integers if row.rule == "integer" else True
+        assert floats and integers if row.rule == "number" else True
+        assert row.name in ANY if row.rule in ("any", "compare", "bool", "select") else True
+    assert {*ANY, *FLOAT, *INTEGER} == {row.name for row in TABLE}
+
+
+@needs_compiler
+def test_ops(rng: np.random.Generator) -> None:
+    check(op_cases(), rng)
+
+
+@needs_compiler
+def test_shapes_and_orders(rng: np.random.Generator) -> None:
+    check(shape_cases(), rng)
+
+
+@needs_compiler
+def test_casts(rng: np.random.Generator) -> None:
+    check(cast_cases(), rng)

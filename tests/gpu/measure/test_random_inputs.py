@@ -1,0 +1,68 @@
+"""What plans are timed and compared on: numbers of every type, and distances that see what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.stand_in_gpu import Machine, on_device
+
+from fusec.ir import DType
+from fusec.lowering.cudnn_graph import CudnnTensor
+from fusec.lowering.simulator import extent
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+
+def tensor(dtype: DType, *dims: int, uid: int = 1) -> CudnnTensor:
+    strides = tuple(int(np.prod(dims[i + 1 :])) for i in range(len(dims)))
+    return CudnnTensor(uid, dims, strides, dtype)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I8, DType.BOOL])
+def test_random_data_fills_a_tensor_of_any_type(machine: Machine, dtype: DType) -> None:
+    from fusec.gpu.measure.random_inputs import PERIOD, as_float64, random_data
+
+    for dims in ((2, 3, 5), (1, 1, 2 * PERIOD + 5)):
+        wanted = tensor(dtype, *dims)
+        data = random_data(wanted)
+        assert data.dtype == np.uint8 and data.size == extent(wanted) * dtype.numpy.itemsize
+        numbers = as_float64(np.asarray(data.get()), dtype)
+        assert np.isfinite(numbers).all()
+        if dtype.is_float and numbers.size > PERIOD:
+            assert abs(numbers.mean()) < 0.01 and abs(numbers.std() - 1.0) < 0.01
+            np.testing.assert_array_equal(numbers[:5], numbers[PERIOD : PERIOD + 5])
+        other = random_data(tensor(dtype, *dims, uid=2))
+        assert (other.get() != data.get()).any(), "operands of one graph are no copies of each other"
+
+
+def test_filters_have_about_unit_gain(machine: Machine) -> None:
+    from fusec.gpu.measure.random_inputs import as_float64, random_data
+
+    filters = as_float64(random_data(tensor(DType.F32, 64, 64, 3, 3)).get(), DType.F32)
+    assert 0.7 < filters.std() * np.sqrt(64 * 9) < 1.5
+
+
+@pytest.mark.parametrize("host_bytes", [1 << 22, 0])
+def test_distances_see_what_is_wrong(machine: Machine, monkeypatch: pytest.MonkeyPatch, host_bytes: int) -> None:
+    from fusec.gpu.measure import random_inputs
+
+    monkeypatch.setattr(random_inputs, "HOST_BYTES", host_bytes)
+    t = tensor(DType.F32, 1, 1, 4)
+
+    def far(got: Any, want: Any) -> float:
+        raw = [on_device(np.array(each, np.float32).view(np.uint8)) for each in (got, want)]
+        return random_inputs.distance({t: raw[0]}, {t: raw[1]})
+
+    nan, inf = float("nan"), float("inf")
+    assert far([1, 2, 3, 4], [1, 2, 3, 4]) == 0.0
+    assert far([1, nan, inf, -inf], [1, nan, inf, -inf]) == 0.0
+    assert far([3, 0, 0, 4.5], [3, 0, 0, 4]) == pytest.approx(0.1)
+    assert far([1, 0, 0, 0], [0, 0, 0, 0]) == 1.0
+    assert np.isnan(far([nan, 0, 0, 0], [1, 0, 0, 0]))
+    assert not far([inf, 0, 0, 0], [1, 0, 0, 0]) <= 1e9
+    u = tensor(DType.F32, 1, 1, 4, uid=2)
+    same, off = (on_device(np.array(each, np.float32).view(np.uint8)) for each in ([1, 0, 0, 0], [2, 0, 0, 0]))
+    assert random_inputs.distance({t: same, u: off}, {t: same, u: same}) == 1.0, "the worst counts"

@@ -1,0 +1,136 @@
+"""Times of the device on a stand-in: work that this process could not queue in time is timed again."""
+
+from __future__ import annotations
+
+import time
+import types
+from typing import Any
+
+import pytest
+from gpu.stand_in_gpu import Machine
+
+pytest.importorskip("cupy")
+pytest.importorskip("cudnn")
+
+
+def stopwatch() -> Any:
+    from fusec.gpu.measure import timer as stopwatch
+
+    return stopwatch.Stopwatch(stopwatch.cupy.cuda.Stream())
+
+
+@pytest.mark.parametrize(
+    ("held_s", "took_us", "want_us", "runs"),
+    [
+        ([0.0], [20.0], 20.0, 1),
+        ([0.005, 0.0], [5020.0, 20.0], 20.0, 2),
+        ([0.005, 0.005, 0.005], [5020.0, 20.0, 900.0], 20.0, 3),
+        ([0.001], [1e6], 1e6, 1),  # which is long behind its launch
+    ],
+)
+def test_a_run_that_was_queued_late_is_timed_again(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    held_s: list[float],
+    took_us: list[float],
+    want_us: float,
+    runs: int,
+) -> None:
+    from fusec.gpu.measure import timer as module
+
+    now, count = 0.0, 0
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now))
+
+    def run() -> None:
+        nonlocal now, count
+        now += held_s[count]  # as a thread that holds Python's lock would have it
+        machine.now_us += took_us[count]
+        count += 1
+
+    assert stopwatch().us(run) == pytest.approx(want_us)
+    assert count == runs
+
+
+def test_runs_are_queued_behind_each_other_between_a_gate_that_is_shut_and_open(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fusec.gpu.measure import timer as module
+
+    done: list[str] = []
+    gate = types.SimpleNamespace(shut=lambda: done.append("shut"), open=lambda: done.append("open"))
+    monkeypatch.setattr(module, "Gate", lambda: gate)
+
+    def run() -> None:
+        done.append("run")
+        machine.now_us += 3.0
+
+    watch = stopwatch()
+    assert watch.us(run, 2) == pytest.approx(3.0)
+    assert done == ["shut", "run", "run", "open"]
+
+    def fails() -> None:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        watch.us(fails)
+    assert done[-1] == "open"
+
+
+@pytest.mark.parametrize(("footprint_bytes", "runs"), [((1 << 20) + 1, 1), (1 << 20, 4)])
+def test_what_fits_into_the_cache_is_timed_there(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, footprint_bytes: int, runs: int
+) -> None:
+    from fusec.gpu.measure import timer as module
+
+    swept: list[int] = []
+    empty = module.cupy.empty
+    monkeypatch.setattr(module.cupy, "empty", lambda size, dtype: swept.append(size) or empty(size, dtype))
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        count += 1
+
+    stopwatch().within_us(run, footprint_bytes)
+    assert count == runs
+    assert swept == ([2 << 20] if runs == 1 else [])
+    stopwatch().within_us(run, footprint_bytes, whole=True)
+    assert count == 2 * runs
+    assert len(swept) <= 1, "a whole model sweeps the cache itself"
+
+
+@pytest.mark.gpu
+def test_a_gate_holds_work_back_until_it_opens_or_has_been_shut_for_long() -> None:
+    import cupy
+
+    from fusec.gpu.measure.timer import SHUT_US, Gate, Stopwatch
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    numbers = cupy.arange(1 << 10, dtype=cupy.float32)
+
+    def slowly_queued(seconds: float) -> float:
+        def run() -> None:
+            time.sleep(seconds)
+            numbers.fill(1.0)
+
+        return Stopwatch(stream).us(run)
+
+    slowly_queued(0.0)
+    assert slowly_queued(0.0) < 50.0
+    assert slowly_queued(1e-4) < 50.0, "the device waited for this process"
+    assert slowly_queued(2e-6 * SHUT_US) > 50.0
+    gate, done = Gate(), cupy.cuda.Event()
+    with stream:
+        gate.shut()
+        done.record()
+    assert not done.done
+    stream.synchronize()  # it opens by itself
+    for _ in range(3):
+        with stream:
+            gate.shut()
+        gate.open()
+        with stream:
+            done.record()
+    since = time.perf_counter()
+    stream.synchronize()
+    assert time.perf_counter() - since < 1e-6 * SHUT_US

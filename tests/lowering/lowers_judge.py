@@ -1,0 +1,29 @@
+"""A judge for tests without cuDNN: what can be lowered is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.errors import LoweringError
+from fusec.ir import Graph
+from fusec.lower_cudnn import lower
+from fusec.plans.verdict import Legal, Plan, Refused, Verdict
+
+
+class LowersJudge:
+    """Legal, with these plans, is what can be lowered and has no more than `longest` nodes."""
+
+    def __init__(self, plans: tuple[Plan, ...] = (Plan(1, (), True, 0, True),), longest: int = 99):
+        self.plans, self.longest = plans, longest
+
+    def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
+        return [self._verdict(body) for body in bodies]
+
+    def _verdict(self, body: Graph) -> Verdict:
+        try:
+            lower(body)
+        except LoweringError as error:
+            return Refused("lower", "FUSEC", str(error))
+        if sum(n.op.name != "constant" for n in body.nodes) > self.longest:
+            return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "too long")
+        return Legal(self.plans)

@@ -1,0 +1,103 @@
+"""Plans that compute wrongly beside an epilogue: what counts as one, and what is a prologue or work of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusec.ir import DType, TensorType
+from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.known_bugs import wrong_plan
+
+DIMS, LAST = (2, 8, 4, 4), (0, 2, 3, 1)
+WINDOW = (("pre_padding", (0, 0)), ("post_padding", (0, 0)), ("stride", (1, 1)), ("dilation", (1, 1)))
+
+
+def tensor(uid: int, virtual: bool = False, order: tuple[int, ...] = LAST) -> CudnnTensor:
+    return CudnnTensor(uid, DIMS, TensorType(DIMS, DType.F16, order).strides, DType.F16, virtual)
+
+
+def graph(
+    *calls: tuple[str, tuple[int, ...], int], stored: tuple[int, ...], order: tuple[int, ...] = LAST
+) -> CudnnGraph:
+    """Pointwise calls around a convolution of tensor 1, or of what is made of it, by filters 2; results in `stored`."""
+    made = {out for _, _, out in calls}
+    uids = sorted({uid for _, inputs, out in calls for uid in (*inputs, out)} - {2})
+    tensors = [tensor(uid, uid in made and uid not in stored, order) for uid in uids]
+    weight = CudnnTensor(2, (8, 8, 1, 1), TensorType((8, 8, 1, 1), DType.F16, LAST).strides, DType.F16)
+    named = [
+        CudnnCall("conv_fprop", inputs, (out,), "", WINDOW)
+        if mode == "conv"
+        else CudnnCall("pointwise", inputs, (out,), mode)
+        for mode, inputs, out in calls
+    ]
+    return CudnnGraph((*tensors, weight), tuple(named))
+
+
+CONV = ("conv", (1, 2), 3)
+BESIDE = {
+    "an epilogue": (graph(CONV, ("relu", (3,), 4), stored=(4,)), False),
+    "a longer one, with a residual": (graph(CONV, ("add", (3, 5), 6), ("relu", (6,), 4), stored=(4,)), False),
+    "a prologue of two ops": (graph(("relu", (1,), 5), ("abs", (5,), 6), ("conv", (6, 2), 3), stored=(3,)), False),
+    "an op on the residual": (graph(CONV, ("relu", (5,), 6), ("add", (3, 6), 4), stored=(4,)), True),
+    "two ops on it": (graph(CONV, ("relu", (5,), 6), ("abs", (6,), 7), ("add", (3, 7), 4), stored=(4,)), True),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_engine_8_and_what_does_not_depend_on_the_convolution(what: str) -> None:
+    found, wrong = BESIDE[what]
+    reason = wrong_plan(found, 8, {})
+    assert (reason is not None) == wrong
+    assert reason is None or "an epilogue op that does not depend on the convolution" in reason
+    assert wrong_plan(found, 7, {12: 21}) is None
+
+
+def test_engine_52_wants_one_result_and_an_image_stored_channels_last() -> None:
+    plain = graph(CONV, ("relu", (3,), 4), stored=(4,))
+    assert wrong_plan(plain, 52, {}) is None
+    two = graph(CONV, ("relu", (3,), 4), stored=(3, 4))
+    turned = graph(CONV, ("relu", (3,), 4), stored=(4,), order=())
+    for bad in (two, turned):
+        assert "engine 52 with an image" in str(wrong_plan(bad, 52, {}))
+
+
+def test_an_image_of_one_pixel_has_no_order() -> None:
+    small = graph(CONV, stored=(3,), order=())
+    tensors = tuple(t if t.uid == 2 else replace(t, dims=(2, 8, 1, 1), strides=(8, 1, 1, 1)) for t in small.tensors)
+    assert wrong_plan(replace(small, tensors=tensors), 52, {}) is None
+
+
+@pytest.mark.parametrize("engine", [0, 11, 12, 26, 29, 33, 44, 51, 53])
+def test_engines_that_write_one_result(engine: int) -> None:
+    calls = (CONV, ("add", (3, 5), 6), ("relu", (6,), 4))
+    assert wrong_plan(graph(*calls, stored=(4,)), engine, {}) is None
+    both = graph(*calls, stored=(4, 6))
+    assert wrong_plan(both, engine, {}) == f"engine {engine} with two results: it writes one"
+    assert wrong_plan(both, 4, {}) is None
+
+
+def matmul(mode: str, **attributes: float) -> CudnnGraph:
+    dims = (2, 8, 8)
+    tensors = [CudnnTensor(uid, dims, (64, 8, 1), DType.F16, uid == 3) for uid in (1, 2, 3, 4)]
+    epilogue = CudnnCall("pointwise", (3,), (4,), mode, tuple(attributes.items()))
+    return CudnnGraph(tuple(tensors), (CudnnCall("matmul", (1, 2), (3,)), epilogue))
+
+
+UNLIKE = [
+    matmul("relu", lower_clip=0.0, upper_clip=6.0),
+    matmul("leaky_relu", negative_slope=0.25),
+    matmul("gelu"),
+]
+
+
+@pytest.mark.parametrize("bad", UNLIKE, ids=lambda g: g.calls[-1].mode)
+def test_engine_0_runs_another_activation(bad: CudnnGraph) -> None:
+    assert f"engine 0 computes another function than {bad.calls[-1].mode}" == wrong_plan(bad, 0, {})
+    assert wrong_plan(bad, 7, {}) is None
+
+
+@pytest.mark.parametrize("mode", ["relu", "gelu_approx_tanh"])
+def test_engine_0_runs_the_activations_of_cublaslt(mode: str) -> None:
+    assert wrong_plan(matmul(mode), 0, {}) is None

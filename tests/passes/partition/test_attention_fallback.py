@@ -1,0 +1,106 @@
+"""Attention that cuDNN declines is written out: the same meaning, the reason kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import assert_close
+from passes.partition.oracles import RUNTIME, AcceptAll
+
+from fusec.ir import DType, Graph, TensorType
+from fusec.ops import Attention
+from fusec.passes import UNLAID
+from fusec.passes.attention.expand_attention import expand
+from fusec.passes.base import Options, run
+from fusec.passes.layout.assign_layout import Layout
+from fusec.passes.partition import partition
+from fusec.passes.partition.attention_fallback import settle
+from fusec.plans.verdict import Refused, Verdict
+from fusec.reference import evaluate
+from fusec.schedule.program import Program
+from fusec.targets.target import load
+from fusec.text import parse
+
+MODEL = """graph "g" (%x: f16[2,5,32], %k: f16[2,4,5,8], %b: f16[5,5]) {
+  %q = reshape(%x) {shape=[2,5,4,8]}
+  %t = transpose(%q) {perm=[0,2,1,3]}
+  %first = attention(%t, %k, %k) {scale=0.5, causal=true}
+  %second = attention(%first, %k, %first, %b) {scale=0.25}
+  %m = transpose(%second) {perm=[0,2,1,3]}
+  %y = reshape(%m) {shape=[2,5,32]}
+  return %y
+}"""
+
+
+class NoBias(AcceptAll):
+    """Declines attention with a bias."""
+
+    def verdict(self, body: Graph) -> Verdict:
+        biased = any(isinstance(n.op, Attention) and len(n.operands) == 4 for n in body.nodes)
+        return Refused("plan", "NOT_SUPPORTED", "no bias here") if biased else RUNTIME
+
+
+def settled(oracle: AcceptAll) -> tuple[Graph, Program, Program]:
+    source, options = parse(MODEL), Options()
+
+    def cut(graph: Graph) -> Program:
+        return partition(graph, oracle, load("h200"))
+
+    unlaid = run(UNLAID, source.clone(), options)
+    first = cut(run((Layout(),), unlaid.clone(), options))
+    return source, first, settle(first, lambda: unlaid.clone(), cut, oracle, options)
+
+
+def test_what_is_declined_is_written_out_and_the_rest_stays(rng: np.random.Generator) -> None:
+    source, before, after = settled(NoBias())
+    assert [n.op.name for n in before.graph.nodes].count("attention") == 2
+    names = [n.op.name for n in after.graph.nodes]
+    assert names.count("attention") == 1 and names.count("softmax") == 1
+    (refusal,) = [r for r in after.refusals if isinstance(r.reason, Refused)]
+    assert refusal.reason == Refused("plan", "NOT_SUPPORTED", "no bias here")
+    assert [n.op.name for n in refusal.nodes] == ["matmul", "softmax", "matmul"]
+    assert "attention" in [n.op.name for n in refusal.body.nodes]
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in source.inputs}
+    (want,) = evaluate(source, feeds, precision=DType.F64).values()
+    (got,) = evaluate(after.graph, feeds, precision=DType.F64).values()
+    assert_close(got, want, 1e-12)
+
+
+def test_what_is_accepted_is_left_as_it_is() -> None:
+    _, before, after = settled(AcceptAll())
+    assert after is before
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("bias", [None, (5, 6), (2, 1, 1, 6)])
+@pytest.mark.parametrize(
+    "op",
+    [
+        Attention(),
+        Attention(0.25, causal=True),
+        Attention(0.5, guarded=True),
+        Attention(2.0, causal=True, hides=True, guarded=True),
+        Attention(hides=True),
+    ],
+    ids=lambda op: "-".join(k for k, v in op.attributes.items() if v is True) or "plain",
+)
+def test_written_out_it_means_the_same(
+    op: Attention, bias: tuple[int, ...] | None, groups: int, rng: np.random.Generator
+) -> None:
+    """NaN, infinities and queries without keys too."""
+    graph = Graph("g")
+    shapes = [(2, 4, 5, 8), (2, groups, 6, 8), (2, groups, 6, 3), *([bias] if bias else [])]
+    operands = [graph.add_input(n, TensorType(s, DType.F32)) for n, s in zip("qkvb", shapes, strict=False)]
+    graph.set_outputs([graph.add(op, *operands, name="y")])
+    feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float32) for v in operands}
+    feeds["k"][0, 0, 3, 1] = np.nan
+    if bias:
+        feeds["b"][rng.random(bias) < 0.4] = -np.inf
+    written = graph.clone()
+    assert set(expand(written, {"y"})) == {"y"}
+    written.verify()
+    assert all(n.op.name != "attention" for n in written.nodes)
+    with np.errstate(invalid="ignore"):
+        (want,), (got,) = (evaluate(g, feeds, precision=DType.F64).values() for g in (graph, written))
+    np.testing.assert_allclose(got, want, rtol=1e-12, equal_nan=True)
+    assert (op.guarded or op.hides or np.isnan(want).any()) and not np.isnan(want).all()

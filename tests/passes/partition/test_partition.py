@@ -1,0 +1,249 @@
+"""Programs as a whole: coverage, order, determinism, what is asked, and how long it takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from passes.partition.graphs import CONV, random_graphs, resnet50
+from passes.partition.oracles import FAST, RUNTIME, AcceptAll, Measured, OneConvolution, Recorded
+
+from fusec.ir import Constant, DType, Graph, TensorType
+from fusec.ops import pw
+from fusec.passes.partition import canonical_key, partition
+from fusec.plans.verdict import Legal, Refused
+from fusec.reference import evaluate
+from fusec.schedule.program import Kind, Program
+from fusec.targets.target import load
+from fusec.text import parse
+
+TARGET = load("h200")
+
+
+def run_steps(program: Program, feeds: dict) -> dict:
+    """Evaluate the bodies one after the other, in float64: each sees only what earlier ones stored."""
+    held = dict(feeds)
+    for step in program.steps:
+        held |= evaluate(step.body, held, precision=DType.F64)
+    graph = program.graph
+    return {n: held[v.name] for n, v in zip(graph.output_names, graph.outputs, strict=True)}
+
+
+@given(random_graphs(), st.sampled_from([AcceptAll, Measured, OneConvolution]))
+@settings(max_examples=60, deadline=None)
+def test_programs_of_random_graphs(graph: Graph, oracle: type[AcceptAll]) -> None:
+    before = str(graph)
+    asked = oracle()
+    program = partition(graph, asked, TARGET)
+    assert str(graph) == before
+    program.verify()
+    # every node but constants once
+    covered = [n for step in program.steps for n in step.nodes]
+    assert sorted(map(id, covered)) == sorted(id(n) for n in graph.nodes if not isinstance(n.op, Constant))
+    # the condensation is acyclic and the steps follow it
+    place = {n: s for s, step in enumerate(program.steps) for n in step.nodes}
+    edges = {(place[v.node], place[n]) for n in covered for v in n.operands if v.node in place}
+    assert nx.is_directed_acyclic_graph(nx.DiGraph([e for e in edges if e[0] != e[1]]))
+    assert all(a <= b for a, b in edges)
+    # what is virtual is not seen outside its step
+    for step in program.steps:
+        for value in step.virtual:
+            assert program.is_virtual(value)
+            assert all(user in step.nodes for user in value.users)
+        assert (step.verdict is not None) == (step.kind is Kind.CUDNN)
+    # each body, or one that is the same question, was accepted
+    accepted = {canonical_key(b) for b in asked.asked if isinstance(asked.verdict(b), Legal)}
+    assert all(canonical_key(s.body) in accepted for s in program.steps if s.kind is Kind.CUDNN)
+    # the bodies, in their spellings, compute what the graph does
+    feeds = {v.name: np.random.default_rng(1).standard_normal(v.type.shape) for v in graph.inputs}
+    want, got = evaluate(graph, feeds, precision=DType.F64), run_steps(program, feeds)
+    for name in want:
+        assert np.linalg.norm(got[name] - want[name]) <= 1e-9 * np.linalg.norm(want[name])
+    assert str(partition(graph.clone(), oracle(), TARGET)) == str(program)
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16])
+def test_resnet50_has_53_convolution_steps_of_57(batch: int, dtype: DType) -> None:
+    oracle = Measured()
+    program = partition(resnet50(batch, dtype), oracle, TARGET)
+    convs = [s for s in program.steps if s.signature.startswith("conv")]
+    assert len(convs) == 53
+    assert all(s.verdict.kind == "precompiled" for s in convs)
+    assert sum(s.signature == "conv+bias+add+relu" for s in convs) == 16
+    assert sum(s.signature == "conv+bias+relu" for s in convs) == 33
+    assert sum(s.signature == "conv+bias" for s in convs) == 4  # the shortcuts with a convolution
+    others = [s.signature for s in program.steps if s not in convs and s.kind is not Kind.VIEW]
+    assert others == ["max_pool", "reduce", "matmul+bias", "softmax"]
+    assert program.launches == 57
+    assert oracle.waves <= 3
+    assert len(oracle.asked) < 40  # equal blocks are judged once
+
+
+def test_recorded_answers_are_enough() -> None:
+    graph = resnet50()
+    first = Measured()
+    program = partition(graph, first, TARGET)
+    recording = {canonical_key(body): first.verdict(body) for body in first.asked}
+    assert len(recording) == len(first.asked)
+    assert str(partition(graph, Recorded(recording), TARGET)) == str(program)
+
+
+def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
+    graph.set_outputs([graph.add(pw("relu"), graph.add(CONV, x, graph.constant(np.ones((4, 4, 3, 3), np.float32))))])
+
+    class Slow(AcceptAll):
+        def verdict(self, body: Graph):
+            return RUNTIME
+
+    class OnlyAsItIs(AcceptAll):
+        def verdict(self, body: Graph):
+            return Refused("plan", "", "no") if "zero_bias" in str(body) else FAST
+
+    class FastAsItIs(AcceptAll):
+        def verdict(self, body: Graph):
+            return RUNTIME if "zero_bias" in str(body) else FAST
+
+    cases = [
+        (AcceptAll(), 1, "zero_bias"),
+        (Slow(), 2, "zero_bias"),
+        (OnlyAsItIs(), 2, ""),
+        (FastAsItIs(), 2, ""),
+    ]
+    for oracle, asked, spelling in cases:
+        (step,) = partition(graph, oracle, TARGET).steps
+        assert len(oracle.asked) == asked
+        assert "".join(step.spelling) == spelling
+
+
+def test_the_longest_accepted_beginning_is_found_by_halving() -> None:
+    graph = Graph()
+    v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
+    for name in ("exp", "neg", "sin", "cos", "tanh", "abs"):
+        v = graph.add(pw(name), v)
+    graph.set_outputs([v])
+
+    class Lengths(AcceptAll):
+        def __init__(self, *lengths: int) -> None:
+            super().__init__()
+            self.lengths = lengths
+
+        def verdict(self, body: Graph):
+            return FAST if len(body) in self.lengths else Refused("plan", "", "no")
+
+    def lengths(oracle: AcceptAll) -> list[int]:
+        return [len(s.nodes) for s in partition(graph, oracle, TARGET).steps if s.kind is Kind.CUDNN]
+
+    assert lengths(Lengths(1, 2, 3, 4, 5)) == [5, 1]
+    assert lengths(Lengths(5, 1)) == [1, 5]  # nothing longer than the refused 3 is asked for the first node
+    assert lengths(Lengths(1, 2, 3)) == [3, 3]
+    assert lengths(Lengths()) == []
+    oracle = Lengths(1, 2, 3, 4, 5)
+    partition(graph, oracle, TARGET)
+    assert [len(b) for b in oracle.asked] == [6, 3, 4, 5, 1]
+
+
+def test_equal_nodes_with_another_output_are_another_question() -> None:
+    graph = Graph()
+    weight = graph.constant(np.ones((4, 4, 3, 3), np.float32))
+    bias = graph.constant(np.ones((1, 4, 1, 1), np.float32))
+    outputs = []
+    for stored in (False, True):
+        x = graph.add_input(f"x{stored}", TensorType((2, 4, 4, 4), DType.F32))
+        biased = graph.add(pw("add"), graph.add(CONV, x, weight), bias)
+        outputs += [*([biased] if stored else []), graph.add(pw("relu"), biased)]
+    graph.set_outputs(outputs)
+    oracle = Measured()
+    program = partition(graph, oracle, TARGET)
+    assert len(oracle.asked) == 2
+    assert [s.verdict.kind for s in program.steps] == ["precompiled", "runtime"]
+
+
+def test_progress_reaches_its_total() -> None:
+    seen: list[tuple[int, int]] = []
+    partition(resnet50(), OneConvolution(), TARGET, lambda done, total: seen.append((done, total)))
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert [d for d, _ in seen] == sorted(d for d, _ in seen)
+
+
+SCRIPT = """
+from passes.partition.graphs import resnet50
+from passes.partition.oracles import OneConvolution
+from fusec.passes.partition import partition
+from fusec.targets.target import load
+from fusec.text import parse
+print(partition(resnet50(), OneConvolution(), load("t4")))
+"""
+
+
+def test_the_hash_seed_does_not_matter() -> None:
+    tests = Path(__file__).parents[2]
+    printed = set()
+    for seed in "0", "77":
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+        run = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True
+        )
+        printed.add(run.stdout)
+    assert len(printed) == 1
+
+
+def long_graph(kind: str, count: int) -> Graph:
+    graph = Graph(kind)
+    v = x = graph.add_input("x", TensorType((1, 8, 8, 8), DType.F32, (0, 2, 3, 1)))
+    w = graph.constant(np.ones((8, 8, 3, 3), np.float32))
+    b = graph.constant(np.ones((1, 8, 1, 1), np.float32))
+    hub = graph.add(pw("sigmoid"), x)
+    while len(graph) < count:
+        if kind == "chain":
+            v = graph.add(pw("relu"), v)
+        elif kind == "residual":
+            y = graph.add(pw("relu"), graph.add(pw("add"), graph.add(CONV, v, w), b))
+            v = graph.add(pw("relu"), graph.add(pw("add"), graph.add(pw("add"), graph.add(CONV, y, w), b), v))
+        else:  # one value that everything uses
+            v = graph.add(pw("add"), graph.add(CONV, v, w), hub)
+    graph.set_outputs([v])
+    return graph
+
+
+@pytest.mark.parametrize("kind", ["chain", "residual", "hub"])
+def test_ten_thousand_nodes(kind: str) -> None:
+    graph, oracle = long_graph(kind, 10_000), Measured()
+    start = time.process_time()
+    program = partition(graph, oracle, TARGET)
+    assert time.process_time() - start < 12
+    assert len(oracle.asked) <= 4
+    assert program.launches < 6000
+
+
+def test_an_empty_graph_has_no_steps() -> None:
+    graph = Graph()
+    graph.set_outputs([graph.add_input("x", TensorType((4,), DType.F32))])
+    oracle = AcceptAll()
+    assert partition(graph, oracle, TARGET).steps == ()
+    assert oracle.waves == 0
+
+
+def test_what_is_computed_again_far_behind_is_no_epilogue() -> None:
+    """Rematerialisation computes it where it is read, rather than keep it."""
+    graph = parse("""graph "g" (%x: f32[1,8,16], %w: f32[1,16,16], %c: f32[16], %d: f32[1,8,16]) {
+  %m = matmul(%x, %w)
+  %a = add(%m, %c)
+  %g = gelu(%a)
+  %again = add(%m, %c)
+  %late = gelu_backward(%d, %again)
+  return %g, %late
+}""")
+    program = partition(graph, AcceptAll(), load("h200"))
+    assert [s.signature for s in program.steps] == ["matmul+add+gelu", "add+gelu_backward"]

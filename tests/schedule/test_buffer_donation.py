@@ -1,0 +1,86 @@
+"""Which updates of state may be written over what they replace: not where somebody else may still read that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fusec
+from fusec.builder import Builder
+from fusec.schedule.buffer_donation import in_place
+from fusec.schedule.program import Kind, Partition, Program, body_of
+from fusec.text import parse
+
+# a graph of state %a and %b, of which %n and %m are the new values; its steps; and what is written in place
+CASES: dict[str, tuple[str, str, str]] = {
+    "element by element": ("%n = sub(%a, %x)", "n", "a"),
+    "read once more before": ("%y = exp(%a)\n  %n = sub(%a, %x)", "y n", "a"),
+    "read in an earlier step alone": ("%y = neg(%a)\n  %t = transpose(%y) {perm=[1,0]}\n  %n = exp(%t)", "y t n", "a"),
+    "read later": ("%n = sub(%a, %x)\n  %y = exp(%a)", "n y", ""),
+    "read later by a view": (
+        "%v = slice(%a) {starts=[0,0], sizes=[1,4], steps=[1,1]}\n  %n = sub(%a, %x)\n  %y = exp(%v)",
+        "v n y",
+        "",
+    ),
+    "read by a view in the same step": (
+        "%v = slice(%a) {starts=[0,0], sizes=[1,4], steps=[1,1]}\n  %n = mul(%v, %x)",
+        "v n",
+        "",
+    ),
+    "read itself and by a view": (
+        "%v = slice(%a) {starts=[0,0], sizes=[1,4], steps=[1,1]}\n  %s = mul(%v, %x)\n  %n = add(%s, %a)",
+        "v s+n",
+        "",
+    ),
+    "turned in the same step": ("%t = transpose(%a) {perm=[1,0]}\n  %n = add(%t, %a)", "t+n", ""),
+    "with a result of another shape": (
+        "%n = sub(%a, %x)\n  %w = add(%n, %z)",
+        "n+w",
+        "",
+    ),
+    "two in one kernel": ("%n = sub(%a, %b)\n  %m = add(%n, %b)", "n+m", "a b"),
+    "members of a list": ("%n = sub(%a, %x)\n  %m = sub(%b, %x)", "n+m", "a b"),
+    "members of which each reads what the other replaces": ("%n = sub(%a, %b)\n  %m = sub(%b, %a)", "n+m", ""),
+    "a member reads what another replaces": ("%n = sub(%a, %x)\n  %m = sub(%b, %a)", "n+m", "b"),
+}
+
+
+def program(text: str, steps: str) -> Program:
+    made = [name for line in text.split("\n") for name in [line.strip().split(" ")[0]]]
+    outputs = ", ".join(dict.fromkeys(["%n", *(["%m"] if "%m" in made else []), *made[-1:]]))
+    graph = parse(
+        f'graph "g" (%a: f32[4,4], %b: f32[4,4], %x: f32[4,4], %z: f32[3,4,4]) {{\n  {text}\n  return {outputs}\n}}'
+    )
+    by_name = {node.result.name: node for node in graph.nodes}
+    parts: list[Partition] = []
+    for step in steps.split():
+        nodes = tuple(by_name[name] for name in step.split("+"))
+        kind = Kind.VIEW if nodes[-1].op.name == "slice" else Kind.KERNEL
+        parts.append(Partition(nodes, kind, body_of(graph, nodes)))
+    return Program(graph, tuple(parts))
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_what_is_written_in_place(what: str) -> None:
+    text, steps, kept = CASES[what]
+    of = program(text, steps)
+    values = {v.name: v for v in of.graph.values()}
+    updates = {values[old]: values[new] for old, new in (("a", "n"), ("b", "m")) if new in values}
+    assert {old.name for old in in_place(of, updates).values()} == set(kept.split())
+
+
+@pytest.mark.parametrize("target", ["cpu", "h200"])
+def test_two_that_are_made_of_each_other(target: str, rng: np.random.Generator) -> None:
+    b = Builder()
+    held = [b.parameter(f"p{i}", rng.standard_normal((8, 3)).astype(np.float32)) for i in range(2)]
+    first, second = (b.parameters[f"p{i}"] for i in range(2))
+    assert first is not None and second is not None
+    b.update(held[0], held[0] - held[1] * 0.5)
+    b.update(held[1], held[1] - held[0] * 0.5)
+    b.output(y=b.input("x", (3,)) * 2.0)
+    net = fusec.compile(b, target=target)
+    for _ in range(3):
+        net.step(np.ones(3, np.float32))
+        first, second = first - second * np.float32(0.5), second - first * np.float32(0.5)
+    np.testing.assert_allclose(net.value("p0"), first, rtol=1e-5)
+    np.testing.assert_allclose(net.value("p1"), second, rtol=1e-5)

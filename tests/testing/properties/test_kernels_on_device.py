@@ -1,0 +1,220 @@
+"""The property of fusec's own kernels: their CUDA C run on the CPU in the GPU's place; then on a real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu.kernels.emulator import functions, needs_compiler
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fusec.errors import ExecutionError, TargetError
+from fusec.gpu.kernels import FAMILIES, Kernel
+from fusec.gpu.kernels.codegen.kernel import prelude
+from fusec.ir import Graph
+from fusec.testing import register
+from fusec.testing.case import Case, MismatchError
+from fusec.testing.generators.motifs.kernels import KERNELS
+from fusec.testing.properties import kernels_on_device, on_device
+from fusec.testing.properties.fixtures import prepared
+from fusec.testing.properties.kernels_on_device import jobs, kernels_agree
+from fusec.testing.properties.table import PROPERTIES
+from fusec.testing.runner.coverage import Coverage
+from fusec.testing.strategies import cases, kernel_graphs
+from fusec.text import parse
+
+NAMES = {family.__name__ for family in FAMILIES}
+GRAPH = parse("""graph "g" (%x: f32[5,33]) {
+  %s = softmax(%x) {axis=-1}
+  %y = relu(%s)
+  return %y
+}""")
+UPDATE = parse("""graph "g" (%p: f32[5], %q: f32[7], %g: f32[5], %h: f32[7], %rate: f32[]) {
+  %a = mul(%g, %rate)
+  %b = sub(%p, %a)
+  %c = mul(%h, %rate)
+  %d = sub(%q, %c)
+  return %b, %d
+}""")
+
+
+class Emulated:
+    """Kernels' own CUDA C, run on the CPU, with a fault of one's choice."""
+
+    xp: Any = np
+
+    def __init__(self, fault: str = ""):
+        self.fault = fault
+        self.ran: list[str] = []
+
+    def runs(self, kernel: Kernel) -> bool:
+        return self.fault != "no room"
+
+    def run(self, kernel: Kernel, buffers: Mapping[Any, np.ndarray]) -> None:
+        if self.fault == "illegal":
+            raise ExecutionError("an illegal memory access was encountered")
+        self.ran.append(kernel.name)
+        calls = functions(prelude() + "".join({launch.entry: launch.source for launch in kernel.launches}.values()))
+        held: dict[Any, np.ndarray] = {key: _aligned(buffer) for key, buffer in buffers.items()}
+        scratch = _aligned(np.full(kernel.scratch_bytes + 1, 0xA5, np.uint8))
+        for launch in kernel.launches if self.fault != "stale" else ():
+            pointers: list[int] = []
+            for argument in launch.arguments:
+                key = (argument.value, argument.type)
+                if argument.value is None and argument.type is not None:  # doors, which are zero at first
+                    held.setdefault(key, _aligned(np.zeros(argument.type.size, np.uint32)))
+                pointers.append((scratch if argument.type is None else held[key]).ctypes.data)
+            calls[launch.entry](launch, [*pointers, *(value for _, value in launch.numbers)])
+        for (value, type), buffer in buffers.items():
+            buffer.view(np.uint8)[...] = held[value, type]
+            if value in kernel.written and self.fault == "wrong":
+                buffer[0] += 1
+            if value in kernel.written and self.fault == "too far":
+                buffer[type.span] = 0
+            if value not in kernel.written and self.fault == "input":
+                buffer[0] += 1
+
+
+def _aligned(buffer: np.ndarray) -> np.ndarray:
+    """The bytes, placed as the memory plan places them."""
+    raw = np.zeros(buffer.nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    copy = raw[start : start + buffer.nbytes]
+    copy[...] = buffer.view(np.uint8)
+    return copy
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Emulated], Emulated]:
+    def use(launches: Emulated) -> Emulated:
+        monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: True)
+        monkeypatch.setattr(kernels_on_device, "_launches", lambda: launches)
+        return launches
+
+    return use
+
+
+def drawn(count: int) -> list[tuple[Graph, Case]]:
+    """The same graphs each time, as the fuzzer draws them."""
+    found: list[tuple[Graph, Case]] = []
+    phases, checks = [Phase.generate], list(HealthCheck)
+
+    @seed(5)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=phases,
+        suppress_health_check=checks,
+        backend=register(),
+    )
+    @given(kernel_graphs(), cases())
+    def collect(graph: Graph, case: Case) -> None:
+        found.append((graph, case))
+
+    collect()
+    return found
+
+
+def test_every_family_has_a_motif() -> None:
+    assert set(KERNELS) == NAMES
+
+
+def test_every_family_occurs() -> None:
+    found: Counter[str] = Counter()
+    for graph, case in drawn(200):
+        graph.verify()
+        found.update({job.family for job in jobs(prepared(graph, replace(case, judge="lowers")).compiled)})
+    assert {name: found[name] for name in NAMES if found[name] < 3} == {}
+
+
+@needs_compiler
+def test_it_holds_of_the_kernels(gpu: Any) -> None:
+    launches = gpu(Emulated())
+    for style in ("normal", "special", "integers"):
+        kernels_agree(GRAPH, Case(style=style))
+    assert launches.ran
+    for graph, case in drawn(COUNT):
+        kernels_agree(graph, case)
+
+
+COUNT = 12
+
+
+@needs_compiler
+def test_updates_of_state_run_as_lists(gpu: Any) -> None:
+    launches = gpu(Emulated())
+    kernels_agree(UPDATE)
+    assert "lists of mul+sub" in launches.ran
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("wrong", r"rows: the kernel for .*: .* differs in"),
+        ("stale", "depends on what its memory held before"),
+        ("too far", "writes memory that is not of"),
+        ("input", "an input, was written"),
+    ],
+)
+def test_a_wrong_kernel_is_found(gpu: Any, fault: str, message: str) -> None:
+    gpu(Emulated(fault))
+    with pytest.raises(MismatchError, match=message):
+        kernels_agree(GRAPH)
+
+
+def test_a_kernel_without_room_is_left_out(gpu: Any) -> None:
+    launches = gpu(Emulated("no room"))
+    kernels_agree(GRAPH)
+    assert not launches.ran
+
+
+def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    gpu(Emulated("illegal"))
+    monkeypatch.setattr(on_device.os, "_exit", leave)
+    with pytest.raises(ExecutionError, match="illegal"):
+        kernels_agree(GRAPH)
+    monkeypatch.setattr(on_device, "_alive", lambda backend: False)
+    with pytest.raises(SystemExit, match=str(on_device.FAULTED)):
+        kernels_agree(GRAPH)
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: False)
+    with pytest.raises(TargetError, match="no GPU that is a h200"):
+        kernels_agree(GRAPH)
+    assert PROPERTIES["kernels_agree"].needs == "gpu"
+
+
+@needs_compiler
+def test_families_that_ran_are_counted(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusec.testing.runner import instrument
+
+    gpu(Emulated())
+    counters = Coverage()
+    monkeypatch.setattr(kernels_on_device, "kernel_agrees", kernels_on_device.kernel_agrees)  # put back afterwards
+    instrument.count_kernels(lambda: counters)
+    kernels_agree(GRAPH)
+    assert counters.sections["kernels"]["rows"] >= 1
+
+
+@pytest.mark.gpu
+def test_fuzzing_on_this_gpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fusec", "fuzz", "--device", "--property", "kernels_agree", "--examples", "40"]
+    options = ["--graphs", "fusec.testing.strategies:kernel_graphs", "--workers", "4", "--json"]
+    folders = ["--database", str(tmp_path / "db"), "--findings", str(tmp_path / "findings")]
+    done = subprocess.run([*command, *options, *folders], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert len(json.loads(done.stdout)["coverage"]["kernels"]) > len(FAMILIES) // 2

@@ -1,0 +1,547 @@
+"""Each property holds of healthy graphs and fails on a fault planted in what it is about."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from unittest import SkipTest
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fusec import ir, lower_cudnn
+from fusec.errors import TargetError
+from fusec.execution import backend
+from fusec.execution import step_binding as steps
+from fusec.graph import printer
+from fusec.ir import Constant, DType, Graph, Node, Value
+from fusec.lowering.pointwise import Steps
+from fusec.lowering.simulator import simulate
+from fusec.ops import Cast, Softmax, pw
+from fusec.passes.base import Options
+from fusec.passes.cleanup.simplify import Simplify
+from fusec.passes.folding.reorder_bias_first import OrderSums
+from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, REWRITES
+from fusec.passes.rewriting.rewriter import local
+from fusec.schedule import memory_plan
+from fusec.schedule.program import Kind, Program, body_of
+from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.properties import compiling, on_device, reproducible
+from fusec.testing.properties.compiling import (
+    compile_is_deterministic,
+    lowered_as_simulated,
+    partition_is_sound,
+    spellings_keep_meaning,
+    verification_agrees,
+)
+from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, prepared, relabelled
+from fusec.testing.properties.onnx_round_trip import onnx_round_trip, onnxruntime_agrees
+from fusec.testing.properties.reproducible import TWIN, digest
+from fusec.testing.properties.running import buffers_never_alias, executable_agrees
+from fusec.testing.properties.table import (
+    PROPERTIES,
+    keeps_meaning,
+    passes_keep_meaning,
+    pipeline_keeps_meaning,
+    rules_keep_meaning,
+    text_round_trip,
+)
+from fusec.testing.strategies import cases, graphs
+from fusec.text import parse
+
+Array = np.ndarray[Any, Any]
+W = np.random.default_rng(0).standard_normal((8, 4, 1, 1)).astype(np.float32)
+# A convolution with bias, a residual that comes after it, an activation, and an op no engine takes.
+TEXT = """graph "g" (%x: f32[2,4,5,5], %z: f32[2,8,5,5]) {
+  %w = constant weight("w") : f32[8,4,1,1]
+  %v = conv(%x, %w) {strides=[1, 1], pads=[0, 0, 0, 0], dilations=[1, 1], groups=1} : f32[2,8,5,5]
+  %b = constant [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8] : f32[8,1,1]
+  %a = add(%v, %b) : f32[2,8,5,5]
+  %s = add(%a, %z) : f32[2,8,5,5]
+  %r = relu(%s) : f32[2,8,5,5]
+  %m = softmax(%r) {axis=1, log=false} : f32[2,8,5,5]
+  %n = mul(%m, %r) : f32[2,8,5,5]
+  %t = tanh(%n) : f32[2,8,5,5]
+  return %r, %t
+}"""
+OFFLINE = [p for p in PROPERTIES.values() if not p.needs]
+
+
+def example() -> Graph:
+    return parse(TEXT, {"w": W})
+
+
+def plant(graph: Graph, case: Case = CASE, **known: Any) -> Prepared:
+    """What properties will find computed already."""
+    shared = prepared(graph, case)
+    shared.__dict__.update(known)
+    return shared
+
+
+def fails(check: Callable[[Graph, Case], None], graph: Graph, case: Case = CASE, match: str = "") -> None:
+    with pytest.raises(MismatchError, match=match):
+        check(graph, case)
+
+
+# healthy -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checked", OFFLINE, ids=lambda p: p.name)
+@pytest.mark.parametrize("judge", ["lowers", "runtime", "moody", "anchors"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_properties_hold_of_a_convolution_and_what_follows_it(checked: Property, judge: str, precision: str) -> None:
+    checked.check(example(), Case(judge=judge, precision=precision))
+
+
+@settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+@given(graphs(), cases(), st.sampled_from(OFFLINE))
+def test_properties_hold_of_random_graphs(graph: Graph, case: Case, checked: Property) -> None:
+    text = str(graph)
+    with suppress(SkipTest):  # else one graph of which nothing is said would end the test
+        checked.check(graph, case)
+    assert str(graph) == text, "the graph is not changed"
+
+
+def test_infinite_constants_have_no_slope() -> None:
+    graph = Graph("masked")
+    x = graph.add_input("x", ir.TensorType((2, 2), DType.F32))
+    mask = graph.constant(np.array([[0, -np.inf], [0, 0]], np.float32))
+    graph.set_outputs([graph.add(pw("add"), x, mask)])
+    PROPERTIES["gradients"].check(graph, Case(seed=2))  # which leaves constants what they are
+    with pytest.raises(SkipTest, match="infinities"):
+        PROPERTIES["gradients"].check(graph, Case(seed=3))
+
+
+def test_every_property_says_what_holds_and_is_named_for_its_function() -> None:
+    for name, checked in PROPERTIES.items():
+        assert checked.name == name == getattr(checked.check, "__name__", "")
+        assert len(checked.summary) > 30
+
+
+def test_what_is_known_of_a_graph_is_shared_until_it_changes() -> None:
+    graph = example()
+    first = prepared(graph, CASE)
+    assert prepared(graph, CASE) is first
+    assert prepared(graph, Case()) is not first
+    first = prepared(graph, CASE)
+    graph.set_op(next(n for n in graph.nodes if n.op.name == "softmax"), Softmax(2))
+    assert prepared(graph, CASE) is not first
+
+
+# passes ----------------------------------------------------------------------------------------------------
+
+
+def dropping_bias(self: object, graph: Graph, options: Options) -> None:
+    """A pass that takes every constant addend for zero."""
+    for node in list(graph.nodes):
+        if node.op.name == "add" and node.operands[1].literal is not None:
+            graph.replace(node.result, node.operands[0])
+
+
+def test_text_that_loses_digits_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plain = example(), printer.print_attribute
+    monkeypatch.setattr(printer, "print_attribute", lambda v: f"{v:.1f}" if isinstance(v, float) else plain(v))
+    graph.set_op(
+        next(n for n in graph.nodes if n.result.name == "b"),
+        Constant(ir.Literal.of(np.full((8, 1, 1), 0.17, np.float32), "b")),
+    )
+    fails(text_round_trip, graph, match="a constant reads otherwise")
+
+
+def test_constants_of_one_label_survive_text() -> None:
+    graph = example()
+    for node in list(graph.nodes):
+        if isinstance(node.op, Constant):
+            graph.set_op(node, Constant(ir.Literal.of(node.op.literal.array, "same")))
+    text_round_trip(graph)
+    assert relabelled(relabelled(graph)) is not graph
+    assert [n.op.literal.label for n in relabelled(graph).nodes if isinstance(n.op, Constant)] == ["w", "b"]
+
+
+def test_a_pass_that_changes_the_meaning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OrderSums, "run", dropping_bias)
+    fails(passes_keep_meaning, example(), match="pass order_sums: r differs")
+    fails(pipeline_keeps_meaning, example(), match="the pipeline: r differs")
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_pass_before_the_rounding_is_held_to_full_precision(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    def nearly(self: object, graph: Graph, options: Options) -> None:
+        for node in list(graph.nodes):
+            if node.op.name == "tanh" and node.result.type.dtype is DType.F32:
+                scale = graph.constant(np.array(1 + 1e-4, np.float32), before=node)
+                graph.set_input(node, 0, graph.add(pw("mul"), node.operands[0], scale, before=node))
+
+    monkeypatch.setattr(Simplify, "run", nearly)
+    fails(passes_keep_meaning, example(), Case(precision=precision), match="pass simplify: t differs")
+
+
+def test_a_pass_that_changes_the_interface_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrowing(self: object, graph: Graph, options: Options) -> None:
+        if graph.outputs[0].type.dtype is DType.F32:
+            graph.set_outputs([graph.add(Cast(DType.F16), v) for v in graph.outputs], graph.output_names)
+
+    monkeypatch.setattr(OrderSums, "run", narrowing)
+    fails(passes_keep_meaning, example(), match=r"pass order_sums: output r is f16\[2,8,5,5\] instead of f32")
+
+
+@local("relu", equation="relu(x) = x")
+def relu_is_nothing(graph: Graph, node: Node) -> Value | None:
+    return node.operands[0]
+
+
+@local("tanh", equation="tanh(x) = 2 sigmoid(2x) - 1")
+def tanh_by_sigmoid(graph: Graph, node: Node) -> Value | None:
+    two, one = (graph.constant(np.array(n, np.float32), before=node) for n in (2.0, 1.0))
+    inner = graph.add(pw("sigmoid"), graph.add(pw("mul"), node.operands[0], two, before=node), before=node)
+    return graph.add(pw("sub"), graph.add(pw("mul"), inner, two, before=node), one, before=node)
+
+
+def test_a_wrong_rule_is_named_with_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Simplify, "rules", (*Simplify.rules, relu_is_nothing))
+    fails(rules_keep_meaning, example(), match=r"rule relu_is_nothing \(relu\(x\) = x\): r differs")
+
+
+def test_rules_are_tried_where_their_pass_meets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one pass makes, another one's rule may take; the graph itself has none of it."""
+    graph = parse('graph "g" (%x: f32[2]) {\n%c = constant [0.0] : f32[]\n%y = max(%x, %c) : f32[2]\nreturn %y\n}')
+    met: list[str] = []
+
+    @local("relu", equation="relu(x) = relu(x)")
+    def look(graph: Graph, node: Node) -> Value | None:
+        met.append(node.op.name)
+        return None
+
+    monkeypatch.setattr(OrderSums, "rules", (look,))
+    monkeypatch.setattr(OrderSums, "run", lambda self, graph, options: graph.rename(graph.outputs[0], "other"))
+    rules_keep_meaning(graph)
+    assert met == ["relu"]
+
+
+def test_a_pass_of_ones_own_is_tried_in_any_form() -> None:
+    def nothing(graph: Graph) -> None:
+        """A function that leaves the graph as it is."""
+
+    def wrong(graph: Graph) -> None:
+        dropping_bias(None, graph, Options())
+
+    class Own:
+        name = "own"
+
+        def run(self, graph: Graph, options: Options) -> None:
+            wrong(graph)
+
+    keeps_meaning(example(), nothing)
+    keeps_meaning(example(), tanh_by_sigmoid)
+    keeps_meaning(example(), [nothing, OrderSums(), tanh_by_sigmoid], Case(style="wide"))
+    for step, name in ((wrong, "wrong"), (Own(), "own"), (relu_is_nothing, "relu_is_nothing")):
+        with pytest.raises(MismatchError, match=f"^{name}: "):
+            keeps_meaning(example(), step)
+        with pytest.raises(MismatchError, match=f"^{name}: "):
+            keeps_meaning(example(), [nothing, step])
+
+
+# compiling -------------------------------------------------------------------------------------------------
+
+
+def test_a_spelling_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(body: Graph) -> Graph | None:
+        copy = body.clone()
+        adds = [n for n in copy.nodes if n.op.name == "add"]
+        if not adds:
+            return None
+        copy.replace(adds[0].result, adds[0].operands[0])
+        copy.prune()
+        return copy
+
+    graph = example()
+    spellings_keep_meaning(graph, Case(judge="runtime"))
+    for known in (FOR_ENGINES, REWRITES):
+        monkeypatch.setitem(known, "zero_bias", wrong)  # type: ignore[arg-type]
+    case = Case(judge="anchors")
+    compiled = compile_once(graph, Case(disable=frozenset({"order_sums"})))
+    plant(graph, case, optimised=compiled.graph, compiled=compiled)
+    fails(spellings_keep_meaning, graph, case, match="spelling zero_bias: r differs")
+
+
+def cut(graph: Graph, *groups: tuple[str, ...], drop: str = "") -> Program:
+    """The example's program with these values' nodes as its cuDNN steps, in this order, and the rest alone."""
+    compiled = compile_once(graph, CASE)
+    nodes = {n.results[0].name: n for n in compiled.graph.nodes if not isinstance(n.op, Constant)}
+    left = [n for n in nodes if n != drop and not any(n in g for g in groups)]
+    step = compiled.program.steps[0]
+    steps = []
+    for group in sorted([*groups, *((n,) for n in left)], key=lambda g: list(nodes).index(g[0])):
+        members = tuple(nodes[n] for n in group)
+        body = body_of(compiled.graph, members)
+        kind = Kind.CUDNN if len(members) > 1 else Kind.KERNEL
+        steps.append(dataclasses.replace(step, nodes=members, kind=kind, body=body, spelling=(), verdict=None))
+    return dataclasses.replace(compiled.program, steps=tuple(steps))
+
+
+CHAIN = 'graph "g" (%x: f32[4,6]) {{\n{}\nreturn %d\n}}'.format(
+    "%a = relu(%x) : f32[4,6]\n%b = softmax(%a) {axis=1, log=false} : f32[4,6]\n"
+    "%c = add(%a, %b) : f32[4,6]\n%d = tanh(%c) : f32[4,6]"
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "drop", "match"),
+    [
+        ([("a", "c", "d")], "", "read before it is made|not convex"),
+        ([("c", "d"), ("d", "d")], "", "is in steps"),
+        ([], "d", "is in no step"),
+        ([("b", "c")], "", "a step that the judge refuses"),
+    ],
+)
+def test_a_program_that_is_not_sound_shows(groups: list[tuple[str, ...]], drop: str, match: str) -> None:
+    graph = parse(CHAIN)
+    compiled = compile_once(graph, CASE)
+    program = cut(graph, *groups, drop=drop)
+    plant(graph, optimised=program.graph, compiled=dataclasses.replace(compiled, program=program))
+    fails(partition_is_sound, graph, match=match)
+
+
+def test_convexity_is_seen_by_itself() -> None:
+    graph = parse(CHAIN)
+    program = cut(graph, ("a", "c", "d"))
+    compiled = dataclasses.replace(compile_once(graph, CASE), program=program)
+    with pytest.raises(MismatchError, match=r"is not convex: %b = softmax\(%a\)"):
+        compiling._is_convex(compiled)
+
+
+def test_a_body_that_is_not_its_nodes_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = example()
+    compiled = compile_once(graph, CASE)
+    steps = list(compiled.program.steps)
+    where = next(i for i, s in enumerate(steps) if s.kind is Kind.CUDNN and len(s.nodes) > 1)
+    wrong = steps[where].body.clone()
+    dropping_bias(None, wrong, Options())
+    wrong.prune()
+    steps[where] = dataclasses.replace(steps[where], body=wrong)
+    program = dataclasses.replace(compiled.program, steps=tuple(steps))
+    plant(graph, optimised=program.graph, compiled=dataclasses.replace(compiled, program=program))
+    fails(partition_is_sound, graph, match="the bodies in a row: r differs")
+
+
+def test_a_key_that_two_graphs_share_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = example()
+    monkeypatch.setattr(compiling, "canonical_key", lambda body: "the same")
+    fails(partition_is_sound, graph, Case(precision="fp16"), match="one canonical key but lower")
+
+
+def as_abs(builder: Any, node: Node) -> None:
+    steps = Steps(builder, node)
+    steps.last("abs", *steps.operands)
+
+
+def test_a_wrong_lowering_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = example()
+    monkeypatch.setitem(lower_cudnn.LOWER, "relu", as_abs)  # type: ignore[arg-type]
+    fails(lowered_as_simulated, graph, match="r differs")
+    fails(executable_agrees, graph, match="the executable: r differs")
+    fails(verification_agrees, graph, match="verify: lowered")
+
+
+def write_half(graph: Any, buffers: Mapping[int, Array]) -> None:
+    held = {t.uid: buffers[t.uid].copy() for t in graph.outputs}
+    simulate(graph, buffers)
+    for uid, old in held.items():
+        buffers[uid][: old.size // 2] = old[: old.size // 2]
+
+
+def write_inputs(graph: Any, buffers: Mapping[int, Array]) -> None:
+    simulate(graph, buffers)
+    buffers[graph.inputs[0].uid][0] += 1
+
+
+@pytest.mark.parametrize(("run", "match"), [(write_half, "what its memory held before"), (write_inputs, "was written")])
+def test_what_a_lowered_graph_writes_is_watched(monkeypatch: pytest.MonkeyPatch, run: Any, match: str) -> None:
+    monkeypatch.setattr(compiling, "simulate", run)
+    fails(lowered_as_simulated, example(), match=match)
+
+
+def test_verify_may_object_where_rounding_explains_it() -> None:
+    """Its bounds know nothing of cancellation, nor that a logarithm of negative numbers is NaN."""
+    lines = "%c = constant [40000.1] : f32[]\n%a = mul(%x, %c) : f32[8]\n%y = sin(%a) : f32[8]\n%l = log(%x) : f32[8]"
+    graph = parse(f'graph "g" (%x: f32[8]) {{\n{lines}\nreturn %y, %l\n}}')
+    case = Case(precision="bf16")
+    assert not compiling.verify(prepared(graph, case).compiled).ok
+    verification_agrees(graph, case)
+
+
+# determinism -----------------------------------------------------------------------------------------------
+
+
+def test_a_compiler_that_decides_otherwise_the_next_time_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compile_once", lambda graph, case: compile_once(graph, Case(judge="anchors")))
+    fails(compile_is_deterministic, example(), match="compiled twice in one process")
+
+
+def test_a_twin_that_decides_otherwise_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TWIN, "ask", lambda graph, case: digest(compile_once(graph, Case(judge="anchors"))))
+    fails(compile_is_deterministic, example(), match="compiled in another process")
+
+
+def test_the_twin_lives_on_and_is_started_anew_when_it_dies() -> None:
+    graph, child = example(), reproducible.Twin()
+    want = digest(compile_once(graph, CASE))
+    try:
+        assert child.ask(graph, CASE) == want
+        first = child.pid
+        assert first is not None
+        assert child.ask(graph, Case(judge="anchors")) != want
+        assert child.pid == first
+        os.kill(first, signal.SIGKILL)
+        assert child.ask(graph, CASE) == want
+        assert child.pid != first
+    finally:
+        child.close()
+
+
+def test_the_twin_ends_with_its_parents_pipe_and_reports_failures() -> None:
+    graph, child = example(), reproducible.Twin()
+    try:
+        with pytest.raises(MismatchError, match="fails in another process"):
+            child.ask(graph, Case(target="no such GPU"))
+        process = child._alive()
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+    finally:
+        child.close()
+
+
+def test_a_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = reproducible.Twin()
+    monkeypatch.setattr(reproducible.sys, "executable", "/bin/false")
+    with pytest.raises(MismatchError, match="died of it"):
+        child.ask(example(), CASE)
+
+
+def test_names_that_were_made_up_do_not_count() -> None:
+    """A parsed graph numbers new values from the start; the decisions are the same."""
+    graph = example()
+    for _ in range(7):
+        graph.fresh_name()
+    case = Case(precision="fp16")
+    assert digest(compile_once(graph, case)) == digest(compile_once(example(), case))
+    assert reproducible.decisions(compile_once(graph, case)) != reproducible.decisions(compile_once(example(), case))
+
+
+# running ---------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_view_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "%a, %b = split(%x) {axis=0, sizes=[4, 4]} : f32[4,4], f32[4,4]\n%y = sub(%a, %b) : f32[4,4]"
+    graph = parse(f'graph "g" (%x: f32[8,4]) {{\n{lines}\nreturn %y\n}}')
+    executable_agrees(graph)
+    monkeypatch.setattr(memory_plan, "view_offset", lambda node, index: 0)
+    fails(executable_agrees, graph, match="the executable: y differs")
+
+
+def test_a_kernel_that_writes_its_input_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = steps.evaluate_node
+
+    def in_place(node: Node, operands: list[Array], xp: Any) -> tuple[Array, ...]:
+        results = plain(node, operands, xp)
+        operands[0][...] = 1.0
+        return results
+
+    lines = "%y = softmax(%x) {axis=1, log=false} : f32[4,6]\n%z = cosh(%x)"
+    graph = parse(f'graph "g" (%x: f32[4,6]) {{\n{lines}\nreturn %y, %z\n}}')
+    monkeypatch.setattr(steps, "evaluate_node", in_place)
+    fails(executable_agrees, graph, match="the executable: z differs")
+    fails(buffers_never_alias, graph, match="wrote to %x, which is still needed")
+
+
+def test_an_answer_that_changes_from_run_to_run_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+
+    def shaky(graph: Any, buffers: Mapping[int, Array]) -> None:
+        simulate(graph, buffers)
+        for tensor in graph.outputs:
+            buffers[tensor.uid][...] *= 1 + 1e-7 * rng.standard_normal(buffers[tensor.uid].shape)
+
+    monkeypatch.setattr(backend, "simulate", shaky)
+    fails(executable_agrees, example(), match="run a second time, output %r has other bits")
+
+
+def test_a_step_that_writes_what_is_still_needed_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "simulate", write_inputs)
+    fails(buffers_never_alias, example(), match="which is still needed")
+
+
+def test_memory_used_again_too_early_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = memory_plan._lives
+
+    def early(*of: Any) -> list[memory_plan.Life]:
+        return [dataclasses.replace(life, last=life.first) for life in plain(*of)]
+
+    monkeypatch.setattr(memory_plan, "_lives", early)
+    fails(buffers_never_alias, example(), match="which is still needed|other bits")
+
+
+def test_reading_memory_that_was_let_go_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that reads an operand of an earlier step gets what was written over it."""
+    operands: list[Value] = []
+    plain = steps.Steps._bound_reference
+
+    def hoarding(self: Any, step: Any) -> Callable[[], None]:
+        run = plain(self, step)
+        (node,) = step.nodes
+        operands.append(node.operands[0])
+
+        def hoarded() -> None:
+            run()
+            if node.op.name == "sign":
+                self.buffer(node.result)[...] = np.sign(self.buffer(operands[0])[-1:])
+
+        return hoarded
+
+    lines = '%a = cosh(%x)\n%b = reduce(%a) {kind="mean", axes=[0], keepdims=true}\n%y = sign(%b)'
+    graph = parse(f'graph "g" (%x: f32[4096]) {{\n{lines}\nreturn %y\n}}')
+    monkeypatch.setattr(steps.Steps, "_bound_reference", hoarding)
+    fails(buffers_never_alias, graph, match="with memory that nothing needs overwritten, output %y has other bits")
+
+
+def test_what_onnx_cannot_say_is_skipped() -> None:
+    resize = '{sizes=[1, 1, 5, 3], scales=[1.0, 1.0, 1.5, 1.0], mode="linear"}'
+    graph = parse(f'graph "g" (%x: f32[1,1,3,3]) {{\n%v = resize(%x) {resize}\nreturn %v\n}}')
+    for check in (onnx_round_trip, onnxruntime_agrees):
+        with pytest.raises(SkipTest, match="ONNX has no Resize"):
+            check(graph)
+
+
+# a GPU -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_nothing_is_said_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
+    with pytest.raises(TargetError, match="no GPU that is a h200"):
+        on_device.device_agrees(example())
+    assert PROPERTIES["device_agrees"].needs == "gpu"
+
+
+@pytest.mark.gpu
+@settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
+@given(graphs(), cases())
+def test_a_gpu_agrees_on_random_graphs(graph: Graph, case: Case) -> None:
+    on_device.device_agrees(graph, case)
+
+
+def test_properties_are_fast() -> None:
+    """All of them together on one graph, the pass pipeline included; generous, since other processes take turns."""
+    graph, case = example(), Case(3)
+    compile_is_deterministic(graph, case)  # starts the twin
+    before = time.process_time()
+    for checked in OFFLINE:
+        checked.check(graph, case)
+    assert time.process_time() - before < 2.0
