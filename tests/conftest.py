@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.targets.target import load
+
 SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
 
 
@@ -69,6 +72,14 @@ def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSEC_CACHE", str(shared))
         yield shared
+
+
+@pytest.fixture(scope="session")
+def asked_once() -> Iterator[Oracle]:
+    """Ask cuDNN about an H200 for all tests that do not test the asking: `driver.build(..., oracle=asked_once)`. It
+    compiles a plan for one of the graphs that differ in size alone, which takes most of what building a model takes."""
+    with Oracle(load("h200"), kin=True) as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,19 +15,25 @@ import fusec
 from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
 from fusec import driver
 from fusec.diagnostics.verify import verify
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.program import Kind
 
 pytestmark = pytest.mark.cudnn
 
 
-def simulated(model: object, precision: str = "fp32") -> Executable:
+@pytest.fixture
+def simulated(asked_once: Oracle) -> Callable[..., Executable]:
     """For an H200, and never on one."""
-    return Executable(driver.build(model, target="h200", precision=precision), SimulatorBackend())  # type: ignore[arg-type]  # any model
+
+    def made(model: Any, precision: str = "fp32", oracle: Oracle | None = asked_once) -> Executable:
+        return Executable(driver.build(model, target="h200", precision=precision, oracle=oracle), SimulatorBackend())
+
+    return made
 
 
 @pytest.mark.parametrize("name", LIGHT)
-def test_outputs(name: str) -> None:
+def test_outputs(name: str, simulated: Callable[..., Executable]) -> None:
     """Shipped weights repeat one number per tensor: logits near 1e10 then turn on the last bit of a sum,
     which is how a sum whose order depended on the channel was found."""
     shipped = simulated(light(name)).run(None, reference_inputs(name))
@@ -49,12 +58,12 @@ def test_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "precision"), [("resnet50", "fp32"), ("shufflenet", "fp16"), ("squeezenet", "bf16")])
-def test_every_step_is_verified(name: str, precision: str) -> None:
+def test_every_step_is_verified(name: str, precision: str, simulated: Callable[..., Executable]) -> None:
     report = verify(simulated(randomised(onnx.load(light(name)), seed=13), precision).compiled)
     assert report.ok, str(report)
 
 
-def test_what_fuses_in_resnet50() -> None:
+def test_what_fuses_in_resnet50(simulated: Callable[..., Executable]) -> None:
     executable = simulated(light("resnet50"))
     program = executable.compiled.program
     convolutions = [s for s in program.steps if "conv" in s.signature]
@@ -69,12 +78,12 @@ def test_what_fuses_in_resnet50() -> None:
         executable.assert_fused("conv*+relu+max_pool")
 
 
-def test_compiling_twice_gives_the_same_program() -> None:
-    programs = {str(simulated(light("shufflenet")).compiled.program) for _ in range(2)}
+def test_compiling_twice_gives_the_same_program(simulated: Callable[..., Executable]) -> None:
+    programs = {str(simulated(light("shufflenet"), oracle=None).compiled.program) for _ in range(2)}
     assert len(programs) == 1
 
 
-def test_float_inputs_of_another_scale() -> None:
+def test_float_inputs_of_another_scale(simulated: Callable[..., Executable]) -> None:
     """A net that is right on unit inputs and wrong on others would hide a rounding or a bound."""
     model = randomised(onnx.load(light("squeezenet")), seed=14)
     inputs = {name: 40 * array for name, array in random_inputs(model, seed=15).items()}

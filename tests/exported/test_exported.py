@@ -13,6 +13,7 @@ from exported.packing import names, read
 
 from fusec import driver
 from fusec.diagnostics.verify import relative_l2, verify
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.runtime import Executable, SimulatorBackend
 
 pytestmark = pytest.mark.cudnn
@@ -31,13 +32,13 @@ def feeds(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_an_exported_model_gives_onnxruntimes_answers(name: str) -> None:
+def test_an_exported_model_gives_onnxruntimes_answers(name: str, asked_once: Oracle) -> None:
     model = read(name)
     data = model.SerializeToString()
     inputs = feeds(model)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     want = session.run(None, inputs)
-    compiled = driver.build(data, target="h200")
+    compiled = driver.build(data, target="h200", oracle=asked_once)
     got = Executable(compiled, SimulatorBackend()).run(None, inputs)
     for array, right in zip(got, want, strict=True):
         assert np.asarray(array).shape == right.shape

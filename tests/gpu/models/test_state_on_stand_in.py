@@ -14,6 +14,7 @@ from helpers import assert_close
 import fusec
 from fusec import driver
 from fusec.builder import Builder, Tensor
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.plans.plan_cache import PlanStore
 from fusec.runtime import Executable
 
@@ -34,7 +35,9 @@ PLACED = dict(zip(UPDATES, (0, 1, 2, 1, 2), strict=True))
 
 
 @pytest.mark.parametrize("what", UPDATES)
-def test_new_state_is_made_of_the_old(what: str, machine: Machine, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_new_state_is_made_of_the_old(
+    what: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, asked_once: Oracle
+) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     b = Builder()
@@ -45,7 +48,7 @@ def test_new_state_is_made_of_the_old(what: str, machine: Machine, tmp_path: Pat
         b.update(old, new)
     b.output(y=x * 2.0)
     state = {name: b.updates.get(name, "") for name in b.parameters}
-    compiled = driver.build(b.graph(), target="h200", state=state)
+    compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     here = Executable(compiled, CudnnBackend("none", store=PlanStore(tmp_path)))
     here.bind(**start)
     there = fusec.compile(b, target="cpu")
@@ -57,7 +60,7 @@ def test_new_state_is_made_of_the_old(what: str, machine: Machine, tmp_path: Pat
     assert here.in_place == PLACED[what]
 
 
-def test_a_count_beside_numbers_of_another_shape(machine: Machine, tmp_path: Path) -> None:
+def test_a_count_beside_numbers_of_another_shape(machine: Machine, tmp_path: Path, asked_once: Oracle) -> None:
     """Adam's count is read for a parameter of shape [1], too, by another block than that which counts on."""
     from fusec import training
     from fusec.gpu.backend import CudnnBackend
@@ -68,7 +71,7 @@ def test_a_count_beside_numbers_of_another_shape(machine: Machine, tmp_path: Pat
     training.adam(b, held, [b.input(f"g{i}", array.shape) for i, array in enumerate(start)], 0.1)
     b.output(y=b.input("x", (4,)) * 2.0)
     state = {name: b.updates.get(name, "") for name in b.parameters}
-    compiled = driver.build(b.graph(), target="h200", state=state)
+    compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     here = Executable(compiled, CudnnBackend("none", store=PlanStore(tmp_path)))
     here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
     there = fusec.compile(b, target="cpu")

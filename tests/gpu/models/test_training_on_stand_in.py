@@ -17,6 +17,7 @@ import fusec
 from examples.training_models import training_step
 from fusec import driver, training
 from fusec.builder import Builder
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.kernels import find
 from fusec.lower_cudnn import lower
 from fusec.passes.training import split_batchnorm_stats
@@ -55,13 +56,15 @@ def network(optimiser: str, heads: int = 2, size: int = 16, rate: float = 0.1) -
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
-def test_steps_are_those_of_numpy(optimiser: str, machine: Machine, tmp_path: Path, rng: np.random.Generator) -> None:
+def test_steps_are_those_of_numpy(
+    optimiser: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, asked_once: Oracle
+) -> None:
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_cache import PlanStore
 
     b = network(optimiser)
     state = {name: b.updates.get(name, "") for name in b.parameters}
-    compiled = driver.build(b.graph(), target="h200", state=state)
+    compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     kernels = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
     assert any(step.signature.startswith("4 x cast") for step in kernels)
     found = [find(step.nodes, step.outputs) for step in kernels]
@@ -81,7 +84,7 @@ def test_steps_are_those_of_numpy(optimiser: str, machine: Machine, tmp_path: Pa
 
 @pytest.mark.parametrize("name", SIZES)
 def test_models_in_the_forms_a_gpu_chooses(
-    name: str, machine: Machine, tmp_path: Path, rng: np.random.Generator
+    name: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, asked_once: Oracle
 ) -> None:
     """Kernels joined with what is beside them, plans timed: nothing is left to run op by op, and losses are NumPy's."""
     from fusec.gpu.backend import CudnnBackend
@@ -89,7 +92,7 @@ def test_models_in_the_forms_a_gpu_chooses(
 
     b = training_step(name, 2, 32, first=first(training_step(name, 2, 32, **SIZES[name])), **SIZES[name])
     state = {parameter: b.updates.get(parameter, "") for parameter in b.parameters}
-    compiled = driver.build(b.graph(), target="h200", state=state)
+    compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     backend = CudnnBackend("quick", store=PlanStore(tmp_path))
     program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
     here = Executable(replace(compiled, program=program), backend)
@@ -103,11 +106,11 @@ def test_models_in_the_forms_a_gpu_chooses(
 
 
 @pytest.mark.cudnn
-def test_a_gradient_of_attention_in_a_fixed_order_has_plans() -> None:
+def test_a_gradient_of_attention_in_a_fixed_order_has_plans(asked_once: Oracle) -> None:
     b = network("sgd", heads=2, size=128)
     state = {name: b.updates.get(name, "") for name in b.parameters}
     for disable, ordered in ((["unordered_sums"], True), ([], False)):
-        compiled = driver.build(b.graph(), target="h200", state=state, disable=disable)
+        compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once, disable=disable)
         (step,) = (s for s in compiled.program.steps if s.signature == "attention_backward")
         assert step.kind is Kind.CUDNN
         assert ("use_deterministic_algorithm" in str(lower(step.body).graph)) is ordered
@@ -140,7 +143,12 @@ def normed() -> Builder:
 
 @pytest.mark.parametrize("tune", ["none", "quick"])
 def test_statistics_come_with_the_convolution(
-    tune: str, machine: Machine, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tune: str,
+    machine: Machine,
+    tmp_path: Path,
+    rng: np.random.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    asked_once: Oracle,
 ) -> None:
     from fusec.gpu.backend import CudnnBackend
     from fusec.plans.plan_cache import PlanStore
@@ -148,7 +156,7 @@ def test_statistics_come_with_the_convolution(
     monkeypatch.setattr(split_batchnorm_stats, "KEPT_BYTES", 0)
     b = normed()
     state = {name: b.updates.get(name, "") for name in b.parameters}
-    compiled = driver.build(b.graph(), target="h200", state=state)
+    compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     assert any(step.signature == "conv+channel_sums" for step in compiled.program.steps)
     here = Executable(compiled, CudnnBackend(tune, store=PlanStore(tmp_path)))
     if tune == "none":
