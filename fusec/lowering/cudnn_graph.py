@@ -15,6 +15,8 @@ from typing import Any
 
 from fusec.ir import DType
 
+CONVOLUTIONS = ("conv_fprop", "conv_dgrad")  # calls that compute an image from an image and filters
+
 Attribute = int | float | bool | str | tuple[int, ...]
 
 

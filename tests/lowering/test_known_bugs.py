@@ -132,7 +132,7 @@ def test_a_prologue_on_one_of_two_equal_operands() -> None:
         return CudnnGraph(tensors, calls)
 
     assert misread(scaled(4)) is None
-    assert "what its own prologue makes of it" in str(misread(scaled(1)))
+    assert "the result of its own prologue" in str(misread(scaled(1)))
 
 
 def test_scalars_by_value_are_read_right() -> None:
@@ -419,10 +419,10 @@ def test_a_copy_of_a_value_used_elsewhere_is_not_written() -> None:
         copy = CudnnCall("pointwise", (copied,), (6,), "identity")
         return CudnnGraph((*base.tensors, tensor(6, (2, 8, 4, 4), DType.F32)), (*base.calls, copy))
 
-    assert "is not written" in str(misread(graph(3)))
+    assert "does not write the copy" in str(misread(graph(3)))
     assert misread(graph(5)) is None  # a copy of what is stored anyway
     stored = graph(3)
-    assert "is not written" in str(misread(with_tensor(stored, 3, virtual=False)))
+    assert "does not write the copy" in str(misread(with_tensor(stored, 3, virtual=False)))
 
 
 def test_a_number_added_to_the_result_of_one_filter_is_read_as_a_bias() -> None:
@@ -558,7 +558,7 @@ def test_engine_8_wants_a_chain(kind: str) -> None:
 def test_pow_is_left_out_of_epilogues() -> None:
     base = convolution((2, 8, 4, 4))
     graph = replace(base, calls=(base.calls[0], replace(base.calls[1], mode="pow")))
-    assert "pow beside a product" in str(misread(graph))
+    assert "pow next to a product" in str(misread(graph))
     assert misread(pointwise((2, 3), (2, 3), (2, 3), mode="pow")) is None
 
 

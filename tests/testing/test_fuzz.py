@@ -112,7 +112,7 @@ def test_an_exception_that_escapes_is_a_finding(run: Run) -> None:
     assert found.how == "error"
     assert found.ops == {"relu": 1}
     assert "no such target" in found.message
-    assert load(Path(found.folder)).failure.where == "target.py:load"
+    assert load(Path(found.folder)).failure.where == "targets/target.py:load"
 
 
 def test_doubts_are_no_findings(run: Run) -> None:

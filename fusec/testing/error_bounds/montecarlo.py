@@ -231,7 +231,7 @@ class _Sampler:
         return [Samples(r, [row[i] for row in rows]) for i, r in enumerate(results)]
 
     def _folds_a_product(self, node: Node) -> bool:
-        """Tell if a product inside attention has constant operands: ONNX spells it out, and fusec folds it in fp32."""
+        """Tell if a product inside attention is of constants alone: spelled out, as in ONNX, it is folded in fp32."""
         if not node.op.name.startswith("attention"):
             return False
         factors = ((1, 2), (0, 3)) if node.op.name == "attention_backward" else ((0, 1),)

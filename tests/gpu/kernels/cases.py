@@ -12,6 +12,7 @@ from gpu.kernels.emulator import Emulator
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, Node, TensorType, Value, channels_last
 from fusec.lowering.packing import pack, unpack
+from fusec.ops import Cast, Reduce
 from fusec.reference import evaluate_node
 from fusec.schedule.program import outputs_of
 
@@ -47,12 +48,32 @@ class Case:
         return drawn | {v: v.literal.array for v in self.graph.values() if v.literal is not None}
 
     def reference(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray]:
-        held = dict(arrays)
+        known = self._evaluated(arrays)
+        return [known[v] for v in self.outputs]
+
+    def magnitudes(self, arrays: dict[Value, np.ndarray]) -> list[np.ndarray | float]:
+        """Of each output that is a sum or mean, the same of its operand's absolute values; of any other, zero.
+
+        The rounding of a sum scales with its operands, and not with a result in which they cancel.
+        """
+        known, sizes = self._evaluated(arrays), list[np.ndarray | float]()
+        for value in self.outputs:
+            op = value.node.op if value.node is not None else None
+            if isinstance(op, Reduce) and op.kind in ("sum", "mean") and value.type.dtype.is_float:
+                operand = np.abs(known[value.node.operands[0]].astype(np.float64))
+                (size,) = op.reference(np, operand)
+                sizes.append(size)
+            else:
+                sizes.append(0.0)
+        return sizes
+
+    def _evaluated(self, arrays: dict[Value, np.ndarray]) -> dict[Value, np.ndarray]:
+        known = dict(arrays)
         with np.errstate(all="ignore"):
             for node in self.nodes:
-                results = evaluate_node(node, [held[v] for v in node.operands])
-                held.update(zip(node.results, results, strict=True))
-        return [held[v] for v in self.outputs]
+                results = evaluate_node(node, [known[v] for v in node.operands])
+                known.update(zip(node.results, results, strict=True))
+        return known
 
 
 def normal(rng: np.random.Generator, type: TensorType) -> np.ndarray:
@@ -97,9 +118,14 @@ def rows(dtype: DType, *shape: int) -> TensorType:
     return TensorType(shape, dtype)
 
 
-def assert_same(case: Case, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
-    """NaN and infinities in the same places, and the rest within the rounding of the type."""
-    for value, a, b in zip(case.outputs, got, want, strict=True):
+def assert_same(
+    case: Case, got: Sequence[np.ndarray], want: Sequence[np.ndarray], sizes: Sequence[np.ndarray | float] = ()
+) -> None:
+    """Compare outputs: NaN and infinities in the same places, and the rest within the rounding of the type.
+
+    sizes: the magnitudes of what each output adds up, from `Case.magnitudes`; they widen the bound of cancelling sums.
+    """
+    for value, a, b, size in zip(case.outputs, got, want, sizes or [0.0] * len(want), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype, case.name
         if case.exact or not value.type.dtype.is_float:
             np.testing.assert_array_equal(_exact(a), _exact(b), err_msg=case.name)
@@ -107,11 +133,20 @@ def assert_same(case: Case, got: Sequence[np.ndarray], want: Sequence[np.ndarray
         wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
         odd = ~np.isfinite(wide_b)
         np.testing.assert_array_equal(wide_a[odd], wide_b[odd], err_msg=case.name)
-        tolerance = ROUNDING[value.type.dtype] * np.maximum(1e-6, np.abs(wide_b[~odd]))
+        rounding = _rounding(value)
+        tolerance = rounding * np.maximum(1e-6, np.abs(wide_b[~odd]))
         scale = np.sqrt(np.mean(wide_b[~odd] ** 2)) if (~odd).any() else 0.0
-        worst = np.abs(wide_a[~odd] - wide_b[~odd]) - tolerance - ROUNDING[value.type.dtype] * scale
+        scale = np.maximum(scale, np.broadcast_to(size, wide_b.shape)[~odd])
+        worst = np.abs(wide_a[~odd] - wide_b[~odd]) - tolerance - rounding * scale
         assert not (worst > 0).any(), f"{case.name}: off by {np.nanmax(worst):.3g}"
         assert np.isfinite(wide_a[~odd]).all(), case.name
+
+
+def _rounding(value: Value) -> float:
+    """The rounding of a value's type, or of the coarser type it was cast from."""
+    cast = value.node if value.node is not None and isinstance(value.node.op, Cast) else None
+    types = [value.type.dtype, *(v.type.dtype for v in (cast.operands if cast is not None else ()))]
+    return max(ROUNDING[dtype] for dtype in types if dtype in ROUNDING)
 
 
 def _exact(array: np.ndarray) -> np.ndarray:
@@ -129,7 +164,8 @@ def check(cases: Sequence[Case], rng: np.random.Generator, every: bool = False) 
     for case, some in zip(cases, ways, strict=True):
         arrays = case.arrays(rng)
         for way in some:
-            assert_same(case, emulator.run(way, arrays, case.outputs), case.reference(arrays))
+            got = emulator.run(way, arrays, case.outputs)
+            assert_same(case, got, case.reference(arrays), case.magnitudes(arrays))
 
 
 def each_way(kernel: Kernel) -> list[Kernel]:

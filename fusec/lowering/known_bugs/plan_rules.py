@@ -1,0 +1,238 @@
+"""Rules for plans of cuDNN that compute a graph wrongly, while other plans of the same graph are right.
+
+Measured by running every plan of 3,300 random graphs on an H200 (cuDNN 9.19): see docs/hazards.md. Each rule names
+engines, a predicate and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from fusec.lowering.cudnn_graph import CONVOLUTIONS, CudnnCall, CudnnGraph, CudnnTensor
+from fusec.lowering.known_bugs.storage import has_innermost_channels, wide_dims
+
+# The precompiled engines. They write one result: cuDNN offers them for a convolution with two results, and the run
+# fails ("vars.get_user_ptrs()[idx] != nullptr").
+_ONE_RESULT = (0, 11, 12, 26, 29, 33, 44, 51, 53)
+_VARIANT_KNOB = 12  # the knob type in which the variants of engines 7 and 52 differ
+_NO_COPY = (29, 30)  # variants without a workspace in which they could copy an operand to channels last
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Facts about one plan of a graph that several rules ask for."""
+
+    graph: CudnnGraph
+    engine: int
+    knobs: Mapping[int, int]
+
+    def call(self, op: str) -> CudnnCall | None:
+        """Return the graph's first call of an op; None if there is none."""
+        return next((c for c in self.graph.calls if c.op == op), None)
+
+    @cached_property
+    def convolution(self) -> tuple[CudnnTensor, CudnnTensor] | None:
+        """Image and filters of the graph's convolution; None without one."""
+        call = self.call("conv_fprop")
+        return None if call is None else (self.graph.tensor(call.inputs[0]), self.graph.tensor(call.inputs[1]))
+
+    @cached_property
+    def filter_gradient(self) -> tuple[CudnnTensor, CudnnTensor, CudnnTensor] | None:
+        """Image, loss and result of the graph's gradient of filters; None without one."""
+        call = self.call("conv_wgrad")
+        if call is None:
+            return None
+        image, loss, filters = (self.graph.tensor(uid) for uid in (*call.inputs, *call.outputs))
+        return image, loss, filters
+
+    @property
+    def copies_nothing(self) -> bool:
+        return self.knobs.get(_VARIANT_KNOB) in _NO_COPY
+
+
+# convolutions --------------------------------------------------------------------------------------------
+
+
+def _is_convolution(plan: PlanFacts) -> bool:
+    return plan.convolution is not None
+
+
+def _has_other_image_order(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and not has_innermost_channels(plan.convolution[0])
+
+
+def _reads_image_as_is(plan: PlanFacts) -> bool:
+    if plan.convolution is None or has_innermost_channels(plan.convolution[0]):
+        return False
+    image, weight = plan.convolution
+    grouped_volume = image.dims[1] != weight.dims[1] and len(image.dims) == 5
+    return plan.copies_nothing or grouped_volume
+
+
+def _reads_filters_as_is(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and plan.copies_nothing and not has_innermost_channels(plan.convolution[1])
+
+
+def _has_other_image_order_or_two_outputs(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and (_has_other_image_order(plan) or len(plan.graph.outputs) > 1)
+
+
+def _has_two_results(plan: PlanFacts) -> bool:
+    if plan.convolution is None or plan.call("genstats") is not None:
+        return False
+    return len(plan.graph.outputs) > 1
+
+
+def _has_independent_op(plan: PlanFacts) -> bool:
+    """Return True if some call neither leads to the convolution nor depends on it."""
+    if plan.convolution is None:
+        return False
+    calls = plan.graph.calls
+    product = next(c for c in calls if c.op in CONVOLUTIONS)
+    after, before = set(product.outputs), set(product.inputs)
+    for call in calls:
+        if not after.isdisjoint(call.inputs):
+            after.update(call.outputs)
+    for call in reversed(calls):
+        if not before.isdisjoint(call.outputs):
+            before.update(call.inputs)
+    return any((after | before).isdisjoint(call.outputs) for call in calls)
+
+
+def _has_sigmoid_gradient(plan: PlanFacts) -> bool:
+    return plan.convolution is not None and any(c.mode == "sigmoid_backward" for c in plan.graph.calls)
+
+
+def _has_operand_with_other_strides(plan: PlanFacts) -> bool:
+    """Return True if an epilogue op reads a tensor of its result's dims, stored with other strides."""
+    if plan.convolution is None:
+        return False
+    for call in (c for c in plan.graph.calls if c.op == "pointwise"):
+        result = plan.graph.tensor(call.outputs[0])
+        wide = wide_dims(result.dims)
+        for operand in (plan.graph.tensor(uid) for uid in call.inputs):
+            if operand.dims == result.dims and any(operand.strides[d] != result.strides[d] for d in wide):
+                return True
+    return False
+
+
+def _is_transposed_convolution(plan: PlanFacts) -> bool:
+    return plan.call("conv_dgrad") is not None
+
+
+# gradients of filters ------------------------------------------------------------------------------------
+
+
+def _is_grouped_filter_gradient(plan: PlanFacts) -> bool:
+    if plan.filter_gradient is None:
+        return False
+    image, _, filters = plan.filter_gradient
+    return image.dims[1] != filters.dims[1]
+
+
+def _is_16_bit_filter_gradient(plan: PlanFacts) -> bool:
+    return plan.filter_gradient is not None and plan.filter_gradient[2].dtype.itemsize == 2
+
+
+def _is_filter_gradient_in_other_order(plan: PlanFacts) -> bool:
+    return plan.filter_gradient is not None and not all(map(has_innermost_channels, plan.filter_gradient[:2]))
+
+
+# matmuls -------------------------------------------------------------------------------------------------
+
+
+def _is_matmul(plan: PlanFacts) -> bool:
+    return plan.call("matmul") is not None
+
+
+def _has_epilogue_on_dot_products(plan: PlanFacts) -> bool:
+    if not _is_matmul(plan) or len(plan.graph.calls) == 1:
+        return False
+    shapes = (t.dims for t in plan.graph.outputs)
+    return any(len(dims) == 3 and dims[0] > 1 and dims[1:] == (1, 1) for dims in shapes)
+
+
+def _has_other_activation_in_cublaslt(plan: PlanFacts) -> bool:
+    """Return True if engine 0, which calls cuBLASLt, runs another activation than the graph's.
+
+    It runs relu without its bounds, relu in place of leaky relu, and gelu by tanh.
+    """
+    return _is_matmul(plan) and _replaced_activation(plan.graph) is not None
+
+
+def _replaced_activation(graph: CudnnGraph) -> str | None:
+    for call in graph.calls:
+        bounded_relu = call.mode == "relu" and bool(call.attributes)
+        if call.op == "pointwise" and (call.mode in ("leaky_relu", "gelu") or bounded_relu):
+            return call.mode
+    return None
+
+
+@dataclass(frozen=True)
+class PlanRule:
+    """Engines that are wrong where `fires` is true. In `reason`, {engine} and {activation} are filled in."""
+
+    engines: tuple[int, ...]
+    fires: Callable[[PlanFacts], bool]
+    reason: str
+
+
+RULES: tuple[PlanRule, ...] = (
+    PlanRule((7,), _reads_image_as_is, "engine 7 reads an image that is not stored channels last as if it were"),
+    PlanRule(
+        (7, 52), _reads_filters_as_is, "engine {engine} reads filters that are not stored channels last as if they were"
+    ),
+    PlanRule(
+        (3,), _is_convolution, "engine 3 convolves by transforms: its error is one of the largest element, not of each"
+    ),
+    PlanRule(
+        (4,),
+        _has_other_image_order,
+        "engine 4 copies an image that is not stored channels last into memory it does not fill",
+    ),
+    PlanRule(
+        (52,),
+        _has_other_image_order_or_two_outputs,
+        "engine 52 with an image that is not stored channels last, or two outputs",
+    ),
+    PlanRule(_ONE_RESULT, _has_two_results, "engine {engine} with two results: it writes one"),
+    PlanRule((8,), _has_independent_op, "engine 8 with an epilogue op that does not depend on the convolution"),
+    PlanRule((8,), _has_sigmoid_gradient, "engine 8 makes NaN of a sigmoid's gradient"),
+    PlanRule(
+        (8,), _has_operand_with_other_strides, "engine 8 reads an epilogue's operand by the strides of its result"
+    ),
+    PlanRule((25,), _is_transposed_convolution, "engine 25 sums in the storage type, in no fixed order"),
+    PlanRule(
+        (1, 20),
+        _is_grouped_filter_gradient,
+        "engine {engine} with the gradient of a grouped convolution's filters",
+    ),
+    PlanRule(
+        (20,),
+        _is_16_bit_filter_gradient,
+        "engine 20 sums the gradient of filters in the storage type, in no fixed order",
+    ),
+    PlanRule(
+        (70,),
+        _is_filter_gradient_in_other_order,
+        "engine 70 reads an image or a loss that is not stored channels last as if it were",
+    ),
+    PlanRule((2,), _is_matmul, "engine 2 computes matmuls wrongly"),
+    PlanRule((0,), _has_epilogue_on_dot_products, "engine 0 with an epilogue after a batch of dot products"),
+    PlanRule((0,), _has_other_activation_in_cublaslt, "engine 0 computes another function than {activation}"),
+)
+
+
+def wrong_plan(graph: CudnnGraph, engine: int, knobs: Mapping[int, int]) -> str | None:
+    """Tell why a plan computes its graph wrongly; None if no rule applies.
+
+    engine: cuDNN's number of the plan's engine
+    knobs: the plan's knob values, by cuDNN's number of the knob type
+    """
+    plan = PlanFacts(graph, engine, knobs)
+    for rule in RULES:
+        if engine in rule.engines and rule.fires(plan):
+            return rule.reason.format(engine=engine, activation=_replaced_activation(graph))
+    return None
