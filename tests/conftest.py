@@ -83,6 +83,14 @@ def asked_once() -> Iterator[Oracle]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """What tests write need not outlive a power failure: tests that write a thousand files waited a minute for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def fusec_workers() -> Iterator[None]:
     """Where many tests run at once, each asks cuDNN in few processes: on a GPU each has a context, and contexts wait
     for each other."""

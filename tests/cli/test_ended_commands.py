@@ -15,7 +15,7 @@ import pytest
 from cli.command import tiny
 
 SOON_S = 2.0
-TRIES = 4
+MOMENTS_S = ((0.6, 1.8), (1.8, 4.0))  # after the start: while workers come up, and while they answer
 # what runs when a signal comes: commands that start workers, and one that starts workers of workers
 COMMANDS = {
     "compile": ("compile", "MODEL", "--shape", "x=1,8,8,8", "--target", "h200", "-o", "out.fusec"),
@@ -70,8 +70,8 @@ def ended(folder: Path, command: tuple[str, ...], number: int, after_s: float) -
 def test_a_signal_ends_a_command_and_its_workers(command: str, number: signal.Signals, tmp_path: Path) -> None:
     draw, statuses = random.Random(number), set[int]()
     tiny(tmp_path)
-    for _ in range(TRIES):
-        status, said = ended(tmp_path, COMMANDS[command], number, draw.uniform(0.6, 4.0))
+    for moment in MOMENTS_S:
+        status, said = ended(tmp_path, COMMANDS[command], number, draw.uniform(*moment))
         statuses.add(status)
         assert "Traceback" not in said or "in main" not in said  # Python's own, before the command began
     # -SIGINT: it came before the command had begun

@@ -29,7 +29,7 @@ def test_mutants_are_many_and_everywhere() -> None:
     assert len({m.area for m in MUTANTS}) >= 15
 
 
-@pytest.mark.parametrize("name", ["transposes_composed", "pad_one_sided", "runtime_freed_early", "patches_padded"])
+@pytest.mark.parametrize("name", ["runtime_freed_early", "patches_padded"])  # `-m slow` hunts these and all others
 def test_some_are_found_at_once(name: str) -> None:
     found = hunt(next(m for m in ALL if m.name == name))
     assert found["caught"], found

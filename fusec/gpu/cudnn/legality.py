@@ -118,10 +118,13 @@ class Oracle:
         if new:
             self.start(len(new))
             self._prove_once()
-            if self._kin:  # from what was remembered on disk
-                for graph in graphs:
-                    self._learn(graph)
-            self._ask(list(new.values()), progress)
+            before = 0
+            for some in self._rounds(list(new.values())):
+                if self._kin:  # from what was remembered on disk, and from the round before
+                    for graph in graphs:
+                        self._learn(graph)
+                self._ask(some, progress, before, len(new))
+                before += len(some)
         for graph in graphs:
             if self._kin:
                 self._learn(graph)
@@ -129,6 +132,16 @@ class Oracle:
             if self._relatives is not None and asked and isinstance(self._memory[graph.key], Legal):
                 self._relatives.add(graph)
         return [self._memory[g.key] for g in graphs]
+
+    def _rounds(self, graphs: list[CudnnGraph]) -> list[list[CudnnGraph]]:
+        """Graphs that differ in size alone come after the first of them, because its plans spare them a compilation."""
+        if not self._kin:
+            return [graphs]
+        firsts = {graph.kin: graph.key for graph in reversed(graphs)}
+        rounds: tuple[list[CudnnGraph], list[CudnnGraph]] = ([], [])
+        for graph in graphs:
+            rounds[firsts[graph.kin] != graph.key].append(graph)
+        return [some for some in rounds if some]
 
     def _believe(self, graph: CudnnGraph) -> bool:
         """Whether a graph is legal since it is in another size."""
@@ -186,7 +199,10 @@ class Oracle:
             self.prove()
         self._proven = True
 
-    def _ask(self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None) -> None:
+    def _ask(
+        self, graphs: list[CudnnGraph], progress: Callable[[int, int], None] | None, before: int, count: int
+    ) -> None:
+        """Put graphs to workers. before: how many of `count` were asked about in earlier rounds."""
         pool = ThreadPoolExecutor(min(self._limit, len(graphs)), thread_name_prefix="fusec-oracle")
         came, since = dict[CudnnGraph, Verdict](), time.monotonic()
         try:
@@ -199,7 +215,7 @@ class Oracle:
                     self._remember(came)
                     came, since = {}, time.monotonic()
                 if progress is not None:
-                    progress(len(graphs) - len(left), len(graphs))
+                    progress(before + len(graphs) - len(left), count)
         except BaseException:
             # an error or Ctrl-C: what is under way ends with its worker, the rest is not begun
             pool.shutdown(wait=False, cancel_futures=True)

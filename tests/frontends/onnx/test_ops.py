@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 import onnx
@@ -40,7 +41,17 @@ def _span(op: str, since: int) -> tuple[int, int]:
 
 
 def _history(op: str) -> list[defs.OpSchema]:
-    return [s for s in defs.get_all_schemas_with_history() if s.name == op and s.domain == ""]
+    return _schemas().get(op, [])
+
+
+@cache
+def _schemas() -> dict[str, list[defs.OpSchema]]:
+    """All versions of each op: onnx makes anew what it lists, for each of a thousand cases if asked for."""
+    found: dict[str, list[defs.OpSchema]] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            found.setdefault(schema.name, []).append(schema)
+    return found
 
 
 def _runs() -> Iterator[tuple[Case, int]]:

@@ -99,6 +99,11 @@ def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> Non
     with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:  # from what the disk holds
         oracle.judge([small])
         assert not any(plan.built for plan in legal(oracle.judge([large])[0]).plans)
+    told: list[tuple[int, int]] = []
+    with Oracle(load("h200"), store=Store(tmp_path / "other.sqlite"), workers=2, kin=True) as oracle:
+        verdicts = oracle.judge([small, large, other], lambda *done: told.append(done))  # asked about together
+        assert [any(plan.built for plan in legal(verdict).plans) for verdict in verdicts] == built
+    assert told[-1] == (3, 3) and told == sorted(told)
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from gpu.kernels.norm.test_row_reduction import normed, reductions, surrounded
 from gpu.kernels.pooling.test_pool_forward import random_backward_cases, random_cases
 
 from benchmarks.kernels import CASES, kernel_of
-from fusec.gpu.kernels.codegen.kernel import prelude
+from fusec.gpu.kernels.codegen.kernel import Launch, prelude
 from fusec.targets.target import load, names
 
 ARCHITECTURES = sorted({load(name).sm for name in names()} | {120})
@@ -85,31 +87,57 @@ def nvrtc() -> Any:
     return nvrtc
 
 
+@cache
+def launches() -> list[Launch]:
+    """All launches of the cases' kernels, each source once."""
+    kernels = [case.kernel for case in cases()]
+    ways = [way for kernel in kernels if kernel is not None for way in (kernel, *kernel.others)]
+    return list({launch.entry: launch for way in ways for launch in way.launches}.values())
+
+
+def reads_as_the_one_before(architecture: int) -> bool:
+    """Whether the prelude says the same for the architecture before: sources ask for none themselves."""
+    bounds = {int(bound) for bound in re.findall(r"__CUDA_ARCH__ >= (\d+)", prelude())}
+    before = ARCHITECTURES[max(ARCHITECTURES.index(architecture) - 1, 0)]
+    return before < architecture and not any(before * 10 < bound <= architecture * 10 for bound in bounds)
+
+
+def one_of_each(some: list[Launch], turn: int, by_type: bool) -> list[Launch]:
+    """One source of each template, and of the types in it: another one each turn."""
+    groups: dict[tuple[str, ...], list[Launch]] = {}
+    for launch in some:
+        types = [word for word in ("bf16", "f16", "f64", "f8", "double") if by_type and word in launch.source]
+        groups.setdefault((launch.entry.rpartition("_")[0], *types), []).append(launch)
+    return [group[turn * len(group) // len(ARCHITECTURES)] for group in groups.values()]
+
+
 @pytest.mark.cudnn
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sources_compile(architecture: int) -> None:
+    """On one architecture as for a GPU, on others without optimising, which takes most of the time."""
     compiler = nvrtc()
-    kernels = [case.kernel for case in cases()]
-    ways = [way for kernel in kernels if kernel is not None for way in (kernel, *kernel.others)]
-    launches = [launch for way in ways for launch in way.launches]
-    own = [launch for launch in launches if launch.architecture.rstrip("a") == f"sm_{architecture}"]
-    everywhere = [launch for launch in launches if not launch.architecture.endswith("a")]
-    later = {launch.entry for launch in everywhere if int(launch.architecture.strip("sm_") or 0) > architecture}
-    sources = {launch.entry: launch.source for launch in everywhere if launch.entry not in later}
-    some = list(sources.values())[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES) * 4]
-    _compile(compiler, some, f"sm_{architecture}")
+    everywhere = [launch for launch in launches() if not launch.architecture.endswith("a")]
+    runs = [each for each in everywhere if int(each.architecture.strip("sm_") or 0) <= architecture]
     from fusec.gpu.measure.timer import SOURCE
 
-    _compile(compiler, [SOURCE], f"sm_{architecture}")
+    some = one_of_each(runs, ARCHITECTURES.index(architecture), not reads_as_the_one_before(architecture))
+    assert not any("__CUDA_ARCH__" in launch.source for launch in launches())
+    fast = ["--Ofast-compile=max"] if compiler.getVersion() >= (12, 9) else []
+    _compile(compiler, [SOURCE, *(launch.source for launch in some)], f"sm_{architecture}", *fast)
+    own = [launch for launch in launches() if launch.architecture.rstrip("a") == f"sm_{architecture}"]
     for only in {launch.architecture for launch in own}:
-        found = {launch.entry: launch.source for launch in own if launch.architecture == only}
-        _compile(compiler, list(found.values())[::3], only)
+        _compile(compiler, [launch.source for launch in own if launch.architecture == only][::3], only)
 
 
-def _compile(compiler: Any, some: list[str], architecture: str) -> None:
+@pytest.mark.cudnn
+def test_sources_compile_as_for_a_gpu() -> None:
+    _compile(nvrtc(), [launch.source for launch in launches() if not launch.architecture][::24], "sm_90")
+
+
+def _compile(compiler: Any, some: list[str], architecture: str, *options: str) -> None:
     program = compiler.createProgram(prelude() + "".join(some), "kernels.cu", (), ())
     try:
-        compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture={architecture}"))
+        compiler.compileProgram(program, ("--std=c++17", f"--gpu-architecture={architecture}", *options))
     except compiler.NVRTCError:
         pytest.fail(compiler.getProgramLog(program)[:4000])
 
