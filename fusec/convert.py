@@ -44,7 +44,7 @@ def properties(compiled: Compiled) -> dict[str, str]:
         "fusec.version": importlib.import_module("fusec").__version__,
         "fusec.target": compiled.target.name,
         "fusec.precision": compiled.options.precision,
-        "fusec.disabled": ",".join(sorted(compiled.options.disable)),
+        "fusec.disabled": ",".join(compiled.options.disabled_names),
         "fusec.steps": str(len(compiled.program.steps)),
         "fusec.launches": str(compiled.program.launches),
     }

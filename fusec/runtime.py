@@ -340,10 +340,13 @@ class Executable:
         return lockfile.make([self._as_decided()], self._plans())
 
     def _as_decided(self) -> Compiled:
-        """With whether steps run side by side."""
-        ready = lockfile.as_it_runs(self.compiled)
+        """Return the program with the choices that timing the whole changed, and with the order of its steps."""
+        compiled = self.compiled
+        if isinstance(compiled.decided, Decided) and self.backend.decided is not None:
+            compiled = replace(compiled, decided=self.backend.decided)
+        ready = lockfile.as_it_runs(compiled)
         if not isinstance(ready.decided, Decided) or not self._runs_side_by_side():
-            return ready if isinstance(ready.decided, Lock) else self.compiled
+            return ready if isinstance(ready.decided, Lock) else compiled
         return replace(ready, decided=replace(ready.decided, side_by_side=True))
 
     def _runs_side_by_side(self) -> bool:

@@ -87,7 +87,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
         file.add(lockfile.NAME, lockfile.text_of(lockfile.make(compiled, plans)).encode())
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
-        options = {"precision": first.options.precision, "disable": sorted(first.options.disable)}
+        options = {"precision": first.options.precision, "disable": first.options.disabled_names}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
         targets = {c.target.name: c.target.digest for c in compiled}
@@ -177,7 +177,7 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     told = manifest["options"]
     state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
     orders = tuple((str(name), tuple(map(int, order))) for name, order in told.get("orders", ()))
-    options = Options(told["precision"], frozenset(told["disable"]), state, orders)
+    options = Options.from_names(told["precision"], told["disable"], state=state, orders=orders)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     graph = _graph(file, f"{target}/graph.txt", weights)
     source = _graph(file, SOURCE, {**_late_weights(file), **weights})

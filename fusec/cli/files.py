@@ -79,17 +79,6 @@ def budget_of(text: str | None) -> float:
     return math.inf if text is None else seconds_of(text, "--budget")
 
 
-def left_out(disable: Sequence[str] | None, deterministic: bool, rounding: str = "fused") -> list[str]:
-    """What to leave out: fusions that keep values in fp32 if rounding follows the source, sums in no fixed order if
-    every call shall give the same bits."""
-    from fusec.passes.base import ROUNDINGS, UNORDERED, UNROUNDED
-
-    if rounding not in ROUNDINGS:
-        raise FusecError(f"--rounding is one of {', '.join(ROUNDINGS)}, not {rounding}")
-    unordered = [UNORDERED] if deterministic else []
-    return [*(disable or ()), *([UNROUNDED] if rounding == "source" else []), *unordered]
-
-
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """`x=1,3,224,224` as name and sizes; `x=` is a scalar."""
     shapes: dict[str, tuple[int, ...]] = {}
@@ -233,7 +222,7 @@ class _LateBars(Progress):
 
 
 @contextlib.contextmanager
-def told_by_label() -> Generator[None]:
+def without_cudnn_warning() -> Generator[None]:
     """Suppress the warning that cuDNN was not asked: a command prints it with its result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CudnnNotAskedWarning)

@@ -3,48 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec import driver
-from fusec.cli import files as cli_io
-from fusec.cli import lock
 from fusec.diagnostics.verify import random_array, relative_l2
 from fusec.errors import FusecError
 from fusec.lowering.packing import in_order
 from fusec.runtime import Executable
 from fusec.system.printable import printable
-
-
-def ready(
-    model: str,
-    target: str,
-    precision: str,
-    shape: Sequence[str] | None,
-    disable: Sequence[str] | None,
-    tune: str,
-    budget: float,
-    locked: Path | None,
-    report: cli_io.Report,
-    channels_last: bool = False,
-) -> Executable:
-    """The model compiled, or loaded as it was compiled; see `cli.run`."""
-    if not model.endswith(".fusec"):
-        shapes = cli_io.shapes_of(shape or ())
-        chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
-        chosen["channels_last"] = channels_last
-        with cli_io.told_by_label():
-            return driver.compile(
-                model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
-            )
-    if locked is not None:
-        raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
-    executable = driver.load(model, target=target, tune=tune)
-    lock.check_options(model, executable.compiled, precision, shape, disable, channels_last)
-    return executable
 
 
 def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:

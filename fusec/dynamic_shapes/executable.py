@@ -19,11 +19,12 @@ import numpy as np
 from fusec import driver, frontends
 from fusec.dynamic_shapes.padding_proof import Cut, cuts
 from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.execution.compile_options import CompileOptions
+from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.signature import array_of, require_by_name
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.lowering.packing import turned
-from fusec.passes.base import UNORDERED, names_of
 from fusec.passes.layout.io_layout import names, require_known
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.system.printable import printable
@@ -79,21 +80,27 @@ def compile_dynamic(
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
-    left_out = frozenset(names_of("disable", disable)) | ({UNORDERED} if deterministic else set[str]())
-    options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
-    options["channels_last"] = channels_last
-
+    options = CompileOptions(
+        target=target,
+        precision=precision,
+        tune=tune,
+        budget_s=budget,
+        disable=disable,
+        deterministic=deterministic,
+        channels_last=channels_last,
+        simulate=simulate,
+        progress=progress,
+    )
     symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
-    first_plans = tune == "none" and not simulate
-    family = driver.Family(share_kernels=share_kernels, first_plans=first_plans, more_sizes=symbolic)
-    family.carries = not tune_each and not simulate
+    family = ShapeFamily(
+        share_kernels=share_kernels,
+        first_plans=tune == "none" and not simulate,
+        transfers=not tune_each and not simulate,
+        more_sizes=symbolic,
+    )
 
     def compiled(shapes: Shapes) -> Executable:
-        if simulate:
-            return Executable(
-                driver.build(source, shapes=shapes, family=family, **options), SimulatorBackend(), family.weights
-            )
-        return driver.compile(source, shapes=shapes, family=family, tune=tune, budget=budget, **options)
+        return driver.compile_model(source, options, shapes, driver.Shared(family))
 
     here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
     return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})

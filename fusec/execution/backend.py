@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fusec.gpu.autotune.step_candidates import Decided
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import empty, unpack
@@ -42,6 +43,11 @@ class Backend(Protocol):
     name: str
     xp: Any
     side_by_side: bool  # whether steps might run at the same time
+
+    @property
+    def decided(self) -> Decided | None:
+        """The choices of a program that this backend tuned; None if it tuned none."""
+        ...
 
     def from_any(self, array: Any) -> Array:
         """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
@@ -136,6 +142,7 @@ class SimulatorBackend:
     name = "simulated"
     xp: Any = np
     side_by_side = False
+    decided = None
 
     def __init__(self, name: str = "simulated"):
         self.name = name

@@ -30,7 +30,7 @@ MEASURED = 8  # sizes that others may follow, the last ones
 
 
 @dataclass
-class Family:
+class ShapeFamily:
     """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
     cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time. first_plans: cuDNN's first plan of each
     graph is the one to take; those processes hand it over. carries: sizes take over plans and forms from others.
@@ -40,7 +40,7 @@ class Family:
     judge: Judge | None = None
     share_kernels: bool = False
     first_plans: bool = False
-    carries: bool = False
+    transfers: bool = False
     more_sizes: bool = True
     _kernels: Any = None
     _oracle: Oracle | None = None
@@ -50,7 +50,7 @@ class Family:
         default_factory=list[tuple[Compiled, "weakref.ref[Executable]"]]
     )
 
-    def kernels(self) -> Any:
+    def shared_kernels(self) -> Any:
         """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
         if self.share_kernels and self._kernels is None:
             from fusec.gpu.cudnn.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
@@ -64,7 +64,7 @@ class Family:
         here = device.is_present(target)
         hand_over = here and self.first_plans
         kin = self.share_kernels or not hand_over
-        sizes = 0.0 if not self.carries else math.inf if self.first_plans else NEAR
+        sizes = 0.0 if not self.transfers else math.inf if self.first_plans else NEAR
         self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
         return self._oracle
 
@@ -88,7 +88,7 @@ class Family:
             refused.append(graph)
             self._oracle.doubt(graph)
 
-    def foresee(self, shapes: Mapping[str, Sequence[int]]) -> None:
+    def prefetch_plans(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Begin to make the plans that a program for these shapes will need, as far as those before tell."""
         if self._sizes is None or self._last is None:
             return
@@ -98,19 +98,19 @@ class Family:
         sizes = tuple(int(size) for v in source.inputs for size in shapes[v.name])
         self._sizes.foresee(sizes, list if backend is None else backend.plans.unkept)
 
-    def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
+    def named_plans(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs take over from sizes near theirs, by key."""
         return {} if self._sizes is None else self._sizes.named(graphs)
 
-    def took(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], decided: bool) -> None:
+    def record(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], *, measured: bool) -> None:
         """Learn which plans a program runs on a GPU; decided: and in which forms, which others may follow."""
         if self._oracle is not None and self.more_sizes:
             self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
         self._last = executable.compiled.source, weakref.ref(backend)
-        if decided and not self.first_plans:
+        if measured and not self.first_plans:
             self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
-    def followed(self, compiled: Compiled) -> Followed | None:
+    def transferred(self, compiled: Compiled) -> Followed | None:
         """The program in the forms that were decided for the size nearest to its own, if one is near and cut alike."""
         sizes = _sizes(compiled.source)
         near = [

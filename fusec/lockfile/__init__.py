@@ -43,10 +43,10 @@ __all__ = [
     "NAME",
     "WHOLE",
     "Builds",
-    "Kept",
     "Lock",
     "Locked",
     "LockedPart",
+    "LockedProgram",
     "Plans",
     "apply",
     "as_it_runs",
@@ -59,8 +59,8 @@ __all__ = [
     "shapes_of",
     "side_by_side",
     "text_of",
+    "variants",
     "versions",
-    "ways",
     "whole_work",
     "work_of",
     "write",
@@ -138,17 +138,17 @@ def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class LockedProgram:
     """A program as a lock has it: its plans by key of the cuDNN graph, for the key of a kernel, that of the one to take
     of those that do the same, and whether steps run side by side."""
 
     compiled: Compiled
     choices: Mapping[str, Choice]
-    ways: Mapping[str, str]
+    variants: Mapping[str, str]
     side_by_side: bool = False
 
 
-def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
+def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> LockedProgram:
     """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
     change.
 
@@ -201,7 +201,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
     used[order.work] = order
     decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
     beside = order.form[0].runs == ORDERS[True]
-    return Kept(replace(compiled, program=program, decided=decided), choices, ways, beside)
+    return LockedProgram(replace(compiled, program=program, decided=decided), choices, ways, beside)
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:
@@ -222,7 +222,7 @@ def side_by_side(lock: Lock, target: Target) -> bool:
     return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
 
 
-def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
+def variants(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
     """For the kernels of a program that can be had in several ways, by their keys: the key of the one a lock names."""
     found: dict[str, str] = {}
     for step in program.steps:
