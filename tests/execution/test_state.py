@@ -182,7 +182,7 @@ def test_models_of_other_kinds_name_their_state() -> None:
     assert exe.value("s").tolist() == [1.0, 1.0]
     for state, message in (
         ({"z": ""}, "state %z is no input of the model"),
-        ({"s": "u"}, "%u, which shall replace %s, is no output of the model"),
+        ({"s": "u"}, "%u, the update of state %s, is no output of the model"),
     ):
         with pytest.raises(FusecError, match=message):
             fusec.compile(fusec.parse(text), target="cpu", state=state)

@@ -693,8 +693,8 @@ def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is compiled is that text, and the GPU is there."""
     from fusec import driver
 
-    monkeypatch.setattr(driver, "_read", lambda model, shapes: model)
-    monkeypatch.setattr(driver, "build", lambda *_, **__: compiled(text))
+    monkeypatch.setattr(driver, "read_model", lambda model, shapes: model)
+    monkeypatch.setattr(driver, "build_program", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     monkeypatch.setenv("FUSEC_CACHE", str(path))
@@ -763,10 +763,11 @@ def test_processes_end_with_the_model_unless_others_share_them(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     from fusec import driver
+    from fusec.compiler import choose_judge
 
     crew = Crew()
     _at_hand(tmp_path, monkeypatch, TEXT)
-    monkeypatch.setattr(driver, "Oracle", lambda *_, **__: crew)
+    monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: crew)
     net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
     for thread in [t for t in threading.enumerate() if t.name == "fusec-builders-end"]:
         thread.join()
