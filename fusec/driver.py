@@ -23,9 +23,9 @@ from fusec.execution.shape_family import Family
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
 from fusec.gpu.autotune.plan_search import LEVELS
-from fusec.gpu.autotune.step_candidates import arrange, runs_as_kernel
+from fusec.gpu.autotune.step_candidates import apply_choices, can_run_as_kernel
 from fusec.gpu.cudnn import deviceless
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, NoJudge, RulesJudge
 from fusec.ir import Graph, print_node, quote
@@ -185,7 +185,7 @@ def compile(
 
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
-            known: dict[str, Any] = {"suggested": named, "ways": kept.ways, "side_by_side": kept.side_by_side}
+            known: dict[str, Any] = {"suggested": named, "variants": kept.ways, "side_by_side": kept.side_by_side}
             if oracle is not None and not shared_oracle:
                 oracle.close()  # its processes hold memory of the GPU
             backend = CudnnBackend("none", progress, deterministic=same, **known)
@@ -196,24 +196,26 @@ def compile(
             return executable
         if family is not None and family.carries and not same:
             return _of_another_size(compiled, built, family, tune, budget, progress)
-        shared: dict[str, Any] = {} if family is None else {"kernels": family.kernels()}
+        shared: dict[str, Any] = {} if family is None else {"kernel_cache": family.kernels()}
         if oracle is not None:
-            shared["builders"] = Builders(oracle, same, ends=not shared_oracle)
+            shared["builders"] = BuildPool(oracle, same, ends=not shared_oracle)
         backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
         executable = _improved(compiled, backend, weights)
         if family is None:  # one of many sizes is wanted soon
-            executable.rehearse(backend.rehearse)
-        if backend.decided is not executable.compiled.decided:
-            executable.compiled = replace(executable.compiled, decided=backend.decided)
+            executable.rehearse(backend.tune_whole_model)
+        if backend.tuned is not executable.compiled.tuned:
+            executable.compiled = replace(executable.compiled, tuned=backend.tuned)
         return executable
     return Executable(compiled, SimulatorBackend(), weights)
 
 
-def _improved(compiled: Compiled, backend: Any, weights: SharedWeights | None, own_kernels: bool = False) -> Executable:
+def _improved(
+    compiled: Compiled, backend: Any, weights: SharedWeights | None, prefer_kernels: bool = False
+) -> Executable:
     """The program on a GPU, in the forms that its backend finds best."""
     cores, launch_us, as_source = compiled.options.tensor_cores, compiled.target.launch_us, compiled.options.as_source
-    program = backend.improve(compiled.program, cores, launch_us, as_source, own_kernels)
-    return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+    program = backend.tune_steps(compiled.program, cores, launch_us, as_source, prefer_kernels)
+    return Executable(replace(compiled, program=program, tuned=backend.tuned), backend, weights)
 
 
 def _of_another_size(
@@ -228,18 +230,18 @@ def _of_another_size(
     were measured for a size near it. built: makes it anew, when cuDNN is to be asked, not believed to say the same."""
     from fusec.gpu.backend import CudnnBackend  # as in `compile`
 
-    shared: dict[str, Any] = {"kernels": family.kernels(), "builders": family.builders()}
+    shared: dict[str, Any] = {"kernel_cache": family.kernels(), "builders": family.builders()}
     follows = True
     while True:
         followed = family.followed(compiled) if follows else None
         if followed is not None:
-            compiled = replace(compiled, program=followed.program, decided=followed.decided)
-            known: dict[str, Any] = {"ways": followed.ways, "side_by_side": followed.decided.side_by_side}
+            compiled = replace(compiled, program=followed.program, tuned=followed.tuned)
+            known: dict[str, Any] = {"variants": followed.variants, "side_by_side": followed.tuned.side_by_side}
             backend = CudnnBackend("none", progress, **known, **shared)
         else:
             backend = CudnnBackend(tune, progress, budget, **shared)
         if backend.tune == "none":
-            graphs = backend.plans.unkept(_cudnn_graphs(compiled, own_kernels=followed is None))
+            graphs = backend.plans.without_blob(_cudnn_graphs(compiled, prefer_kernels=followed is None))
             refused: list[CudnnGraph] = []
             received = backend.plans.receive(family.plans(graphs, refused))
             if refused:
@@ -250,7 +252,7 @@ def _of_another_size(
             if followed is not None:
                 executable = Executable(compiled, backend, family.weights)
             else:
-                executable = _improved(compiled, backend, family.weights, own_kernels=tune == "none")
+                executable = _improved(compiled, backend, family.weights, prefer_kernels=tune == "none")
         except ExecutionError:
             if followed is None:
                 raise
@@ -347,13 +349,13 @@ def _require_cudnn() -> None:
         )
 
 
-def _cudnn_graphs(compiled: Compiled, own_kernels: bool = False) -> dict[str, CudnnGraph]:
-    """cuDNN's graphs by their keys; own_kernels: without those that a kernel of fusec's can run."""
+def _cudnn_graphs(compiled: Compiled, prefer_kernels: bool = False) -> dict[str, CudnnGraph]:
+    """cuDNN's graphs by their keys; prefer_kernels: without those that a kernel of fusec's can run."""
     pairs = zip(compiled.program.steps, compiled.lowered, strict=True)
     return {
         lowered.graph.key: lowered.graph
         for step, lowered in pairs
-        if lowered is not None and not (own_kernels and runs_as_kernel(step))
+        if lowered is not None and not (prefer_kernels and can_run_as_kernel(step))
     }
 
 
@@ -419,7 +421,7 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         for note in found.notes:
             warnings.warn(note, stacklevel=2)
         compiled = found.compiled
-        program = arrange(compiled.program, {}, compiled.options.as_source)
+        program = apply_choices(compiled.program, {}, compiled.options.as_source)
         ways = lockfile.ways(found.lock, program, compiled.target, compiled.options.tensor_cores)
         same = compiled.options.deterministic
         if same:
@@ -427,8 +429,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         plans = {} if same else found.plans  # those of a file were not chosen for that
         compiled = replace(compiled, program=program)
         beside = tune != "full" and lockfile.side_by_side(found.lock, compiled.target)
-        known: dict[str, Any] = {"suggested": plans, "ways": ways, "side_by_side": beside}
-        return Executable(compiled, CudnnBackend(tune, settled=tune != "full", deterministic=same, **known))
+        known: dict[str, Any] = {"suggested": plans, "variants": ways, "side_by_side": beside}
+        return Executable(compiled, CudnnBackend(tune, accept_incomplete=tune != "full", deterministic=same, **known))
     return Executable(found.compiled, SimulatorBackend())
 
 

@@ -26,7 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
 from fusec.execution.step_binding import Constants, Steps
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import unpack
@@ -332,19 +332,19 @@ class Executable:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
         with the plans that were chosen."""
-        fusec_file.save(os.fspath(path), [self._as_decided()], self._plans())
+        fusec_file.save(os.fspath(path), [self._as_tuned()], self._plans())
 
     def lock(self) -> Lock:
         """In which form, and by which plan or kernel, each step runs, and whether side by side: text for version
         control (`fusec.lockfile`). Where the latter is still to be found out, steps are run over zeros."""
-        return lockfile.make([self._as_decided()], self._plans())
+        return lockfile.make([self._as_tuned()], self._plans())
 
-    def _as_decided(self) -> Compiled:
+    def _as_tuned(self) -> Compiled:
         """With whether steps run side by side."""
         ready = lockfile.as_it_runs(self.compiled)
-        if not isinstance(ready.decided, Decided) or not self._runs_side_by_side():
-            return ready if isinstance(ready.decided, Lock) else self.compiled
-        return replace(ready, decided=replace(ready.decided, side_by_side=True))
+        if not isinstance(ready.tuned, TunedChoices) or not self._runs_side_by_side():
+            return ready if isinstance(ready.tuned, Lock) else self.compiled
+        return replace(ready, tuned=replace(ready.tuned, side_by_side=True))
 
     def _runs_side_by_side(self) -> bool:
         if self._replay is None and self.backend.side_by_side and not self._updates:

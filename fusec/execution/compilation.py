@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.partition_oracles import asks_cudnn
 from fusec.ir import Graph
@@ -31,7 +31,7 @@ def label(asked: bool, target: str) -> str:
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """`source` is the model as imported, `program.graph` the same after the passes. `judge` is whom the partitioner
-    asked; it can be asked again (for reports), unless it is None. `decided`: how the program came to its forms, if not
+    asked; it can be asked again (for reports), unless it is None. `tuned`: how the program came to its forms, if not
     by the partitioner alone."""
 
     source: Graph
@@ -39,7 +39,7 @@ class Compiled:
     target: Target
     options: Options
     judge: Oracle | None
-    decided: Decided | Lock | None = None
+    tuned: TunedChoices | Lock | None = None
 
     @property
     def asked(self) -> bool:

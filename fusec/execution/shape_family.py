@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import Decided
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.shape_transfer.transfer_choices import Followed, follow
+from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -68,9 +68,9 @@ class Family:
         self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
         return self._oracle
 
-    def builders(self) -> Builders | None:
+    def builders(self) -> BuildPool | None:
         """Who builds plans that are compiled at run time; kernels for all sizes are this process's alone."""
-        return None if self._oracle is None or self.share_kernels else Builders(self._oracle)
+        return None if self._oracle is None or self.share_kernels else BuildPool(self._oracle)
 
     def plans(self, graphs: Mapping[str, CudnnGraph], refused: list[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry]]:
         """Plans that were built to ask cuDNN, and those of other sizes in this one, as they are ready. refused: gets
@@ -96,7 +96,7 @@ class Family:
         if any(v.name not in shapes or len(shapes[v.name]) != v.type.rank for v in source.inputs):
             return
         sizes = tuple(int(size) for v in source.inputs for size in shapes[v.name])
-        self._sizes.foresee(sizes, list if backend is None else backend.plans.unkept)
+        self._sizes.prefetch(sizes, list if backend is None else backend.plans.without_blob)
 
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs take over from sizes near theirs, by key."""
@@ -105,12 +105,12 @@ class Family:
     def took(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], decided: bool) -> None:
         """Learn which plans a program runs on a GPU; decided: and in which forms, which others may follow."""
         if self._oracle is not None and self.more_sizes:
-            self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
+            self._sizes_of(self._oracle).learn(_sizes(executable.compiled.source), graphs.values(), backend.choices())
         self._last = executable.compiled.source, weakref.ref(backend)
         if decided and not self.first_plans:
             self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
-    def followed(self, compiled: Compiled) -> Followed | None:
+    def followed(self, compiled: Compiled) -> TransferredChoices | None:
         """The program in the forms that were decided for the size nearest to its own, if one is near and cut alike."""
         sizes = _sizes(compiled.source)
         near = [
@@ -121,11 +121,11 @@ class Family:
         if not near:
             return None
         other, running = self._decided[min(near)[1]]
-        assert isinstance(other.decided, Decided)
+        assert isinstance(other.tuned, TunedChoices)
         executable = running()
         beside = executable is not None and executable.recorded[0] > 1
-        decided = replace(other.decided, side_by_side=other.decided.side_by_side or beside)
-        return follow(decided, other.program, compiled.program, compiled.options.as_source)
+        decided = replace(other.tuned, side_by_side=other.tuned.side_by_side or beside)
+        return transfer(decided, other.program, compiled.program, compiled.options.as_source)
 
     def _sizes_of(self, oracle: Oracle) -> SizePlans:
         self._sizes = self._sizes or SizePlans(oracle)

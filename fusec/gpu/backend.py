@@ -15,16 +15,16 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.autotune.coordinate_descent import SECONDS, Found, descend
+from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult, descend
 from fusec.gpu.autotune.plan_bench import AnyPlan
-from fusec.gpu.autotune.plan_selection import Plans
-from fusec.gpu.autotune.step_candidates import Decided
-from fusec.gpu.autotune.step_selection import Forms
-from fusec.gpu.autotune.tuning_cache import Kept, Place, Suggested
-from fusec.gpu.autotune.whole_model import Rehearsal
+from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_selection import StepSelector
+from fusec.gpu.autotune.tuning_cache import Suggested, TuningCache, TuningEnvironment
+from fusec.gpu.autotune.whole_model import WholeModelTrial
 from fusec.gpu.cublaslt.algorithms import Blas, competitor
 from fusec.gpu.cublaslt.lone_matmul import lone_product
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.launch.cuda_graph import Launch, in_order, or_side_by_side
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
@@ -47,9 +47,10 @@ class CudnnBackend:
     Steps run on a stream of their own, so that they can be captured; such a call waits for what its caller's stream
     holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
     budget_s: see `plan_search`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
-    `store`. suggested, settled: see `tuning_cache`; where plans made elsewhere were never measured, they alone compete.
-    ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `plan_bench`.
-    `decided`: what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and
+    `store`. suggested, accept_incomplete: see `tuning_cache`; where plans made elsewhere were never measured, they
+    alone compete. variants: for the key of a kernel, that of the one to take of those that do the same.
+    kernel_cache: see `plan_bench`.
+    `tuned`: what `improve` found. `descent`: what `tune_whole_model` did. side_by_side: steps that can are run so, and
     that is not measured; else it is, if anything is. builders: see `plan_bench`.
     """
 
@@ -62,12 +63,12 @@ class CudnnBackend:
         budget_s: float = float("inf"),
         store: PlanStore | None = None,
         suggested: Suggested | None = None,
-        settled: bool = False,
-        ways: Mapping[str, str] | None = None,
-        kernels: Any = None,
+        accept_incomplete: bool = False,
+        variants: Mapping[str, str] | None = None,
+        kernel_cache: Any = None,
         deterministic: bool = False,
         side_by_side: bool = False,
-        builders: Builders | None = None,
+        builders: BuildPool | None = None,
     ):
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
@@ -75,14 +76,14 @@ class CudnnBackend:
         self._known_beside = side_by_side
         self.side_by_side = side_by_side or tune != "none"
         self.budget_s = budget_s
-        self.rehearsed: Found | None = None
+        self.descent: DescentResult | None = None
         here = device.detect()
         target = here.name if here is not None else ""
         driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
         frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
-        frontend += [] if kernels is None else ["kernels for all sizes"]
-        place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
-        kept = Kept(store or PlanStore(), place, tune, suggested, settled)
+        frontend += [] if kernel_cache is None else ["kernels for all sizes"]
+        place = TuningEnvironment(target, self.name, driver, version, " ".join(word for word in frontend if word))
+        kept = TuningCache(store or PlanStore(), place, tune, suggested, accept_incomplete)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._streams = Streams(self._stream)
@@ -98,18 +99,18 @@ class CudnnBackend:
         self._right: dict[str, list[Choice]] = {}  # how, by graph
         self._launcher = Launcher()
         self._builders = builders
-        shared = (self._blas, named, kernels, deterministic, builders)
-        self.plans = Plans(self._handle, self._stream, self._stopwatch, kept, tune, budget_s, progress, *shared)
-        timed = (self._stream, self._stopwatch, tune, ways or {}, builders)
-        self.forms = Forms(self.plans, self._launcher, *timed)
+        shared = (self._blas, named, kernel_cache, deterministic, builders)
+        self.plans = PlanSelector(self._handle, self._stream, self._stopwatch, kept, tune, budget_s, progress, *shared)
+        timed = (self._stream, self._stopwatch, tune, variants or {}, builders)
+        self.steps = StepSelector(self.plans, self._launcher, *timed)
 
     @property
-    def decided(self) -> Decided | None:
+    def tuned(self) -> TunedChoices | None:
         """The form of each step, and which of the kernels that do the same; None before `improve`."""
-        return self.forms.decided
+        return self.steps.tuned
 
-    def improve(
-        self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, own_kernels: bool = False
+    def tune_steps(
+        self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, prefer_kernels: bool = False
     ) -> Program:
         """See `Forms.improve`."""
 
@@ -117,7 +118,7 @@ class CudnnBackend:
             self._reserve(self.plans.workspace_bytes([graph.key]))
             return self.bind(graph, buffers)
 
-        return self.forms.improve(program, tensor_cores, launch_us, bind, kept, own_kernels)
+        return self.steps.tune_steps(program, tensor_cores, launch_us, bind, kept, prefer_kernels)
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -132,7 +133,7 @@ class CudnnBackend:
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
         no plan."""
-        found = self.forms.found(others)
+        found = self.steps.found(others)
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as beside:  # NVRTC lets go of Python's lock
             kernels_ready = beside.submit(self._launcher.compile, found)
             self._ready(graphs, footprint_bytes)
@@ -146,7 +147,7 @@ class CudnnBackend:
         self._reserve(self.plans.workspace_bytes(graphs))
 
     @spent_on("the whole is timed")
-    def rehearse(
+    def tune_whole_model(
         self,
         inputs: Sequence[tuple[Array, TensorType]],
         works: Sequence[CudnnGraph | Partition],
@@ -160,9 +161,9 @@ class CudnnBackend:
         if seconds <= 0.0:
             return []
         found = [work if isinstance(work, CudnnGraph) else kernels.find(work.nodes, work.outputs) for work in works]
-        tuned = self.plans.tuned
+        tuned = self.plans.ranked
         how = (tuned, self._launcher, self._streams, self.scratch, self.time_us)
-        whole = Rehearsal(found, runs, bound, *how)
+        whole = WholeModelTrial(found, runs, bound, *how)
         tried = whole.contests()
         plans = [plan for contest in tried if contest.key in tuned for _, plan in tuned[contest.key].plans]
         self._reserve(max((plan.workspace_bytes for plan in plans), default=0))
@@ -176,22 +177,22 @@ class CudnnBackend:
                 for run in runs:  # step by step, as a first call
                     run()
             self.finish()
-            self.rehearsed = descend(tried, whole, lambda: time.monotonic() < end)
+            self.descent = descend(tried, whole, lambda: time.monotonic() < end)
         except ExecutionError:  # the first call will find the step, and another plan for it
             return []
-        if self.rehearsed is None:
+        if self.descent is None:
             return []
         changed: list[str] = []
-        for key, option in self.rehearsed.options.items():
+        for key, option in self.descent.options.items():
             way = whole.way(key, option)
-            if self.plans.prefer(key, option) if way is None else self.forms.prefer_way(*way):
+            if self.plans.prefer(key, option) if way is None else self.steps.prefer_variant(*way):
                 changed.append(key)
         self.plans.keep([tuned[key].graph for key in changed if key in tuned], self.plans.footprint_bytes)
         return [number for key in changed for number in whole.places[key]]
 
     def library(self, work: CudnnGraph | Partition) -> str:
         if isinstance(work, CudnnGraph):
-            return self.plans.tuned[work.key].plans[0][0].library
+            return self.plans.ranked[work.key].plans[0][0].library
         return "cublaslt" if work in self._products else work.kind.value
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:

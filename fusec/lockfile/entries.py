@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import canonical_of, has_forms, parts_of
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_of_choice
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
 from fusec.gpu.kernels import Kernel
@@ -29,7 +29,7 @@ Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
     """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its form."""
-    return digest_of(canonical_of(graph, step), tensor_cores)
+    return digest_of(step_key(graph, step), tensor_cores)
 
 
 def digest_of(work: str, tensor_cores: bool) -> str:
@@ -44,7 +44,7 @@ def shapes_of(step: Partition) -> str:
 
 def formed_steps(program: Program) -> list[Partition]:
     """The steps that can take other forms."""
-    return [step for step in program.steps if has_forms(step)]
+    return [step for step in program.steps if has_candidates(step)]
 
 
 def cudnn_steps(program: Program) -> list[Partition]:
@@ -67,7 +67,7 @@ def whole_work(program: Program, tensor_cores: bool = True) -> str:
     lines: list[str] = []
     for step in program.steps:
         places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
-        lines += [canonical_of(program.graph, step), str(places)]
+        lines += [step_key(program.graph, step), str(places)]
     return digest_of("\n".join(lines), tensor_cores)
 
 
@@ -77,13 +77,13 @@ def interface_of(graph: Graph) -> str:
 
 
 def first_of(program: Program, as_source: bool) -> Program:
-    """The program whose steps are given forms: see `forms.arrange`."""
-    return program if as_source else grouped(program, products=True)
+    """The program whose steps are given forms: see `step_candidates.apply_choices`."""
+    return program if as_source else fuse_steps(program, products=True)
 
 
 def cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
     """The steps of a form that cuDNN runs, each with the place of its part. ValueError if the form does not fit."""
-    made = iter(parts_of(graph, step, tuple(form)))
+    made = iter(steps_of_choice(graph, step, tuple(form)))
     found: list[tuple[int, Partition]] = []
     for place, part in enumerate(form):
         if part.runs == "cudnn":

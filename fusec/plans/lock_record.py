@@ -37,7 +37,7 @@ class Locked:
 
     @property
     def form(self) -> tuple[Part, ...]:
-        """What `step_candidates.arranged` takes."""
+        """What `step_candidates.replace_steps` takes."""
         return tuple(each.part for each in self.parts)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.step_candidates import Form
+from fusec.gpu.autotune.step_candidates import Candidate
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.measure.random_inputs import random_array, random_data
 from fusec.ir import Array, TensorType, Value
@@ -16,7 +16,7 @@ from fusec.schedule.program import Kind, outputs_of
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 
 
-def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
+def bound(form: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
     """What runs a form of cuDNN graphs and kernels over memory of its own, filled with random numbers."""
     held: dict[str, Array] = {}
     constants: dict[tuple[Value, TensorType], Array] = {}
@@ -52,7 +52,7 @@ def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Cal
     return run
 
 
-def graphs_of(forms: Sequence[Form], tensor_cores: bool) -> dict[str, CudnnGraph]:
+def graphs_of(forms: Sequence[Candidate], tensor_cores: bool) -> dict[str, CudnnGraph]:
     """The cuDNN graphs of forms, by key."""
     graphs = (lower(part.body, tensor_cores).graph for form in forms for part in form if part.kind is Kind.CUDNN)
     return {graph.key: graph for graph in graphs}

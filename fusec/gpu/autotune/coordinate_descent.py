@@ -37,7 +37,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Found:
+class DescentResult:
     """By place, the plans of graphs and the ways of kernels that have another one now; how long the whole took before
     and after, and how many wholes were tried."""
 
@@ -73,7 +73,7 @@ def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int])
     return found
 
 
-def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> Found | None:
+def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> DescentResult | None:
     """Try the plans of one graph after the other within the whole, and keep what makes that faster; None if it cannot
     be recorded."""
     first = whole.recorded({})
@@ -95,8 +95,8 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
     rounds = _rounds((first, best), whole, TURNS)
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
     if not options or after_us >= before_us:  # what seemed faster was noise
-        return Found({}, before_us, before_us, tried)
-    return Found(options, before_us, after_us, tried)
+        return DescentResult({}, before_us, before_us, tried)
+    return DescentResult(options, before_us, after_us, tried)
 
 
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fusec.gpu.autotune.concat_choice import Prices
-from fusec.gpu.autotune.step_candidates import PRODUCTS, Parts, canonical_of
+from fusec.gpu.autotune.concat_choice import StepTimes
+from fusec.gpu.autotune.step_candidates import PRODUCTS, StepChoice, step_key
 from fusec.gpu.kernels.codegen.pointwise_code import takes
 from fusec.ir import Node
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
@@ -15,11 +15,13 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
 NORMS = (BatchNormTrain, BatchNormBySums, BatchNormBackward, LayerNormBackward)
-Arrange = Callable[[Mapping[str, Parts]], Program]  # the program with its steps in these forms, kernels joined
+Arrange = Callable[[Mapping[str, StepChoice]], Program]  # the program with its steps in these forms, kernels joined
 
 
-def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, prices_us: Prices) -> dict[str, Parts]:
-    """Forms for steps whose last op a kernel behind them should take along, by `canonical_of`.
+def taken_along(
+    program: Program, forms: Mapping[str, StepChoice], apply_choices: Arrange, step_times_us: StepTimes
+) -> dict[str, StepChoice]:
+    """Choices for steps whose last op a kernel behind them should take along, by `step_key`.
 
     program: as it was partitioned; forms: what its steps have. Only steps that run as one cuDNN step are looked at, and
     each piece of work once.
@@ -27,16 +29,16 @@ def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, 
     sample: dict[str, Partition] = {}
     for step in program.steps:
         if step.kind is Kind.CUDNN and len(step.nodes) > 1 and _ends_apart(step):
-            parts = forms.get(canonical_of(program.graph, step), (Part(0),))
+            parts = forms.get(step_key(program.graph, step), (Part(0),))
             normed = any(isinstance(user.op, NORMS) for value in step.outputs for user in value.users)
             # by themselves sums are not what they are in a norm's kernel: that they were cut off is no answer
             if (len(parts) == 1 or _sums(step)) and parts[0].runs == "cudnn" and normed:
-                sample.setdefault(canonical_of(program.graph, step), step)
+                sample.setdefault(step_key(program.graph, step), step)
     if not sample:
         return {}
     cut = {work: (Part(len(step.nodes) - 1), Part(1, "kernel")) for work, step in sample.items()}
     again = {work: (Part(0),) for work in sample if len(forms.get(work, ())) > 1}
-    before, after = arrange({**forms, **again}), arrange({**forms, **cut})
+    before, after = apply_choices({**forms, **again}), apply_choices({**forms, **cut})
     works, pairs = list[str](), list[tuple[list[Partition], list[Partition]]]()
     for work, step in sample.items():
         apart = steps_over(after, step.nodes)
@@ -46,7 +48,7 @@ def taken_along(program: Program, forms: Mapping[str, Parts], arrange: Arrange, 
         if len(last.nodes) > 1 and {n for each in whole for n in each.nodes} == set(nodes):
             works.append(work)
             pairs.append((whole, apart))
-    times = iter(prices_us(program.graph, [step for pair in pairs for steps in pair for step in steps]))
+    times = iter(step_times_us(program.graph, [step for pair in pairs for steps in pair for step in steps]))
     sums = [tuple(sum(next(times) for _ in steps) for steps in pair) for pair in pairs]
     faster = [work for work, (whole_us, apart_us) in zip(works, sums, strict=True) if apart_us < whole_us]
     return {work: cut[work] if work in faster else again[work] for work in works if work in faster or work in again}

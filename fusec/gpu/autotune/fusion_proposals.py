@@ -14,7 +14,7 @@ from fusec.ir import Node
 from fusec.ops import Conv, MatMul, Reduce
 
 
-def is_union(nodes: Sequence[Node]) -> bool:
+def is_joint_work(nodes: Sequence[Node]) -> bool:
     """Whether a kernel's nodes are the work of several such steps: a depthwise convolution with the mean of what it
     gives, a chain of products, or a product with pointwise ops in front."""
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]

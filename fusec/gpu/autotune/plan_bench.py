@@ -12,7 +12,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plan_search import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, knobs_of
@@ -33,7 +33,7 @@ SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
 AnyPlan = BuiltPlan | BlasPlan
 
 
-class GpuLaboratory:
+class GpuPlanBench:
     """Measures on the device and stream of a cuDNN handle.
 
     stopwatch: of that stream. footprint_bytes: what the whole model touches, which decides whether a plan finds in the
@@ -55,7 +55,7 @@ class GpuLaboratory:
         kernels: Any = None,
         blas: Blas | None = None,
         deterministic: bool = False,
-        builders: Builders | None = None,
+        builders: BuildPool | None = None,
     ):
         self._deterministic = deterministic
         self._builders = builders

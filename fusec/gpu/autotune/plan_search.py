@@ -1,6 +1,6 @@
 """Which plan of each graph, and which form of each step, is fastest: measured, within a budget.
 
-What is measured on is a `Laboratory`: a GPU (plan_bench.py), or in tests a table of times.
+What is measured on is a `PlanBench`: a GPU (plan_bench.py), or in tests a table of times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Offer:
     precompiled: bool
 
 
-class Laboratory(Protocol):
+class PlanBench(Protocol):
     """What the tuner needs of a device."""
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
@@ -68,7 +68,7 @@ class Laboratory(Protocol):
 
 
 @dataclass
-class Tuned:
+class RankedPlans:
     """The plans of one graph that were built, the best first, and what was turned down, with reasons. revived: the plan
     was not built, but read as it was serialized."""
 
@@ -88,13 +88,13 @@ class Tuned:
 
 def tune(
     graphs: Mapping[str, CudnnGraph],
-    lab: Laboratory,
+    bench: PlanBench,
     level: str,
     budget_s: float = float("inf"),
     known: Mapping[str, Choice] | None = None,
     progress: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Tuned]:
+) -> dict[str, RankedPlans]:
     """The plans of each graph, by key, fastest first.
 
     known: choices of earlier runs, by key; complete ones are built and not timed again. Every graph gets a plan,
@@ -103,39 +103,39 @@ def tune(
     """
     end = clock() + budget_s
     known = known or {}
-    tuned = {key: Tuned(graph) for key, graph in graphs.items()}
+    tuned = {key: RankedPlans(graph) for key, graph in graphs.items()}
     offers: dict[str, list[Offer]] = {}
     for count, (key, result) in enumerate(tuned.items(), 1):
-        offers[key] = _offers(lab, result, known.get(key))
+        offers[key] = _offers(bench, result, known.get(key))
         if count & (count - 1) == 0 or count == len(tuned):  # others build while this process asks on
-            lab.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
+            bench.expect([(graphs[key], offer) for key, offer in _expected(offers, known, level)])
     waiting: list[tuple[float, str, list[Offer]]] = []
     # those whose first plan is still being compiled come last
     order = sorted(graphs, key=lambda key: not (offers[key] and offers[key][0].precompiled))
     for count, key in enumerate(order):
-        rest = _first(lab, tuned[key], offers[key], level, known.get(key))
+        rest = _first(bench, tuned[key], offers[key], level, known.get(key))
         if rest is not None:
             waiting.append((-tuned[key].time_us, key, rest))
         if progress is not None:
             progress(count + 1, 2 * len(graphs))
     waiting.sort(key=lambda item: item[:2])
-    lab.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
+    bench.expect([(graphs[key], offer) for _, key, rest in waiting for offer in rest])
     rng = random.Random(0)
     for count, (_, key, rest) in enumerate(waiting):
-        finished = not rest or (clock() < end and _rest(lab, tuned[key], rest, rng, lambda: clock() < end))
+        finished = not rest or (clock() < end and _rest(bench, tuned[key], rest, rng, lambda: clock() < end))
         tuned[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in tuned[key].plans]
-        _check(lab, tuned[key])
+        _check(bench, tuned[key])
         del tuned[key].plans[KEPT:]
         if progress is not None:
             progress(len(graphs) + count + 1, len(graphs) + len(waiting))
-    lab.expect([])
+    bench.expect([])
     return tuned
 
 
-def _offers(lab: Laboratory, result: Tuned, known: Choice | None) -> list[Offer]:
+def _offers(bench: PlanBench, result: RankedPlans, known: Choice | None) -> list[Offer]:
     """What may be built of a graph, in this order; a known plan comes first, if it is offered."""
     try:
-        offers = list(lab.offers(result.graph))
+        offers = list(bench.offers(result.graph))
     except ExecutionError as error:
         result.rejected.append(str(error))
         return []
@@ -160,19 +160,19 @@ def _expected(
 
 
 def _first(
-    lab: Laboratory, result: Tuned, offers: Sequence[Offer], level: str, known: Choice | None
+    bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], level: str, known: Choice | None
 ) -> list[Offer] | None:
     """Build one plan: the known one if it is offered, else the first that can be; the offers left to try, or None if
     there is nothing to measure."""
     rest = list(offers)
-    if known is not None and known.complete and rest and _is(rest[0], known) and _built(lab, result, rest[0]):
+    if known is not None and known.complete and rest and _is(rest[0], known) and _built(bench, result, rest[0]):
         result.plans = [(known, result.plans[0][1])]
         return None
     while rest and not result.plans:
-        _built(lab, result, rest.pop(0))
+        _built(bench, result, rest.pop(0))
     if level == "none" or not result.plans:
         return None
-    _timed(lab, result)
+    _timed(bench, result)
     return _others(rest, level)
 
 
@@ -187,32 +187,32 @@ def _others(rest: Sequence[Offer], level: str) -> list[Offer]:
     return [*others, *precompiled, *[o for o in rest if not o.precompiled][:QUICK_COMPILED]]
 
 
-def _built(lab: Laboratory, result: Tuned, offer: Offer) -> bool:
+def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
     try:
-        result.plans.append((offer.choice, lab.build(result.graph, offer)))
+        result.plans.append((offer.choice, bench.build(result.graph, offer)))
     except ExecutionError as error:
         result.rejected.append(_said(offer.choice, error))
         return False
     return True
 
 
-def _timed(lab: Laboratory, result: Tuned) -> bool:
+def _timed(bench: PlanBench, result: RankedPlans) -> bool:
     """Time the plan built last: once to warm it up, then the better of two, since a run may be disturbed; it goes if
     it fails."""
     choice, plan = result.plans.pop()
     try:
-        lab.time_us(result.graph, plan)
-        time_us = min(lab.time_us(result.graph, plan) for _ in range(2))
+        bench.time_us(result.graph, plan)
+        time_us = min(bench.time_us(result.graph, plan) for _ in range(2))
     except ExecutionError as error:
         result.rejected.append(_said(choice, error))
-        lab.quarantine(result.graph, choice, str(error))
+        bench.quarantine(result.graph, choice, str(error))
         return False
     result.plans.append((replace(choice, time_us=time_us), plan))
     return True
 
 
 def _rest(
-    lab: Laboratory, result: Tuned, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
+    bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
 ) -> bool:
     """Build and time the offers, then those that come close in turns, in random order; False if time ran out."""
     finished = True
@@ -220,8 +220,8 @@ def _rest(
         if not goes_on() and result.plans:
             finished = False
             break
-        if _built(lab, result, offer):
-            _timed(lab, result)
+        if _built(bench, result, offer):
+            _timed(bench, result)
     best = result.time_us if not result.plans else min(_us(c) for c, _ in result.plans)
     hopeful = [p for p in result.plans if _us(p[0]) <= HOPELESS * best]
     times: dict[int, list[float]] = {id(plan): [_us(choice)] for choice, plan in hopeful}
@@ -229,10 +229,10 @@ def _rest(
         rng.shuffle(hopeful)
         for choice, plan in hopeful:
             try:
-                times[id(plan)].append(lab.time_us(result.graph, plan))
+                times[id(plan)].append(bench.time_us(result.graph, plan))
             except ExecutionError as error:
                 result.rejected.append(_said(choice, error))
-                lab.quarantine(result.graph, choice, str(error))
+                bench.quarantine(result.graph, choice, str(error))
                 result.plans = [p for p in result.plans if p[1] is not plan]
         hopeful = [p for p in hopeful if any(p[1] is q for _, q in result.plans)]
         if turn >= 2 and hopeful:
@@ -246,16 +246,16 @@ def _rest(
     return finished
 
 
-def _check(lab: Laboratory, result: Tuned) -> None:
+def _check(bench: PlanBench, result: RankedPlans) -> None:
     """Turn down what computes something else: by the reference, or by a vote of three plans; the best comes first."""
     while result.plans:
         choice, plan = result.plans[0]
-        error = lab.error(result.graph, plan, None)
+        error = bench.error(result.graph, plan, None)
         others = _voters(result)
         if error is None and others:
             errors: list[float | None] = []
             for other in others:  # until one agrees
-                errors.append(lab.error(result.graph, plan, other))
+                errors.append(bench.error(result.graph, plan, other))
                 if (last := errors[-1]) is not None and last <= TOLERANCE:
                     break
             agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
@@ -265,11 +265,11 @@ def _check(lab: Laboratory, result: Tuned) -> None:
             return
         reason = f"its results are off by {error:.2g}"
         result.rejected.append(_said(choice, reason))
-        lab.quarantine(result.graph, choice, reason)
+        bench.quarantine(result.graph, choice, reason)
         del result.plans[0]
 
 
-def _voters(result: Tuned) -> list[Any]:
+def _voters(result: RankedPlans) -> list[Any]:
     """At most two plans to compare the best with, of other engines if possible, since plans may share their mistakes:
     for cuDNN's one of another library as well, for another library's cuDNN's alone."""
     choice = result.plans[0][0]

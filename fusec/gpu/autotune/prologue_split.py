@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fusec.gpu.autotune.concat_choice import Prices
+from fusec.gpu.autotune.concat_choice import StepTimes
 from fusec.gpu.autotune.epilogue_split import Arrange, steps_over
-from fusec.gpu.autotune.step_candidates import PRODUCTS, Parts, canonical_of
+from fusec.gpu.autotune.step_candidates import PRODUCTS, StepChoice, step_key
 from fusec.gpu.kernels.codegen.pointwise_code import takes
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
 
-def given_back(program: Program, forms: Mapping[str, Parts], arrange: Arrange, prices_us: Prices) -> dict[str, Parts]:
-    """Forms for steps whose first ops a kernel in front of them should do, by `canonical_of`.
+def given_back(
+    program: Program, forms: Mapping[str, StepChoice], apply_choices: Arrange, step_times_us: StepTimes
+) -> dict[str, StepChoice]:
+    """Choices for steps whose first ops a kernel in front of them should do, by `step_key`.
 
     program: as it was partitioned; forms: what its steps have. Only steps that run as one cuDNN step are looked at, and
     each piece of work once.
@@ -23,15 +25,15 @@ def given_back(program: Program, forms: Mapping[str, Parts], arrange: Arrange, p
     for step in program.steps:
         front = _front(step) if step.kind is Kind.CUDNN else 0
         if front:
-            parts = forms.get(canonical_of(program.graph, step), (Part(0),))
+            parts = forms.get(step_key(program.graph, step), (Part(0),))
             if len(parts) == 1 and parts[0].runs == "cudnn":
-                sample.setdefault(canonical_of(program.graph, step), (step, front))
+                sample.setdefault(step_key(program.graph, step), (step, front))
     if not sample:
         return {}
     cut = {
         work: (Part(front, Kind.KERNEL.value), Part(len(step.nodes) - front)) for work, (step, front) in sample.items()
     }
-    before, after = arrange(forms), arrange({**forms, **cut})
+    before, after = apply_choices(forms), apply_choices({**forms, **cut})
     works, pairs = list[str](), list[tuple[list[Partition], list[Partition]]]()
     for work, (step, front) in sample.items():
         apart = steps_over(after, step.nodes)
@@ -40,7 +42,7 @@ def given_back(program: Program, forms: Mapping[str, Parts], arrange: Arrange, p
         if len(apart[0].nodes) > front and {n for each in whole for n in each.nodes} == set(nodes):
             works.append(work)
             pairs.append((whole, apart))
-    times = iter(prices_us(program.graph, [step for pair in pairs for steps in pair for step in steps]))
+    times = iter(step_times_us(program.graph, [step for pair in pairs for steps in pair for step in steps]))
     sums = [tuple(sum(next(times) for _ in steps) for steps in pair) for pair in pairs]
     return {work: cut[work] for work, (whole_us, apart_us) in zip(works, sums, strict=True) if apart_us < whole_us}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fusec.errors import LoweringError
 from fusec.gpu import kernels
 from fusec.gpu.autotune import fusion_proposals
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Node
 from fusec.lower_cudnn import lower
@@ -25,8 +25,8 @@ from fusec.plans.plan_record import Part
 from fusec.schedule.aliasing import is_view
 from fusec.schedule.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
 
-Form = tuple[Partition, ...]  # steps that take the place of one, in order
-Parts = tuple[Part, ...]  # a form as data
+Candidate = tuple[Partition, ...]  # steps that take the place of one, in order
+StepChoice = tuple[Part, ...]  # a form as data
 Work = CudnnGraph | Kernel  # what runs a step
 Soon = Callable[[Mapping[str, Kernel]], None]
 PRODUCTS = (Conv, ConvTranspose, ConvWgrad, MatMul)
@@ -36,7 +36,7 @@ HOPEFUL = 1.5
 
 
 @dataclass(frozen=True)
-class Placed:
+class ConcatChoice:
     """Whether concats are in place, and of what shapes, for people."""
 
     shapes: str
@@ -44,36 +44,38 @@ class Placed:
 
 
 @dataclass(frozen=True, eq=False)
-class Decided:
-    """What a device decided of a program as it was `partitioned`: `forms` of cuDNN's steps, by `canonical_of`; `ways`:
+class TunedChoices:
+    """Choices that a GPU made for a program.
+
+    `partitioned`: the program before; `steps`: the candidates taken, by `step_key`; `variants`:
     for the key of a kernel, that of the fastest one that does the same; `concats` that were in place, by
-    `concat_choice.families`; whether its steps run `side_by_side`."""
+    `concat_choice.concats_in_place`; whether its steps run `side_by_side`."""
 
     partitioned: Program
-    forms: Mapping[str, Parts]
-    ways: Mapping[str, str]
-    concats: Mapping[str, Placed]
+    steps: Mapping[str, StepChoice]
+    variants: Mapping[str, str]
+    concats: Mapping[str, ConcatChoice]
     side_by_side: bool = False
 
 
-def has_forms(step: Partition) -> bool:
+def has_candidates(step: Partition) -> bool:
     """Whether a step can take other forms: cuDNN's, and a kernel's that does what cuDNN would do in several steps."""
-    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and fusion_proposals.is_union(step.nodes))
+    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and fusion_proposals.is_joint_work(step.nodes))
 
 
-def runs_as_kernel(step: Partition) -> bool:
+def can_run_as_kernel(step: Partition) -> bool:
     """Whether a step of cuDNN's is pointwise, and a kernel does the same: that is made for all sizes, where what cuDNN
     compiles for such a step is made for one."""
     flat = step.kind is Kind.CUDNN and all(isinstance(node.op, (Pointwise, Cast)) for node in step.nodes)
     return flat and _kernel_of(step.nodes) is not None
 
 
-def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
-    """Forms of a step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in two where
-    the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut. A kernel that
-    does the work of several steps: as these."""
-    found: list[Form] = [(step,)]
-    if level == "none" or not has_forms(step):
+def forms(graph: Graph, step: Partition, level: str) -> list[Candidate]:
+    """Candidates of a step worth timing, the one it has first. `none`: that alone; `quick`: as a kernel, or cut in two
+    where the fused engines are known to be slow, one part perhaps a kernel; `full`: wherever it can be cut. A kernel
+    that does the work of several steps: as these."""
+    found: list[Candidate] = [(step,)]
+    if level == "none" or not has_candidates(step):
         return found
     if step.kind is Kind.KERNEL:
         return [*found, *_apart(graph, step.nodes, level)]
@@ -95,7 +97,7 @@ def forms(graph: Graph, step: Partition, level: str) -> list[Form]:
     return found
 
 
-def lowered(form: Form, tensor_cores: bool) -> list[Work] | None:
+def lowered(form: Candidate, tensor_cores: bool) -> list[Work] | None:
     """The cuDNN graphs and kernels of a form; None if one of them cannot be."""
     works: list[Work] = []
     for part in form:
@@ -109,18 +111,18 @@ def lowered(form: Form, tensor_cores: bool) -> list[Work] | None:
     return works
 
 
-def decide(
+def choose_steps(
     program: Program,
     tensor_cores: bool,
     launch_us: float,
     level: str,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {},
-    known: Mapping[str, Parts] | None = None,
-    together_us: Callable[[Sequence[Form]], Sequence[float]] | None = None,
+    known: Mapping[str, StepChoice] | None = None,
+    together_us: Callable[[Sequence[Candidate]], Sequence[float]] | None = None,
     soon: Soon | None = None,
-) -> dict[str, Parts]:
-    """The fastest form of each of cuDNN's steps, by `canonical_of`; steps that are `known` are left out.
+) -> dict[str, StepChoice]:
+    """The fastest form of each of cuDNN's steps, by `step_key`; steps that are `known` are left out.
 
     time_us: microseconds of graphs by key; one that cannot run is left out. kernels_us: those of kernels. together_us:
     those of the steps of forms one behind the other, asked for where they come close. soon: told which kernels will be
@@ -129,8 +131,8 @@ def decide(
     """
     sample: dict[str, Partition] = {}
     for step in program.steps:
-        if has_forms(step):
-            work = canonical_of(program.graph, step)
+        if has_candidates(step):
+            work = step_key(program.graph, step)
             if work not in (known or {}):
                 sample.setdefault(work, step)
     options = {work: _offers(program.graph, step, level, tensor_cores) for work, step in sample.items()}
@@ -144,28 +146,28 @@ def decide(
         ]
         for (work, place), found in zip(close, together_us([options[w][p][0] for w, p in close]), strict=True):
             costs_us[work][place] = found + launch_us
-    decided: dict[str, Parts] = {}
+    tuned: dict[str, StepChoice] = {}
     for work, made in options.items():
         step, costs = sample[work], costs_us[work]
         least_us = min(costs, default=0.0)
         if least_us == float("inf"):
             warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)
-            decided[work] = (Part(len(step.nodes), "ops"),)
+            tuned[work] = (Part(len(step.nodes), "ops"),)
         else:
             form = made[costs.index(least_us)][0] if made else (step,)
-            decided[work] = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
-    return decided
+            tuned[work] = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
+    return tuned
 
 
-def arrange(program: Program, decided: Mapping[str, Parts], as_source: bool = False) -> Program:
+def apply_choices(program: Program, tuned: Mapping[str, StepChoice], as_source: bool = False) -> Program:
     """The program as it runs on a device: its steps in these forms, and kernels joined with what is beside them, before
     and after; not `as_source`, since joining would round otherwise. ValueError if a form does not fit."""
     if as_source:
-        return arranged(program, decided)
-    return grouped(arranged(grouped(program, products=True), decided))
+        return replace_steps(program, tuned)
+    return fuse_steps(replace_steps(fuse_steps(program, products=True), tuned))
 
 
-def prices_us(
+def step_times_us(
     graph: Graph,
     steps: Sequence[Partition],
     tensor_cores: bool,
@@ -176,9 +178,9 @@ def prices_us(
     soon: Soon | None = None,
 ) -> list[float]:
     """What each step takes in its fastest form, kernels of fusec's among them; infinite for what has none."""
-    options: dict[str, list[tuple[Form, list[Work]]]] = {}
+    options: dict[str, list[tuple[Candidate, list[Work]]]] = {}
     for number, step in enumerate(steps):
-        if has_forms(step):
+        if has_candidates(step):
             options[str(number)] = _offers(graph, step, level, tensor_cores)
         else:
             kernel = _kernel_of(step.nodes)
@@ -187,14 +189,14 @@ def prices_us(
     return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
 
 
-def _offers(graph: Graph, step: Partition, level: str, tensor_cores: bool) -> list[tuple[Form, list[Work]]]:
+def _offers(graph: Graph, step: Partition, level: str, tensor_cores: bool) -> list[tuple[Candidate, list[Work]]]:
     """The forms of a step that can be had, and what runs them."""
     found = ((form, lowered(form, tensor_cores)) for form in forms(graph, step, level))
     return [(form, works) for form, works in found if works is not None]
 
 
 def _costs_us(
-    options: Mapping[str, Sequence[tuple[Form, Sequence[Work]]]],
+    options: Mapping[str, Sequence[tuple[Candidate, Sequence[Work]]]],
     launch_us: float,
     time_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]],
     kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]],
@@ -214,23 +216,23 @@ def _costs_us(
     return {name: [cost_us(each) for _, each in made] for name, made in options.items()}
 
 
-def arranged(program: Program, decided: Mapping[str, Parts]) -> Program:
-    """The program with steps in these forms, by `canonical_of`; the others stay. ValueError if a form does not fit."""
+def replace_steps(program: Program, tuned: Mapping[str, StepChoice]) -> Program:
+    """The program with steps in these forms, by `step_key`; the others stay. ValueError if a form does not fit."""
     steps: list[Partition] = []
     for step in program.steps:
-        parts = decided.get(canonical_of(program.graph, step)) if has_forms(step) else None
-        steps += (step,) if parts is None else parts_of(program.graph, step, parts)
+        parts = tuned.get(step_key(program.graph, step)) if has_candidates(step) else None
+        steps += (step,) if parts is None else steps_of_choice(program.graph, step, parts)
     rewritten = Program(program.graph, tuple(steps), program.refusals)
     rewritten.verify()
     return rewritten
 
 
-def canonical_of(graph: Graph, step: Partition) -> str:
+def step_key(graph: Graph, step: Partition) -> str:
     """What a step computes, in whatever form: equal for equal work."""
     return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
 
 
-def parts_of(graph: Graph, step: Partition, parts: Parts) -> Iterator[Partition]:
+def steps_of_choice(graph: Graph, step: Partition, parts: StepChoice) -> Iterator[Partition]:
     """The steps that take the place of one of cuDNN's in a form; ops that run each by itself are a step each.
     ValueError if it does not fit."""
     if len(parts) == 1 and (parts[0].runs, parts[0].spelling) == (step.kind.value, step.spelling):
@@ -275,7 +277,7 @@ def _products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
 
 
-def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
+def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Candidate]:
     """Two products one behind the other, in the same spelling, and a kernel that does the rest."""
     rest = nodes[2:]
     if not rest or not all(isinstance(node.op, PRODUCTS) for node in nodes[:2]) or not _pointwise(rest):
@@ -285,7 +287,7 @@ def _each_product(graph: Graph, nodes: Sequence[Node]) -> Iterator[Form]:
             yield (first, second, kernel)
 
 
-def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
+def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Candidate]:
     """What a kernel does that stands for several steps, in these: pointwise ops and the product behind; a depthwise
     convolution and the mean behind it, cut in two, and the chain behind that; each product of a chain."""
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)]
@@ -301,13 +303,13 @@ def _apart(graph: Graph, nodes: Sequence[Node], level: str) -> Iterator[Form]:
         # launches: neither is timed
         first = [(a, b) for a in _alone(graph, begin[:1]) for b in _kernel(graph, begin[1:])]
         second = [(a, b) for a in _kernel(graph, begin[:-1]) for b in _kernel(graph, begin[-1:])]
-        ends: list[Form] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]
+        ends: list[Candidate] = [(kernel,) for kernel in _kernel(graph, chain)] if chain else [()]
         yield from ((*head, *end) for head in (*first, *(second if at > 2 else ())) for end in ends)
         return
-    found: list[Form] = [()]
+    found: list[Candidate] = [()]
     for number, (start, end) in enumerate(zip(products, [*products[1:], len(chain)], strict=True)):
         low, cut = start if number else 0, start + 1
-        parts: list[Form] = [(step,) for step in _alone(graph, chain[low:end])]
+        parts: list[Candidate] = [(step,) for step in _alone(graph, chain[low:end])]
         if cut < end:
             parts += [(a, b) for a in _alone(graph, chain[low:cut]) for b in _kernel(graph, chain[cut:end])]
         found = [(*form, *part) for form in found for part in parts]

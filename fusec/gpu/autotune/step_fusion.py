@@ -21,7 +21,7 @@ MAX_NODES = 48  # of one kernel: compile time grows faster than that
 AGAIN_ELEMENTS = 1 << 20
 
 
-def grouped(program: Program, products: bool = False) -> Program:
+def fuse_steps(program: Program, products: bool = False) -> Program:
     """The program with such steps joined wherever a kernel runs the whole. products: steps with products, too, that a
     kernel could run together; what cuDNN would do instead is measured (`step_candidates`)."""
     wiring = Wiring(program.graph)
@@ -88,7 +88,7 @@ class _Groups:
                 break
             members = (*members, reader)
             nodes = self.nodes(members)
-            if fusion_proposals.is_union(nodes) and find(nodes, outputs_of(nodes)) is not None:
+            if fusion_proposals.is_joint_work(nodes) and find(nodes, outputs_of(nodes)) is not None:
                 longest = members
         if longest:
             self.members[number] = longest
@@ -141,7 +141,7 @@ class _Groups:
         nodes, parts = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
         if len(nodes) > MAX_NODES or self._repeats(*parts):
             return False
-        if fusion_proposals.is_union(nodes) and not any(fusion_proposals.is_union(part) for part in parts):
+        if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(part) for part in parts):
             return False  # that was proposed, and what is apart now was faster
         return find(nodes, outputs_of(nodes)) is not None and not self._detour(number, reader)
 

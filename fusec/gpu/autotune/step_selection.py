@@ -11,26 +11,32 @@ from typing import Any
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
 from fusec.gpu.autotune.candidate_runner import Bind, bound, graphs_of
-from fusec.gpu.autotune.concat_choice import Prices, copied, families, placed, worthwhile
+from fusec.gpu.autotune.concat_choice import (
+    StepTimes,
+    concat_choices,
+    concats_in_place,
+    copy_concats,
+    keep_faster_concats,
+)
 from fusec.gpu.autotune.epilogue_split import taken_along
-from fusec.gpu.autotune.plan_selection import Plans
+from fusec.gpu.autotune.plan_selection import PlanSelector
 from fusec.gpu.autotune.prologue_split import given_back
 from fusec.gpu.autotune.step_candidates import (
-    Decided,
-    Form,
-    Parts,
-    arrange,
-    arranged,
-    canonical_of,
-    decide,
-    has_forms,
-    prices_us,
-    runs_as_kernel,
+    Candidate,
+    StepChoice,
+    TunedChoices,
+    apply_choices,
+    can_run_as_kernel,
+    choose_steps,
+    has_candidates,
+    replace_steps,
+    step_key,
+    step_times_us,
 )
-from fusec.gpu.autotune.step_fusion import grouped
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.launch.kernel_launcher import Launcher, ways
+from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Graph
@@ -44,42 +50,42 @@ from fusec.system.compile_timer import spent_on
 KERNEL_RUNS = 7
 
 
-class Forms:
+class StepSelector:
     """The forms of a program's steps.
 
     plans: of cuDNN graphs. launcher: of kernels. stream: what is measured runs there. level: see `plan_search`. ways:
     for the key of a kernel, that of the one to take of those that do the same. builders: compile kernels beforehand.
-    `decided`: what `improve` found.
+    `tuned`: what `improve` found.
     """
 
     def __init__(
         self,
-        plans: Plans,
+        plans: PlanSelector,
         launcher: Launcher,
         stream: Any,
         stopwatch: Stopwatch,
         level: str,
         ways: Mapping[str, str],
-        builders: Builders | None,
+        builders: BuildPool | None,
     ):
-        self.decided: Decided | None = None
-        self._plans, self._kept, self._launcher = plans, plans.kept, launcher
+        self.tuned: TunedChoices | None = None
+        self._plans, self._kept, self._launcher = plans, plans.cache, launcher
         self._stream, self._stopwatch = stream, stopwatch
         self._tune, self._ways, self._builders = level, ways, builders
 
     @spent_on("forms are compared")
-    def improve(
+    def tune_steps(
         self,
         program: Program,
         tensor_cores: bool,
         launch_us: float,
         bind: Bind,
         kept: bool = False,
-        own_kernels: bool = False,
+        prefer_kernels: bool = False,
     ) -> Program:
         """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
         with what is beside them. bind: what runs a graph over memory. kept: what would round otherwise is not tried.
-        own_kernels: fusec's kernels run what is pointwise."""
+        prefer_kernels: fusec's kernels run what is pointwise."""
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
 
@@ -90,53 +96,53 @@ class Forms:
             return self._kernels_us(asked, footprint_bytes)
 
         def prices(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us, self._kernels_soon)
+            return step_times_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us, self._kernels_soon)
 
         level = "none" if kept else self._tune
-        concats = families(program)
+        concats = concats_in_place(program)
         partitioned = self._with_concats(program, concats, launch_us, prices) if level != "none" else program
-        where = placed(concats, partitioned)
-        program = partitioned if kept else grouped(partitioned, products=True)
+        where = concat_choices(concats, partitioned)
+        program = partitioned if kept else fuse_steps(partitioned, products=True)
         known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
-        if own_kernels:
-            flat = [step for step in program.steps if runs_as_kernel(step)]
-            known |= {canonical_of(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in flat}
+        if prefer_kernels:
+            flat = [step for step in program.steps if can_run_as_kernel(step)]
+            known |= {step_key(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in flat}
 
-        def together_us(asked: Sequence[Form]) -> Sequence[float]:
+        def together_us(asked: Sequence[Candidate]) -> Sequence[float]:
             return self._together_us(asked, tensor_cores, bind, footprint_bytes)
 
         soon = self._kernels_soon
-        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us, soon)
-        best = [result.plans[0][0] for result in self._plans.tuned.values() if result.plans]
+        tuned = choose_steps(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us, soon)
+        best = [result.plans[0][0] for result in self._plans.ranked.values() if result.plans]
         if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
-            for work, parts in decided.items():
-                self._kept.keep_form(_name(work, tensor_cores), launch_us, parts)
+            for work, parts in tuned.items():
+                self._kept.store_step_choice(_name(work, tensor_cores), launch_us, parts)
             for work, place in where.items():
-                self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
-        forms = {**known, **decided}
+                self._kept.store_step_choice(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
+        forms = {**known, **tuned}
         if level != "none":
 
             def alone_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-                return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
+                return step_times_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
 
-            forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
-            forms |= given_back(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
-        program = arrange(partitioned, forms, kept)
+            forms |= taken_along(program, forms, lambda tried: apply_choices(partitioned, tried), alone_us)
+            forms |= given_back(program, forms, lambda tried: apply_choices(partitioned, tried), alone_us)
+        program = apply_choices(partitioned, forms, kept)
         found = {k.key: k for k in self.found(program.steps) if k.others}
         if self._tune != "none":
             kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
         ways = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
-        self.decided = Decided(partitioned, forms, ways, where)
+        self.tuned = TunedChoices(partitioned, forms, ways, where)
         return program
 
     def _with_concats(
-        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, prices_us: Prices
+        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, step_times_us: StepTimes
     ) -> Program:
         """The program with those of its concats as copies that are faster so, measured or as it is known."""
-        known = {work: self._kept.form(work, launch_us) for work in concats}
+        known = {work: self._kept.step_choice(work, launch_us) for work in concats}
         if all(form is not None for form in known.values()):
-            return copied(program, {work for work, form in known.items() if form and form[0].runs == "copy"})
-        return worthwhile(program, prices_us)
+            return copy_concats(program, {work for work, form in known.items() if form and form[0].runs == "copy"})
+        return keep_faster_concats(program, step_times_us)
 
     def found(self, steps: Iterable[Partition]) -> list[Kernel]:
         """The kernels of steps that cuDNN does not run; of several that do the same, those named are taken."""
@@ -147,15 +153,15 @@ class Forms:
                 raise ExecutionError(f"{kernel.name}: there is no kernel {self._ways[kernel.key]}")
         return wanted
 
-    def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
+    def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, StepChoice]:
         """The forms that were found to be the fastest earlier, of those steps where they still fit."""
-        known: dict[str, Parts] = {}
-        for work in {canonical_of(program.graph, step) for step in program.steps if has_forms(step)}:
-            parts = self._kept.form(_name(work, tensor_cores), launch_us)
+        known: dict[str, StepChoice] = {}
+        for work in {step_key(program.graph, step) for step in program.steps if has_candidates(step)}:
+            parts = self._kept.step_choice(_name(work, tensor_cores), launch_us)
             if parts is not None:
                 known[work] = parts
         try:
-            arranged(program, known)
+            replace_steps(program, known)
         except ValueError:
             return {}
         return known
@@ -176,28 +182,30 @@ class Forms:
             for key, kernel in asked.items():
                 times[key] = self._launcher.measure(kernel, time_us)
                 if times[key] < float("inf"):
-                    fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
-                    self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
+                    fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in variants_of(kernel)]
+                    self._kept.store_kernel_variant(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
         return times
 
     def _known_way(self, kernel: Kernel) -> Mapping[str, Any] | None:
         """What was measured of a kernel earlier, if that was among the same."""
-        known = self._kept.ways(kernel.key)
-        return known if known.get("ways") == [way.key for way in ways(kernel)] else None
+        known = self._kept.kernel_variant(kernel.key)
+        return known if known.get("ways") == [way.key for way in variants_of(kernel)] else None
 
     def _kernels_soon(self, asked: Mapping[str, Kernel]) -> None:
         """Have kernels compiled in other processes while plans are timed: NVRTC in this one would disturb that."""
-        unknown = [way for kernel in asked.values() if self._known_way(kernel) is None for way in ways(kernel)]
+        unknown = [way for kernel in asked.values() if self._known_way(kernel) is None for way in variants_of(kernel)]
         if self._builders is not None and unknown:
             self._builders.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
 
     def _compile_kernels(self, asked: Iterable[Kernel]) -> None:
         if self._builders is not None:  # what it has not begun is compiled here, on all cores
             self._builders.expect_kernels([])
-        self._launcher.compile(each for kernel in asked for each in ways(kernel))
+        self._launcher.compile(each for kernel in asked for each in variants_of(kernel))
 
     @spent_on("forms are timed")
-    def _together_us(self, asked: Sequence[Form], tensor_cores: bool, bind: Bind, footprint_bytes: int) -> list[float]:
+    def _together_us(
+        self, asked: Sequence[Candidate], tensor_cores: bool, bind: Bind, footprint_bytes: int
+    ) -> list[float]:
         """How long forms of several steps take as a whole; infinite where one of these fails."""
         graphs = graphs_of(asked, tensor_cores)
         self._plans.choose(graphs, footprint_bytes)
@@ -211,17 +219,17 @@ class Forms:
                     times.append(float("inf"))
         return times
 
-    def prefer_way(self, kernel: Kernel, way: Kernel) -> bool:
+    def prefer_variant(self, kernel: Kernel, way: Kernel) -> bool:
         """Take another of the kernels that do the same from now on, unless it computes something else."""
-        keys = [each.key for each in ways(kernel)]
+        keys = [each.key for each in variants_of(kernel)]
         with self._stream:
             if not self._launcher.agree(self._launcher.fastest(kernel), way):
                 return False
         time_us = self._launcher.times_us(kernel)[keys.index(way.key)]
         self._launcher.take(kernel, way.key)
-        self._kept.keep_ways(kernel.key, {"ways": keys, "fastest": way.key, "time_us": time_us})
-        if self.decided is not None:
-            self.decided = replace(self.decided, ways={**self.decided.ways, kernel.key: way.key})
+        self._kept.store_kernel_variant(kernel.key, {"ways": keys, "fastest": way.key, "time_us": time_us})
+        if self.tuned is not None:
+            self.tuned = replace(self.tuned, variants={**self.tuned.variants, kernel.key: way.key})
         return True
 
     def _median_us(self, run: Callable[[], None], footprint_bytes: int) -> float:

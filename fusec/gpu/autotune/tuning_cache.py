@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fusec.errors import ExecutionError
 from fusec.gpu import autotune, cublaslt, kernels, measure
-from fusec.gpu.autotune.plan_search import Laboratory, Offer, Tuned
+from fusec.gpu.autotune.plan_search import Offer, PlanBench, RankedPlans
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
@@ -27,7 +27,7 @@ from fusec.plans.plan_record import Choice, Entry, Part, PlanKey
 Suggested = Mapping[str, Sequence[Entry]]  # by key of the cuDNN graph, best first
 
 
-class RevivingLaboratory(Laboratory, Protocol):
+class RevivingPlanBench(PlanBench, Protocol):
     """A laboratory that reads serialized plans, too."""
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> Any:
@@ -44,7 +44,7 @@ class RevivingLaboratory(Laboratory, Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class TuningEnvironment:
     """Where plans hold: the target, and what of the machine and its libraries they depend on."""
 
     target: str
@@ -58,18 +58,23 @@ class Place:
         return PlanKey(work, self.target, self.device, self.driver, self.cudnn, self.frontend, level)
 
 
-class Kept:
+class TuningCache:
     """Plans and forms for one place and tuning level. suggested: plans made elsewhere; with level `none` they come
-    first, else they are taken, if they were measured, where this machine knows nothing. settled: what is known of a
-    graph is enough, though not every plan was timed."""
+    first, else they are taken, if they were measured, where this machine knows nothing. accept_incomplete: what is
+    known of a graph is enough, though not every plan was timed."""
 
     def __init__(
-        self, store: PlanStore, place: Place, level: str, suggested: Suggested | None = None, settled: bool = False
+        self,
+        store: PlanStore,
+        place: TuningEnvironment,
+        level: str,
+        suggested: Suggested | None = None,
+        accept_incomplete: bool = False,
     ):
         self.store = store
-        self.place = place
+        self.environment = place
         self.level = level
-        self.settled = settled
+        self.accept_incomplete = accept_incomplete
         self._suggested = suggested or {}
 
     # plans -------------------------------------------------------------------------------------------
@@ -80,7 +85,7 @@ class Kept:
 
     def entry(self, graph: str) -> Entry | None:
         """What is known of a graph, by its key: its choice and perhaps its plan, serialized; none in quarantine."""
-        here = self.store.get(self.place.key(graph, self.level))
+        here = self.store.get(self.environment.key(graph, self.level))
         there = next(iter(self._suggested.get(graph, ())), None)
         if there is not None and self.level != "none" and there.choice.time_us is None:
             there = None
@@ -100,38 +105,38 @@ class Kept:
 
     def enough(self, entry: Entry) -> bool:
         """Whether a known plan is taken without measuring."""
-        return entry.choice.complete or self.settled or self.level == "none"
+        return entry.choice.complete or self.accept_incomplete or self.level == "none"
 
-    def revived(self, graphs: Mapping[str, CudnnGraph], lab: RevivingLaboratory) -> dict[str, Tuned]:
+    def revived(self, graphs: Mapping[str, CudnnGraph], bench: RevivingPlanBench) -> dict[str, RankedPlans]:
         """Those of the graphs whose plan is kept serialized, and can be had from that."""
-        found: dict[str, Tuned] = {}
+        found: dict[str, RankedPlans] = {}
         for key, graph in graphs.items():
             entry = self.entry(key)
             if entry is None or entry.blob is None or not self.enough(entry):
                 continue
             try:
-                found[key] = Tuned(graph, [(entry.choice, lab.revive(graph, entry.blob))], revived=True)
+                found[key] = RankedPlans(graph, [(entry.choice, bench.revive(graph, entry.blob))], revived=True)
             except ExecutionError as error:
                 self.drop(key, entry.choice, str(error))
         return found
 
-    def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool = False) -> None:
+    def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, bench: RevivingPlanBench, best: bool = False) -> None:
         """Keep a plan serialized, if what comes of that computes the same; one that was revived does. best: it is the
         one to take, which is remembered in any case."""
-        kept = self._keep(graph, choice, plan, lab, best)
+        kept = self._keep(graph, choice, plan, bench, best)
         if best and not kept:
             self.choose(graph.key, choice)
 
-    def _keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool) -> bool:
-        at = self.place.key(graph.key, self.level) if best else self._where(graph.key, choice)
+    def _keep(self, graph: CudnnGraph, choice: Choice, plan: Any, bench: RevivingPlanBench, best: bool) -> bool:
+        at = self.environment.key(graph.key, self.level) if best else self._where(graph.key, choice)
         known = self.store.get(at)
         if known is not None and known.blob is not None and known.choice == choice:
             return True
-        blob = lab.serialized(plan)
+        blob = bench.serialized(plan)
         if blob is None:
             return False
         try:
-            error = 0.0 if lab.is_revived(plan) else lab.error(graph, lab.revive(graph, blob), plan)
+            error = 0.0 if bench.is_revived(plan) else bench.error(graph, bench.revive(graph, blob), plan)
         except ExecutionError as reason:
             warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=4)
             return False
@@ -144,7 +149,7 @@ class Kept:
     def drop(self, graph: str, choice: Choice, reason: str) -> None:
         """Forget a plan as it was serialized, though not that it is the one to take."""
         for level in (self.level, self._name(choice)):
-            self.store.drop_blob(self.place.key(graph, level), reason)
+            self.store.drop_blob(self.environment.key(graph, level), reason)
         entries = list(self._suggested.get(graph, ()))
         for place, entry in enumerate(entries):
             if entry.blob is not None and entry.choice.identity == choice.identity:
@@ -154,24 +159,24 @@ class Kept:
 
     def choose(self, graph: str, choice: Choice) -> None:
         """Remember which plan was found to be the best."""
-        known = self.store.get(self.place.key(graph, self.level))
+        known = self.store.get(self.environment.key(graph, self.level))
         if known is None or known.choice != choice:
-            self.store.put(self.place.key(graph, self.level), Entry(choice))
+            self.store.put(self.environment.key(graph, self.level), Entry(choice))
 
     def take(self, entries: Mapping[str, Entry]) -> None:
         """Remember plans as those to take, unless others are known."""
-        places = {self.place.key(graph, self.level): entry for graph, entry in entries.items()}
+        places = {self.environment.key(graph, self.level): entry for graph, entry in entries.items()}
         self.store.put_all({place: entry for place, entry in places.items() if self.store.get(place) is None})
 
     def _where(self, graph: str, choice: Choice) -> PlanKey:
         """Of the choice of this level, if that is the one; else of a plan that somebody named."""
-        at = self.place.key(graph, self.level)
+        at = self.environment.key(graph, self.level)
         known = self.store.get(at)
         chosen = known is not None and known.choice.identity == choice.identity
         return at if chosen else self._named(graph, choice)
 
     def _named(self, graph: str, choice: Choice) -> PlanKey:
-        return self.place.key(graph, self._name(choice))
+        return self.environment.key(graph, self._name(choice))
 
     @staticmethod
     def _name(choice: Choice) -> str:
@@ -182,7 +187,7 @@ class Kept:
     def distrust(self, graphs: Mapping[str, CudnnGraph]) -> None:
         """Put plans in quarantine that were kept, or named, before `known_bugs` knew that they are wrong."""
         for key, graph in graphs.items():
-            known = self.store.get(self.place.key(key, self.level))
+            known = self.store.get(self.environment.key(key, self.level))
             for entry in (*([known] if known is not None else []), *self._suggested.get(key, ())):
                 choice = entry.choice
                 reason = wrong_plan(graph, choice.engine, dict(choice.knobs))
@@ -191,38 +196,38 @@ class Kept:
 
     def wrong(self, graph: str, choice: Choice) -> str | None:
         """Why a plan is in quarantine; None if it is not."""
-        found = self.store.quarantined(graph, self.place.target, self.place.cudnn)
+        found = self.store.quarantined(graph, self.environment.target, self.environment.cudnn)
         return next((why for engine, knobs, why in found if (engine, knobs) == choice.identity), None)
 
     def note(self, graph: str, choice: Choice, reason: str) -> None:
         """Put a plan in quarantine."""
-        target, cudnn = self.place.target, self.place.cudnn
+        target, cudnn = self.environment.target, self.environment.cudnn
         self.store.quarantine(graph, target, cudnn, choice.engine, choice.knobs, reason)
 
     # forms -------------------------------------------------------------------------------------------
 
-    def form(self, work: str, launch_us: float) -> tuple[Part, ...] | None:
-        """The form found to be the fastest for a step of that work (`forms.canonical_of`)."""
+    def step_choice(self, work: str, launch_us: float) -> tuple[Part, ...] | None:
+        """The form found to be the fastest for a step of that work (`forms.step_key`)."""
         found = self.store.form(self._form_key(work, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
         except (KeyError, TypeError, ValueError):
             return None  # of another version: it is measured again
 
-    def keep_form(self, work: str, launch_us: float, parts: Sequence[Part]) -> None:
+    def store_step_choice(self, work: str, launch_us: float, parts: Sequence[Part]) -> None:
         """Remember the fastest form."""
         self.store.put_form(self._form_key(work, launch_us), {"parts": [part.to_json() for part in parts]})
 
-    def ways(self, kernel: str) -> Mapping[str, Any]:
+    def kernel_variant(self, kernel: str) -> Mapping[str, Any]:
         """What was measured of a kernel, by its key: see `Launcher.recall`."""
-        return self.store.form(self.place.key(f"kernel {kernel}", self.level)) or {}
+        return self.store.form(self.environment.key(f"kernel {kernel}", self.level)) or {}
 
-    def keep_ways(self, kernel: str, measured: Mapping[str, Any]) -> None:
+    def store_kernel_variant(self, kernel: str, measured: Mapping[str, Any]) -> None:
         """Remember what was measured of a kernel."""
-        self.store.put_form(self.place.key(f"kernel {kernel}", self.level), measured)
+        self.store.put_form(self.environment.key(f"kernel {kernel}", self.level), measured)
 
     def _form_key(self, work: str, launch_us: float) -> PlanKey:
-        return self.place.key(f"form {work_digest(work)} {launch_us} {contenders()}", self.level)
+        return self.environment.key(f"form {work_digest(work)} {launch_us} {candidate_code_digest()}", self.level)
 
 
 def work_digest(work: str) -> str:
@@ -231,7 +236,7 @@ def work_digest(work: str) -> str:
 
 
 @cache
-def contenders() -> str:
+def candidate_code_digest() -> str:
     """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
     digest = hashlib.sha256()
     for package in (autotune, cublaslt, kernels, measure, partition):
@@ -249,12 +254,12 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
             yield entry.read_bytes()
 
 
-class Carried:
+class SuggestedPlansBench:
     """A laboratory in which only plans made elsewhere compete: revived where they may be, else built by name if they
     are precompiled; nothing is simulated, they vote."""
 
-    def __init__(self, lab: RevivingLaboratory, kept: Kept):
-        self._lab, self._kept = lab, kept
+    def __init__(self, bench: RevivingPlanBench, kept: TuningCache):
+        self._lab, self._kept = bench, kept
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
         entries = self._kept.carried(graph.key)

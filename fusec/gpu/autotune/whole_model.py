@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
-from fusec.gpu.autotune.plan_search import Tuned
+from fusec.gpu.autotune.plan_search import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.cuda_graph import in_order
-from fusec.gpu.launch.kernel_launcher import Launcher, ways
+from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.lowering.cudnn_graph import CudnnGraph
 
@@ -20,14 +20,14 @@ Work = CudnnGraph | Kernel
 
 
 @dataclass
-class Rehearsal:
+class WholeModelTrial:
     """Steps over their memory, `runs`, which have run before. works: by step, the graph or kernel that it runs, if any.
     bound: binds a step to its memory anew, by the plan or kernel that is then the first."""
 
     works: Sequence[Work | None]
     runs: Sequence[Run]
     bound: Callable[[int], Run]
-    tuned: Mapping[str, Tuned]
+    tuned: Mapping[str, RankedPlans]
     launcher: Launcher
     streams: Streams
     scratch: Callable[[], AbstractContextManager[None]]
@@ -74,7 +74,7 @@ class Rehearsal:
     def _in_order(self, kernel: Kernel) -> list[tuple[float, Kernel]]:
         """The ways to run a kernel that were measured, the one in use first, then as fast as they are."""
         chosen = self.launcher.fastest(kernel).key
-        times_us = zip(self.launcher.times_us(kernel), ways(kernel), strict=False)
+        times_us = zip(self.launcher.times_us(kernel), variants_of(kernel), strict=False)
         return sorted(times_us, key=lambda item: (item[1].key != chosen, item[0]))
 
     def _bound(self, key: str, option: int, number: int) -> Run:

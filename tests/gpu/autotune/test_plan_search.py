@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import QUICK_COMPILED, QUICK_PRECOMPILED, Offer, Tuned, tune
+from fusec.gpu.autotune.plan_search import QUICK_COMPILED, QUICK_PRECOMPILED, Offer, RankedPlans, tune
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -83,11 +83,11 @@ class Table:
         self.noted.append(f"{choice.engine}: {reason}")
 
 
-def best(tuned: Tuned) -> int:
+def best(tuned: RankedPlans) -> int:
     return tuned.plans[0][0].engine
 
 
-def one(table: Table, level: str = "full", **options: Any) -> Tuned:
+def one(table: Table, level: str = "full", **options: Any) -> RankedPlans:
     return tune({"a": graph(1)}, table, level, clock=lambda: table.now, **options)["a"]
 
 
@@ -219,10 +219,10 @@ def test_progress_counts_up() -> None:
 
 
 def test_another_library_competes_and_is_found_again() -> None:
-    lab = Table({1: [10.0] * 40}, library=[9.0, 5.0])
-    tuned = tune({"a": graph(1)}, lab, "quick")["a"]
+    bench = Table({1: [10.0] * 40}, library=[9.0, 5.0])
+    tuned = tune({"a": graph(1)}, bench, "quick")["a"]
     assert tuned.plans[0][0].identity == (BLAS, ((0, 1),))
-    assert len(lab.built) == 1 + QUICK_PRECOMPILED + 2, "it takes no place of cuDNN's"
+    assert len(bench.built) == 1 + QUICK_PRECOMPILED + 2, "it takes no place of cuDNN's"
     again = Table({1: [10.0] * 40}, library=[9.0, 5.0])
     for level in ("quick", "none"):
         known = {"a": tuned.plans[0][0]}
@@ -232,8 +232,8 @@ def test_another_library_competes_and_is_found_again() -> None:
 
 def test_a_tie_goes_to_cudnn() -> None:
     for theirs, engine in ((9.9, 1), (9.0, BLAS)):
-        lab = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
-        assert best(tune({"a": graph(1)}, lab, "quick")["a"]) == engine
+        bench = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
+        assert best(tune({"a": graph(1)}, bench, "quick")["a"]) == engine
 
 
 def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
@@ -245,7 +245,7 @@ def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
                 return None
             return 1e-4 if (plan[1] >= 2) == (other[1] >= 2) else 0.5
 
-    lab = Lenient({1: [10.0, 11.0]}, library=[5.0, 6.0, 7.0])
-    tuned = tune({"a": graph(1)}, lab, "full")["a"]
+    bench = Lenient({1: [10.0, 11.0]}, library=[5.0, 6.0, 7.0])
+    tuned = tune({"a": graph(1)}, bench, "full")["a"]
     assert tuned.plans[0][0].engine == 0
-    assert lab.noted == ["1048576: its results are off by 0.5"] * 3
+    assert bench.noted == ["1048576: its results are off by 0.5"] * 3

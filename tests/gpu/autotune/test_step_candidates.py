@@ -1,4 +1,4 @@
-"""Forms of a step mean the same, and the program takes the fastest of each."""
+"""Candidates of a step mean the same, and the program takes the fastest of each."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_candidates import (
-    Form,
-    arrange,
-    arranged,
-    canonical_of,
-    decide,
+    Candidate,
+    apply_choices,
+    choose_steps,
     forms,
-    has_forms,
+    has_candidates,
     lowered,
-    parts_of,
+    replace_steps,
+    step_key,
+    steps_of_choice,
 )
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.base import Options
@@ -65,8 +65,8 @@ def compiled(groups: int = 1) -> Compiled:
 
 
 def rewrite(program: Program, *given: Any, **more: Any) -> Program:
-    """The program with each step in the form that is decided on."""
-    return arranged(program, decide(program, *given, **more))
+    """The program with each step in the form that is tuned on."""
+    return replace_steps(program, choose_steps(program, *given, **more))
 
 
 def signatures(program: Program) -> list[str]:
@@ -243,8 +243,8 @@ def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
         return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 6.5 for key, g in graphs.items()}
 
-    def taking(us: float) -> Callable[[Sequence[Form]], list[float]]:
-        def together_us(found: Sequence[Form]) -> list[float]:
+    def taking(us: float) -> Callable[[Sequence[Candidate]], list[float]]:
+        def together_us(found: Sequence[Candidate]) -> list[float]:
             asked.extend(tuple(part.signature for part in form) for form in found)
             return [us] * len(found)
 
@@ -322,7 +322,7 @@ def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() ->
     spellings = {form[0].spelling: form[0].body for form in forms(graph, step, "quick") if len(form) == 1}
     assert ("as_convolution",) in {names[:1] for names in spellings}
     for names, timed in spellings.items():
-        (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
+        (made,) = steps_of_choice(graph, step, (Part(2, "cudnn", names),))
         assert str(made.body) == str(timed), "what runs is what was timed"
         assert made.body.outputs[0].type.within == (16, 24)
 
@@ -335,7 +335,7 @@ def excited() -> Compiled:
 def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
     of = excited()
     want = outputs(of)
-    program = grouped(of.program, products=True)
+    program = fuse_steps(of.program, products=True)
     (step, _) = program.steps
     assert forms(program.graph, step, "none") == [(step,)]
     found = forms(program.graph, step, "quick")
@@ -358,27 +358,27 @@ def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_s
     }
     for form in found:
         parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
-        arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
+        arranged_so = replace_steps(program, {step_key(program.graph, step): parts})
         assert len(arranged_so.steps) == len(form) + 1
-        again = arrange(of.program, {canonical_of(program.graph, step): parts})
-        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
-        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
+        again = apply_choices(of.program, {step_key(program.graph, step): parts})
+        united = [p.signature for p in form if has_candidates(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_candidates(s) and s.kind is Kind.KERNEL] == united
         for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
 def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
     of = excited()
-    program = grouped(of.program, products=True)
+    program = fuse_steps(of.program, products=True)
 
     def taken(kernel_us: float) -> list[str]:
         def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
             return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
 
-        decided = decide(
+        tuned = choose_steps(
             program, True, 2.0, "quick", lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us, together_us=None
         )
-        return signatures(arranged(program, decided))
+        return signatures(replace_steps(program, tuned))
 
     assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
     assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]

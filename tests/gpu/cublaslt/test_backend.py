@@ -140,7 +140,7 @@ def test_an_activation_the_library_lacks_is_a_kernel_behind_it(
     text = TEXT.replace("relu", "gelu").replace("%s = add(%a, %z)", "%s = sub(%a, %z)")
     of = compiled(text)
     backend = CudnnBackend("full", store=PlanStore(tmp_path))
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     net = Executable(type(of)(of.source, program, of.target, of.options, of.judge), backend)
     assert "cublaslt" in libraries(net)
     assert "gelu" not in next(step.signature for step in net.libraries())
