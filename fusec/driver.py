@@ -22,8 +22,9 @@ from fusec.execution.compilation import NOT_ASKED, Compiled
 from fusec.execution.shape_family import Family
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
-from fusec.gpu.autotune.plan_search import LEVELS
+from fusec.gpu.autotune.plan_search import LEVELS, TuningOptions
 from fusec.gpu.autotune.step_candidates import apply_choices, can_run_as_kernel
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
@@ -185,10 +186,10 @@ def compile(
 
         if kept is not None and lock is not None:
             named = {key: [Entry(choice)] for key, choice in kept.choices.items()}
-            known: dict[str, Any] = {"suggested": named, "variants": kept.ways, "side_by_side": kept.side_by_side}
+            known = KnownChoices(named, kept.ways, side_by_side=kept.side_by_side)
             if oracle is not None and not shared_oracle:
                 oracle.close()  # its processes hold memory of the GPU
-            backend = CudnnBackend("none", progress, deterministic=same, **known)
+            backend = CudnnBackend(TuningOptions("none", progress=progress), known, deterministic=same)
             executable = Executable(compiled, backend, weights)
             for key, choice in backend.choices().items():
                 if choice.identity != kept.choices[key].identity:
@@ -198,8 +199,8 @@ def compile(
             return _of_another_size(compiled, built, family, tune, budget, progress)
         shared: dict[str, Any] = {} if family is None else {"kernel_cache": family.kernels()}
         if oracle is not None:
-            shared["builders"] = BuildPool(oracle, same, ends=not shared_oracle)
-        backend = CudnnBackend(tune, progress, budget, deterministic=same, **shared)
+            shared["build_pool"] = BuildPool(oracle, same, ends=not shared_oracle)
+        backend = CudnnBackend(TuningOptions(tune, budget, progress), deterministic=same, **shared)
         executable = _improved(compiled, backend, weights)
         if family is None:  # one of many sizes is wanted soon
             executable.rehearse(backend.tune_whole_model)
@@ -230,16 +231,16 @@ def _of_another_size(
     were measured for a size near it. built: makes it anew, when cuDNN is to be asked, not believed to say the same."""
     from fusec.gpu.backend import CudnnBackend  # as in `compile`
 
-    shared: dict[str, Any] = {"kernel_cache": family.kernels(), "builders": family.builders()}
+    shared: dict[str, Any] = {"kernel_cache": family.kernels(), "build_pool": family.builders()}
     follows = True
     while True:
         followed = family.followed(compiled) if follows else None
         if followed is not None:
             compiled = replace(compiled, program=followed.program, tuned=followed.tuned)
-            known: dict[str, Any] = {"variants": followed.variants, "side_by_side": followed.tuned.side_by_side}
-            backend = CudnnBackend("none", progress, **known, **shared)
+            known = KnownChoices(variants=followed.variants, side_by_side=followed.tuned.side_by_side)
+            backend = CudnnBackend(TuningOptions("none", progress=progress), known, **shared)
         else:
-            backend = CudnnBackend(tune, progress, budget, **shared)
+            backend = CudnnBackend(TuningOptions(tune, budget, progress), **shared)
         if backend.tune == "none":
             graphs = backend.plans.without_blob(_cudnn_graphs(compiled, prefer_kernels=followed is None))
             refused: list[CudnnGraph] = []
@@ -429,8 +430,8 @@ def load(path: str | os.PathLike[str], *, target: str = "auto", tune: str = "qui
         plans = {} if same else found.plans  # those of a file were not chosen for that
         compiled = replace(compiled, program=program)
         beside = tune != "full" and lockfile.side_by_side(found.lock, compiled.target)
-        known: dict[str, Any] = {"suggested": plans, "variants": ways, "side_by_side": beside}
-        return Executable(compiled, CudnnBackend(tune, accept_incomplete=tune != "full", deterministic=same, **known))
+        known = KnownChoices(plans, ways, tune != "full", beside)
+        return Executable(compiled, CudnnBackend(tune, known, deterministic=same))
     return Executable(found.compiled, SimulatorBackend())
 
 

@@ -22,6 +22,7 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.errors import CheckError, ExecutionError
 from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.ir import DType, TensorType
 from fusec.lowering.packing import pack, unpack
 from fusec.ops import BatchNormTrain, Concat, Conv, pw
@@ -237,7 +238,7 @@ def test_choices_made_elsewhere_are_taken_unless_all_shall_be_timed(machine: Mac
         store = PlanStore(tmp_path / f"{tune} {time_us}")
         machine.times_us = {7: 5.0, 4: 20.0, 3: 30.0}
         suggested = {key: [Entry(Choice(3, ((2, 2),), 128, time_us))]}
-        net = Executable(compiled(), CudnnBackend(tune, store=store, suggested=suggested))
+        net = Executable(compiled(), CudnnBackend(tune, store=store, known=KnownChoices(suggested)))
         assert {choice.engine for choice in net.backend.choices().values()} == {engine}
 
 

@@ -244,7 +244,7 @@ CONV_PART = LockedPart(Part(1), Choice(4, ()))
     [
         (
             (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(7), Choice(4, ()))),
-            "a form of 1 \\+ 7 ops does not fit",
+            "a choice of 1 \\+ 7 ops does not fit",
         ),
         (
             (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(0, "cudnn", ("as_convolution",)))),

@@ -15,7 +15,7 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
 
-from fusec.gpu.autotune.coordinate_descent import MOST, NEAR, Contest, contests, descend
+from fusec.gpu.autotune.coordinate_descent import MAX_OPTIONS, NEAR, Contest, contests, descend
 from fusec.gpu.cudnn import build_pool
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.kernels import find
@@ -135,7 +135,7 @@ def test_heavy_works_with_ways_that_come_close_are_tried() -> None:
         "none": [],
     }
     counts = {**dict.fromkeys(known, 1), "many": 4}
-    assert contests(known, counts) == [Contest("many", 40.0, MOST), Contest("few", 20.0, 2)]
+    assert contests(known, counts) == [Contest("many", 40.0, MAX_OPTIONS), Contest("few", 20.0, 2)]
 
 
 # on the stand-in -----------------------------------------------------------------------------------
@@ -201,17 +201,17 @@ def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
     backend = net.backend
-    backend.steps._builders, backend.steps._launcher = BuildPool(shop), Launcher()
+    backend.steps._build_pool, backend.steps._launcher = BuildPool(shop), Launcher()
     asked = {kernel.key: kernel}
     missing = {launch.entry for _, launch in backend.steps._launcher.missing(variants_of(kernel))}
     assert len(missing) > 1
-    backend.steps._kernels_soon(asked)
+    backend.steps._compile_soon(asked)
     with shop.lock:
         assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
     before = len(machine.compiled)
     times = backend.steps._kernels_us(asked, 0)
     assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
-    backend.steps._kernels_soon(asked)
+    backend.steps._compile_soon(asked)
     assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
@@ -258,7 +258,7 @@ def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Pat
     net = descent(tmp_path, "none")
     assert (net.backend.descent, machine.captured) == (None, 0)
     net = build(tmp_path)
-    net.backend.budget_s = 0.0
+    net.backend._budget_s = 0.0
     net.rehearse(net.backend.tune_whole_model)
     assert (net.backend.descent, machine.captured) == (None, 0)
 

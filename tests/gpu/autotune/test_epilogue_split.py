@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.epilogue_split import taken_along
 from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_split import split_epilogues
 from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -47,7 +47,7 @@ def test_the_norm_takes_the_relus_gradient_along_where_that_is_faster(apart_us: 
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = taken_along(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
+    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
     assert sorted(asked) == sorted(known)
     work = step_key(found.graph, found.steps[0])
     assert forms == ({work: (Part(2), Part(1, "kernel"))} if apart_us < 10.0 else {})
@@ -65,4 +65,4 @@ def test_what_runs_otherwise_already_is_left_alone() -> None:
     def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         raise AssertionError("nothing is to be timed")
 
-    assert taken_along(found, {work: (Part(1), Part(0, "kernel"))}, replace_steps, step_times_us) == {}
+    assert split_epilogues(found, {work: (Part(1), Part(0, "kernel"))}, replace_steps, step_times_us) == {}

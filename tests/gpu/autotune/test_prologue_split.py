@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.prologue_split import given_back
 from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_split import split_prologues
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import MatMul, Slice, pw
 from fusec.passes.partition import partition
@@ -48,7 +48,7 @@ def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = given_back(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
+    forms = split_prologues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
     assert sorted(asked) == sorted(known)
     assert forms == (forms_of(found) if apart_us < 10.0 else {})
 
@@ -62,4 +62,4 @@ def test_what_is_cut_already_is_left_alone() -> None:
     def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         raise AssertionError("nothing is to be timed")
 
-    assert given_back(found, forms_of(found), replace_steps, step_times_us) == {}
+    assert split_prologues(found, forms_of(found), replace_steps, step_times_us) == {}

@@ -137,7 +137,7 @@ def test_a_gate_is_not_computed_for_every_element_of_a_large_image(monkeypatch: 
 }"""
     of = compiled(text)
     small = signatures(fuse_steps(of.program))
-    monkeypatch.setattr(step_fusion, "AGAIN_ELEMENTS", 1)
+    monkeypatch.setattr(step_fusion, "MAX_REPEATED_ELEMENTS", 1)
     large = signatures(fuse_steps(of.program))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"

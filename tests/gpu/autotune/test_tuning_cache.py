@@ -23,6 +23,7 @@ from lowering.lowers_judge import LowersJudge
 from fusec import lockfile
 from fusec.errors import CheckError
 from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.ir import Graph
 from fusec.lockfile import changes
 from fusec.passes.base import Options
@@ -105,7 +106,7 @@ def test_a_blob_that_cudnn_refuses_is_dropped_and_its_plan_built_by_name(machine
     machine.built.clear()
     with (
         pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"),
-        pytest.warns(UserWarning, match=r"engine 3 cannot be kept serialized: cuDNN does not read"),
+        pytest.warns(UserWarning, match=r"engine 3 cannot be stored serialized: cuDNN does not read"),
     ):
         net = build(tmp_path)
     assert engines(net) == engines(first) == {3}
@@ -134,11 +135,11 @@ def test_a_blob_that_this_machine_did_not_build_is_not_used(machine: Machine, tm
 
 def test_a_plan_whose_blob_computes_something_else_is_not_kept(machine: Machine, tmp_path: Path) -> None:
     machine.spoils_blobs = True
-    with pytest.warns(UserWarning, match=r"engine \d is not kept: revived, its results are off by 1"):
+    with pytest.warns(UserWarning, match=r"engine \d is not stored: read back, its results are off by 1"):
         net = build(tmp_path)
     check(net, 0)
     machine.revived.clear()
-    with pytest.warns(UserWarning, match="is not kept"):
+    with pytest.warns(UserWarning, match="is not stored"):
         check(build(tmp_path), 1)
 
 
@@ -211,7 +212,7 @@ def test_plans_made_without_a_gpu_compete_and_the_winner_is_remembered(machine: 
         machine.built.clear()
         machine.revived.clear()
         store = PlanStore(tmp_path / "here")
-        return Executable(compiled(), CudnnBackend(tune, store=store, suggested=blobs, accept_incomplete=True))
+        return Executable(compiled(), CudnnBackend(tune, named(blobs), store))
 
     net = loaded()
     assert (engines(net), machine.built, set(machine.revived)) == ({4}, [], {7, 4})
@@ -228,7 +229,7 @@ def test_plans_made_without_a_gpu_and_not_trusted_are_built_by_name(machine: Mac
     strange = {key: [Entry(e.choice) for e in entries] for key, entries in _carried(machine, tmp_path).items()}
     machine.built.clear()
     store = PlanStore(tmp_path / "here")
-    net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=strange, accept_incomplete=True))
+    net = Executable(compiled(), CudnnBackend("quick", named(strange), store))
     assert engines(net) == {4} and set(machine.built) == {7, 4}, "others are not tried"
     check(net, 0)
 
@@ -240,19 +241,23 @@ def test_a_carried_blob_that_cudnn_refuses_is_built_by_name(machine: Machine, tm
     machine.refuses_blobs = True
     machine.times_us = {7: 30.0, 4: 5.0, 3: 1.0}
     store = PlanStore(tmp_path / "here")
-    refused = pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve")
-    with refused, pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
-        net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, accept_incomplete=True))
+    refused = pytest.warns(UserWarning, match="engine [74]: cuDNN does not read its serialized plan")
+    with refused, pytest.warns(UserWarning, match="engine 4 cannot be stored serialized"):
+        net = Executable(compiled(), CudnnBackend("quick", named(blobs), store))
     assert engines(net) == {4}
     check(net, 0)
     machine.built.clear()
     machine.now_us = 0.0
-    with pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
-        again = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, accept_incomplete=True))
+    with pytest.warns(UserWarning, match="engine 4 cannot be stored serialized"):
+        again = Executable(compiled(), CudnnBackend("quick", named(blobs), store))
     assert (engines(again), set(machine.built), machine.now_us) == ({4}, {4}, 0.0), "what was found is enough"
     machine.refuses_blobs = False
     tuned_here = Executable(compiled(), CudnnBackend("quick", store=store))
     assert engines(tuned_here) == {3}, "compiled here, all are timed"
+
+
+def named(plans: dict[str, list[Entry]]) -> KnownChoices:
+    return KnownChoices(plans, accept_incomplete=True)
 
 
 def _carried(machine: Machine, path: Path) -> dict[str, list[Entry]]:

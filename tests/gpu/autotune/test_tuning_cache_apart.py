@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from fusec.gpu.autotune import tuning_cache as module
-from fusec.gpu.autotune.tuning_cache import TuningCache, TuningEnvironment
+from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
@@ -22,7 +22,7 @@ GRAPH = CudnnGraph((), ())
 
 
 def kept(folder: Path, place: TuningEnvironment = HERE, **more: Any) -> TuningCache:
-    return TuningCache(PlanStore(folder), place, "quick", **more)
+    return TuningCache(PlanStore(folder), place, "quick", KnownChoices(**more))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def kept(folder: Path, place: TuningEnvironment = HERE, **more: Any) -> TuningCa
 )
 def test_what_was_measured_elsewhere_is_not_known_here(tmp_path: Path, field: str) -> None:
     here, there = kept(tmp_path), kept(tmp_path, replace(HERE, **{field: "another"}))
-    here.choose(GRAPH.key, CHOICE)
+    here.store_choice(GRAPH.key, CHOICE)
     here.store_step_choice("work", 2.0, [Part(1, "kernel", ())])
     here.store_kernel_variant("kernel", {"fastest": 1})
     assert (
@@ -45,14 +45,14 @@ def test_what_was_measured_elsewhere_is_not_known_here(tmp_path: Path, field: st
 
 def test_a_plan_found_wrong_is_no_longer_known(tmp_path: Path) -> None:
     carried = {GRAPH.key: [Entry(replace(CHOICE, engine=4, time_us=None))]}
-    here = kept(tmp_path, suggested=carried)
-    here.choose(GRAPH.key, CHOICE)
-    here.note(GRAPH.key, replace(CHOICE, knobs=((0, 2),)), "another plan of the engine")
-    assert here.entry(GRAPH.key) is not None and len(here.carried(GRAPH.key)) == 1
-    here.note(GRAPH.key, CHOICE, "off by 0.3")
+    here = kept(tmp_path, plans=carried)
+    here.store_choice(GRAPH.key, CHOICE)
+    here.quarantine(GRAPH.key, replace(CHOICE, knobs=((0, 2),)), "another plan of the engine")
+    assert here.entry(GRAPH.key) is not None and len(here.suggested(GRAPH.key)) == 1
+    here.quarantine(GRAPH.key, CHOICE, "off by 0.3")
     assert here.entry(GRAPH.key) is None
-    here.note(GRAPH.key, carried[GRAPH.key][0].choice, "off by 0.4")
-    assert here.carried(GRAPH.key) == ()
+    here.quarantine(GRAPH.key, carried[GRAPH.key][0].choice, "off by 0.4")
+    assert here.suggested(GRAPH.key) == ()
 
 
 def test_a_form_is_the_fastest_among_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ class PlanBench:
 @pytest.mark.parametrize("off", [0.0, TOLERANCE * 2, float("nan"), None])
 def test_a_plan_is_kept_if_what_comes_of_it_was_seen_to_compute_the_same(tmp_path: Path, off: float | None) -> None:
     here = kept(tmp_path)
-    here.choose(GRAPH.key, CHOICE)
+    here.store_choice(GRAPH.key, CHOICE)
     if off == 0.0:
-        here.keep(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
+        here.store_plan(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
     else:
-        with pytest.warns(UserWarning, match="engine 3 is not kept: revived, its results are off by"):
-            here.keep(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
+        with pytest.warns(UserWarning, match="engine 3 is not stored: read back, its results are off by"):
+            here.store_plan(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
     entry = here.entry(GRAPH.key)
     assert entry is not None
     assert entry.blob == (b"plan" if off == 0.0 else None)

@@ -57,7 +57,7 @@ def test_a_blob_that_was_cut_is_a_clear_error_and_the_plan_is_built(folder: Path
     first.prepare({graph.key: graph}, 0)
     (entry,) = first.entries([graph.key]).values()
     assert entry.blob is not None
-    store = first.plans.cache.store
+    store = first.plans.cache.plan_store
     key = first.plans.cache.environment.key(graph.key, "none")
     store.put(key, type(entry)(entry.choice, entry.blob[: len(entry.blob) // 2]))  # whole, as far as the file goes
     second = backend(folder)

@@ -226,7 +226,7 @@ def test_the_backend_reads_what_another_process_built(machine: Machine, tmp_path
             return {"choice": choice.to_json(), "blob": blob}, None
 
     def build() -> Executable:
-        backend = CudnnBackend("quick", store=PlanStore(tmp_path), builders=BuildPool(Process(2)))
+        backend = CudnnBackend("quick", store=PlanStore(tmp_path), build_pool=BuildPool(Process(2)))
         return Executable(compiled(), backend)
 
     net = build()
