@@ -26,7 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
 from fusec.execution.step_binding import Constants, Steps
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import unpack
@@ -356,24 +356,24 @@ class Executable:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the compiled model to a `.fusec` file, on a GPU with the tuned plans; `fusec.load` reads it."""
-        fusec_file.save(os.fspath(path), [self._as_decided()], self._plans())
+        fusec_file.save(os.fspath(path), [self._as_tuned()], self._plans())
 
     def lock(self) -> Lock:
         """Return the lock of this program: the candidate, plan or kernel of each step, and if steps run side by side.
 
         It is text for version control (`fusec.lockfile`). Steps may run over zeros here, to find out their order.
         """
-        return lockfile.make([self._as_decided()], self._plans())
+        return lockfile.make([self._as_tuned()], self._plans())
 
-    def _as_decided(self) -> Compiled:
+    def _as_tuned(self) -> Compiled:
         """Return the program with the choices that timing the whole changed, and with the order of its steps."""
         compiled = self.compiled
-        if isinstance(compiled.decided, Decided) and self.backend.decided is not None:
-            compiled = replace(compiled, decided=self.backend.decided)
+        if isinstance(compiled.tuned, TunedChoices) and self.backend.tuned is not None:
+            compiled = replace(compiled, tuned=self.backend.tuned)
         ready = lockfile.as_it_runs(compiled)
-        if not isinstance(ready.decided, Decided) or not self._runs_side_by_side():
-            return ready if isinstance(ready.decided, Lock) else compiled
-        return replace(ready, decided=replace(ready.decided, side_by_side=True))
+        if not isinstance(ready.tuned, TunedChoices) or not self._runs_side_by_side():
+            return ready if isinstance(ready.tuned, Lock) else compiled
+        return replace(ready, tuned=replace(ready.tuned, side_by_side=True))
 
     def _runs_side_by_side(self) -> bool:
         if self._replay is None and self.backend.side_by_side and not self._updates:

@@ -329,7 +329,7 @@ def _with_plans(
     if data.keys() - keys:
         notes.append(f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs fusec now writes otherwise")
     lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
-    return Artifact(replace(compiled, decided=lock), plans, lock, tuple(notes))
+    return Artifact(replace(compiled, tuned=lock), plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:

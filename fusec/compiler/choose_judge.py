@@ -11,7 +11,7 @@ from fusec.execution.compilation import NOT_ASKED
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, RulesJudge
 from fusec.passes.base import Options
@@ -26,9 +26,9 @@ class CudnnWorkers:
     oracle: Oracle | None = None
     borrowed: bool = False
 
-    def builders(self, deterministic: bool) -> Builders | None:
+    def builders(self, deterministic: bool) -> BuildPool | None:
         """Return what builds plans in these processes; it ends them afterwards, unless they are borrowed."""
-        return None if self.oracle is None else Builders(self.oracle, deterministic, ends=not self.borrowed)
+        return None if self.oracle is None else BuildPool(self.oracle, deterministic, ends=not self.borrowed)
 
     def close(self) -> None:
         """End the processes, unless they are borrowed: each holds memory of the GPU."""

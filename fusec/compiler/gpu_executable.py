@@ -13,6 +13,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.shared_weights import SharedWeights
+from fusec.gpu.autotune.plan_search import TuningOptions
 from fusec.plans.plan_record import Entry
 from fusec.runtime import Executable
 
@@ -30,16 +31,14 @@ def tuned_executable(
 
     deterministic = compiled.options.deterministic
     backend = CudnnBackend(
-        options.tune,
-        options.progress,
-        options.budget_s,
+        TuningOptions(options.tune, options.budget_s, options.progress),
         deterministic=deterministic,
-        kernels=None if family is None else family.shared_kernels(),
-        builders=workers.builders(deterministic),
+        kernel_cache=None if family is None else family.shared_kernels(),
+        build_pool=workers.builders(deterministic),
     )
     executable = autotune(compiled, backend, None if family is None else family.weights)
     if family is None:  # of many input shapes each is wanted soon, and timing the whole takes seconds
-        executable.rehearse(backend.rehearse)
+        executable.rehearse(backend.tune_whole_model)
     return executable
 
 
@@ -50,16 +49,15 @@ def locked_executable(
 
     Raises CheckError when a plan of the lock does not build on this GPU.
     """
+    from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend
 
     workers.close()
+    plans = {key: [Entry(choice)] for key, choice in locked.choices.items()}
     backend = CudnnBackend(
-        "none",
-        options.progress,
-        suggested={key: [Entry(choice)] for key, choice in locked.choices.items()},
-        ways=locked.variants,
+        TuningOptions(progress=options.progress),
+        KnownChoices(plans, locked.variants, side_by_side=locked.side_by_side),
         deterministic=locked.compiled.options.deterministic,
-        side_by_side=locked.side_by_side,
     )
     executable = Executable(locked.compiled, backend)
     for key, choice in backend.choices().items():
@@ -69,12 +67,12 @@ def locked_executable(
 
 
 def autotune(
-    compiled: Compiled, backend: CudnnBackend, weights: SharedWeights | None, own_kernels: bool = False
+    compiled: Compiled, backend: CudnnBackend, weights: SharedWeights | None, prefer_kernels: bool = False
 ) -> Executable:
     """Let the backend replace steps by candidates that it finds faster, and prepare the result.
 
-    own_kernels: run a pointwise step as a kernel of fusec's without timing it.
+    prefer_kernels: run a pointwise step as a kernel of fusec's without timing it.
     """
     tensor_cores, as_source = compiled.options.tensor_cores, compiled.options.as_source
-    program = backend.improve(compiled.program, tensor_cores, compiled.target.launch_us, as_source, own_kernels)
-    return Executable(replace(compiled, program=program, decided=backend.decided), backend, weights)
+    program = backend.tune_steps(compiled.program, tensor_cores, compiled.target.launch_us, as_source, prefer_kernels)
+    return Executable(replace(compiled, program=program, tuned=backend.tuned), backend, weights)

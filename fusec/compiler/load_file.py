@@ -12,7 +12,7 @@ from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
 from fusec.errors import ModelError
 from fusec.execution.backend import SimulatorBackend
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import arrange
+from fusec.gpu.autotune.step_candidates import apply_choices
 from fusec.runtime import Executable
 
 
@@ -48,17 +48,17 @@ def load_artifact(path: str | os.PathLike[str], target: str = "auto") -> fusec_f
 
 def _on_gpu(artifact: fusec_file.Artifact, tune: str) -> Executable:
     """Prepare the file's program with the choices of the file's lock."""
+    from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
     compiled, lock = artifact.compiled, artifact.lock
     options = compiled.options
-    program = arrange(compiled.program, {}, options.as_source)
-    backend = CudnnBackend(
-        tune,
-        settled=tune != "full",
-        deterministic=options.deterministic,
-        suggested={} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
-        ways=lockfile.variants(lock, program, compiled.target, options.tensor_cores),
+    program = apply_choices(compiled.program, {}, options.as_source)
+    known = KnownChoices(
+        {} if options.deterministic else artifact.plans,  # a file's plans were not chosen for that
+        lockfile.variants(lock, program, compiled.target, options.tensor_cores),
+        accept_incomplete=tune != "full",
         side_by_side=tune != "full" and lockfile.side_by_side(lock, compiled.target),
     )
+    backend = CudnnBackend(tune, known, deterministic=options.deterministic)
     return Executable(replace(compiled, program=program), backend)

@@ -10,7 +10,8 @@ from fusec.errors import ExecutionError
 from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
-from fusec.gpu.autotune.step_candidates import runs_as_kernel
+from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.gpu.autotune.step_candidates import can_run_as_kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.runtime import Executable
 
@@ -22,31 +23,22 @@ def executable_for_size(
 
     build: builds the program again, after a graph proved illegal that was assumed to be legal as in the other shapes.
     """
+    from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
 
     may_transfer = True
     while True:
         transferred = family.transferred(compiled) if may_transfer else None
         if transferred is None:
-            backend = CudnnBackend(
-                options.tune,
-                options.progress,
-                options.budget_s,
-                kernels=family.shared_kernels(),
-                builders=family.builders(),
-            )
+            tuning, known = TuningOptions(options.tune, options.budget_s, options.progress), None
         else:
-            compiled = replace(compiled, program=transferred.program, decided=transferred.decided)
-            backend = CudnnBackend(
-                "none",
-                options.progress,
-                ways=transferred.ways,
-                side_by_side=transferred.decided.side_by_side,
-                kernels=family.shared_kernels(),
-                builders=family.builders(),
-            )
+            compiled = replace(compiled, program=transferred.program, tuned=transferred.tuned)
+            tuning = TuningOptions(progress=options.progress)
+            known = KnownChoices(variants=transferred.variants, side_by_side=transferred.tuned.side_by_side)
+        shared_kernels, build_pool = family.shared_kernels(), family.builders()
+        backend = CudnnBackend(tuning, known, kernel_cache=shared_kernels, build_pool=build_pool)
         if backend.tune == "none":
-            graphs = backend.plans.unkept(cudnn_graphs(compiled, own_kernels=transferred is None))
+            graphs = backend.plans.without_blob(cudnn_graphs(compiled, prefer_kernels=transferred is None))
             refused: list[CudnnGraph] = []
             received = backend.plans.receive(family.plans(graphs, refused))
             if refused:
@@ -55,7 +47,7 @@ def executable_for_size(
             backend.plans.suggest(family.named_plans(graph for key, graph in graphs.items() if key not in received))
         try:
             if transferred is None:
-                executable = autotune(compiled, backend, family.weights, own_kernels=options.tune == "none")
+                executable = autotune(compiled, backend, family.weights, prefer_kernels=options.tune == "none")
             else:
                 executable = Executable(compiled, backend, family.weights)
         except ExecutionError:
@@ -67,10 +59,10 @@ def executable_for_size(
         return executable
 
 
-def cudnn_graphs(compiled: Compiled, own_kernels: bool = False) -> dict[str, CudnnGraph]:
-    """Return the cuDNN graphs of a program by key; own_kernels: without those that a kernel of fusec's can run."""
+def cudnn_graphs(compiled: Compiled, prefer_kernels: bool = False) -> dict[str, CudnnGraph]:
+    """Return the cuDNN graphs of a program by key; prefer_kernels: without those that a kernel of fusec's can run."""
     return {
         lowered.graph.key: lowered.graph
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True)
-        if lowered is not None and not (own_kernels and runs_as_kernel(step))
+        if lowered is not None and not (prefer_kernels and can_run_as_kernel(step))
     }

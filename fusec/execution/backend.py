@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import empty, unpack
@@ -48,7 +48,7 @@ class Backend(Protocol):
     side_by_side: bool  # whether steps might run at the same time
 
     @property
-    def decided(self) -> Decided | None:
+    def tuned(self) -> TunedChoices | None:
         """The choices of a program that this backend tuned; None if it tuned none."""
         ...
 
@@ -160,7 +160,7 @@ class SimulatorBackend:
     name = "simulated"
     xp: Any = np
     side_by_side = False
-    decided = None
+    tuned = None
 
     def __init__(self, name: str = "simulated"):
         self.name = name

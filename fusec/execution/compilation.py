@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.partition_oracles import asks_cudnn
 from fusec.ir import Graph
@@ -34,7 +34,7 @@ class Compiled:
 
     source: the model as imported; `program.graph` is the same after the passes.
     judge: who decided what fuses; reports ask it again. None: nobody can be asked.
-    decided: the tuned or locked choices of the program's steps; None if only the partitioner chose.
+    tuned: the tuned or locked choices of the program's steps; None if only the partitioner chose.
     """
 
     source: Graph
@@ -42,7 +42,7 @@ class Compiled:
     target: Target
     options: Options
     judge: Oracle | None
-    decided: Decided | Lock | None = None
+    tuned: TunedChoices | Lock | None = None
 
     @property
     def asked(self) -> bool:

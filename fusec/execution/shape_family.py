@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import Decided
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.shape_transfer.transfer_choices import Followed, follow
+from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.gpu.shape_transfer.transfer_plans import NEAR, SizePlans
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -51,7 +51,7 @@ class ShapeFamily:
     _oracle: Oracle | None = None
     _sizes: SizePlans | None = None
     _last: tuple[Graph, weakref.ref[Any]] | None = None  # the model as imported for the last program, and its backend
-    _decided: list[tuple[Compiled, weakref.ref[Executable]]] = field(
+    _tuned: list[tuple[Compiled, weakref.ref[Executable]]] = field(
         default_factory=list[tuple[Compiled, "weakref.ref[Executable]"]]
     )
 
@@ -76,9 +76,9 @@ class ShapeFamily:
         self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
         return self._oracle
 
-    def builders(self) -> Builders | None:
+    def builders(self) -> BuildPool | None:
         """Return the workers that build plans; None if kernels are shared, because these exist in this process only."""
-        return None if self._oracle is None or self.share_kernels else Builders(self._oracle)
+        return None if self._oracle is None or self.share_kernels else BuildPool(self._oracle)
 
     def plans(self, graphs: Mapping[str, CudnnGraph], refused: list[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry]]:
         """Yield built plans as they become ready: those the workers built as an answer, then those of other shapes.
@@ -106,7 +106,7 @@ class ShapeFamily:
         if any(v.name not in shapes or len(shapes[v.name]) != v.type.rank for v in source.inputs):
             return
         sizes = tuple(int(size) for v in source.inputs for size in shapes[v.name])
-        self._sizes.foresee(sizes, list if backend is None else backend.plans.unkept)
+        self._sizes.prefetch(sizes, list if backend is None else backend.plans.without_blob)
 
     def named_plans(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """Return the plans that graphs take over from shapes near theirs, by key."""
@@ -118,27 +118,27 @@ class ShapeFamily:
         measured: the program's choices were tuned for its own shape, so other shapes may reuse them.
         """
         if self._oracle is not None and self.more_sizes:
-            self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
+            self._sizes_of(self._oracle).learn(_sizes(executable.compiled.source), graphs.values(), backend.choices())
         self._last = executable.compiled.source, weakref.ref(backend)
         if measured and not self.first_plans:
-            self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
+            self._tuned = [*self._tuned[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
-    def transferred(self, compiled: Compiled) -> Followed | None:
+    def transferred(self, compiled: Compiled) -> TransferredChoices | None:
         """Return the program with the choices tuned for the nearest shape, if one is near and was partitioned alike."""
         sizes = _sizes(compiled.source)
         near = [
             (distance, place)
-            for place, (other, _) in enumerate(self._decided)
+            for place, (other, _) in enumerate(self._tuned)
             if (distance := _distance(sizes, _sizes(other.source))) <= NEAR
         ]
         if not near:
             return None
-        other, running = self._decided[min(near)[1]]
-        assert isinstance(other.decided, Decided)
+        other, running = self._tuned[min(near)[1]]
+        assert isinstance(other.tuned, TunedChoices)
         executable = running()
-        beside = executable is not None and executable.recorded[0] > 1
-        decided = replace(other.decided, side_by_side=other.decided.side_by_side or beside)
-        return follow(decided, other.program, compiled.program, compiled.options.as_source)
+        side_by_side = executable is not None and executable.recorded[0] > 1
+        tuned = replace(other.tuned, side_by_side=other.tuned.side_by_side or side_by_side)
+        return transfer(tuned, other.program, compiled.program, compiled.options.as_source)
 
     def _sizes_of(self, oracle: Oracle) -> SizePlans:
         self._sizes = self._sizes or SizePlans(oracle)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fusec.errors import CheckError, LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import Decided, arrange, canonical_of
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import TunedChoices, apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
@@ -79,12 +79,12 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
     entries: dict[tuple[str, str], Locked] = {}
     for c in compiled:
         c.require_answers(f"a lock for {c.target.name}")
-        if isinstance(c.decided, Lock):
-            found = [entry for entry in c.decided.entries if entry.target == c.target.name]
+        if isinstance(c.tuned, Lock):
+            found = [entry for entry in c.tuned.entries if entry.target == c.target.name]
         else:
             ready = as_it_runs(c)
-            assert isinstance(ready.decided, Decided)
-            found = _entries(ready, ready.decided, plans or {})
+            assert isinstance(ready.tuned, TunedChoices)
+            found = _entries(ready, ready.tuned, plans or {})
         for entry in found:
             entries.setdefault((entry.work, entry.target), entry)
     return Lock(versions(), in_order(list(entries.values())))
@@ -92,35 +92,35 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
 
 def as_it_runs(c: Compiled) -> Compiled:
     """Return the program that a device would run without tuning; one with choices stays as it is."""
-    if c.decided is not None:
+    if c.tuned is not None:
         return c
-    concats = placed(families(c.program), c.program)
-    program = arrange(c.program, {}, c.options.as_source)
-    return replace(c, program=program, decided=Decided(c.program, {}, {}, concats))
+    concats = concat_choices(concats_in_place(c.program), c.program)
+    program = apply_choices(c.program, {}, c.options.as_source)
+    return replace(c, program=program, tuned=TunedChoices(c.program, {}, {}, concats))
 
 
-def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
+def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]:
     """Yield the entries of concats, of kernels as they run, of cuDNN's steps as partitioned, and of the whole."""
     cores, target = c.options.tensor_cores, c.target.name
 
     def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
         return Locked(step.signature, work_of(step, c.graph, cores), target, shapes_of(step), parts)
 
-    for work, each in decided.concats.items():
+    for work, each in tuned.concats.items():
         part = LockedPart(Part(0, "in place" if each.in_place else "copy"))
         yield Locked("concat", digest_of(work, True), target, each.shapes, (part,))
     for step in c.program.steps:
         if step.kind is Kind.KERNEL:
             kernel = kernels.find(step.nodes, step.outputs)
-            key = "" if kernel is None else decided.ways.get(kernel.key, kernel.key)
+            key = "" if kernel is None else tuned.variants.get(kernel.key, kernel.key)
             yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
-    for step in formed_steps(first_of(decided.partitioned, c.options.as_source)):
-        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, step.kind.value, step.spelling),))
+    for step in formed_steps(first_of(tuned.partitioned, c.options.as_source)):
+        form = tuned.steps.get(step_key(c.graph, step), (Part(0, step.kind.value, step.spelling),))
         form = (replace(form[0], nodes=0),) if len(form) == 1 else form
         choices = _choices(step, c, form, plans)
         yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
-    order = LockedPart(Part(0, ORDERS[decided.side_by_side]))
-    yield Locked(WHOLE, whole_work(decided.partitioned, cores), target, interface_of(c.graph), (order,))
+    order = LockedPart(Part(0, ORDERS[tuned.side_by_side]))
+    yield Locked(WHOLE, whole_work(tuned.partitioned, cores), target, interface_of(c.graph), (order,))
 
 
 def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
@@ -166,17 +166,17 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
     copies: set[str] = set()
-    for work, each in placed(families(compiled.program), compiled.program).items():
+    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
         entry = lock.entry(digest_of(work, True), target.name)
         if entry is None:
             raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
         used[entry.work] = entry
         copies |= {work} if entry.form[0].runs == "copy" else set[str]()
-    compiled = replace(compiled, program=copied(compiled.program, copies))
+    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
     for step in formed_steps(first_of(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
-        forms[canonical_of(compiled.graph, step)] = entry.form
+        forms[step_key(compiled.graph, step)] = entry.form
         try:
             for place, part in cudnn_parts(compiled.graph, step, entry.form):
                 if (choice := entry.parts[place].choice) is not None:
@@ -186,7 +186,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
         except (ValueError, StopIteration, LoweringError) as error:
             raise _broken(lock, step, target, str(error)) from error
     try:
-        program = arrange(compiled.program, forms, as_source)
+        program = apply_choices(compiled.program, forms, as_source)
     except ValueError as error:
         raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
     ways: dict[str, str] = {}
@@ -203,15 +203,15 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
             raise _broken(lock, step, target, "has no plan")
     order = _order(lock, compiled)
     used[order.work] = order
-    decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
+    tuned = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
     beside = order.form[0].runs == ORDERS[True]
-    return LockedProgram(replace(compiled, program=program, decided=decided), choices, ways, beside)
+    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, ways, beside)
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:
     """Return the entry of the whole program; in order, if the lock's format has no such entry."""
     target, interface = partitioned.target.name, interface_of(partitioned.graph)
-    own = partitioned.decided.entries if isinstance(partitioned.decided, Lock) else ()  # of a file
+    own = partitioned.tuned.entries if isinstance(partitioned.tuned, Lock) else ()  # of a file
     known = (entry.work for entry in own if entry.target == target and is_order(entry))
     work = next(known, "") or whole_work(partitioned.program, partitioned.options.tensor_cores)
     entry = lock.entry(work, target)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
@@ -74,8 +74,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         if lock.versions.get(name) != version
     ]
     try_ = builds or tries(target)
-    if isinstance(compiled.decided, Lock):  # of a file, whose program has its forms already
-        return lines + _changes_of_file(lock, compiled, compiled.decided, try_)
+    if isinstance(compiled.tuned, Lock):  # of a file, whose program has its forms already
+        return lines + _changes_of_file(lock, compiled, compiled.tuned, try_)
     forms: dict[str, tuple[Part, ...]] = {}
     seen: set[str] = set()
 
@@ -88,14 +88,14 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         return entry, what
 
     copies: set[str] = set()
-    for work, each in placed(families(compiled.program), compiled.program).items():
+    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
         entry = lock.entry(digest_of(work, True), target.name)
         seen.add(digest_of(work, True))
         if entry is None:
             lines.append(f"+ concat {each.shapes} on {target.name}: is in place now")
         elif entry.form[0].runs == "copy":
             copies.add(work)
-    compiled = replace(compiled, program=copied(compiled.program, copies))
+    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
     for step in formed_steps(first_of(compiled.program, as_source)):
         entry, what = looked_up(step)
         if entry is None:
@@ -105,7 +105,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         except (ValueError, StopIteration) as error:
             lines.append(f"~ {what}: {error}")
             continue
-        forms[canonical_of(compiled.graph, step)] = entry.form
+        forms[step_key(compiled.graph, step)] = entry.form
         unmeasured = entry.choice is not None and entry.choice.time_us is None
         spelling = next((part.spelling for part in entry.form), ())
         if unmeasured and spelling != step.spelling:
@@ -117,7 +117,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
                 lines.append(f"~ {what}: {problem}")
             elif choice is not None and is_unknown(part, choice, target):
                 lines.append(f"? {what}: {plan_name(choice)}: {library_of(choice)} tells of it on the device alone")
-    for step in arrange(compiled.program, forms, as_source).steps:
+    for step in apply_choices(compiled.program, forms, as_source).steps:
         entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
         if entry is not None and (problem := other_kernel(kernels.find(step.nodes, step.outputs), entry)):
             lines.append(f"~ {what}: {problem}")

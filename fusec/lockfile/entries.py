@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import canonical_of, has_forms, parts_of
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_of_choice
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
 from fusec.gpu.kernels import Kernel
@@ -29,7 +29,7 @@ Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
     """Return what a step computes, as a digest: ops, attributes, types, wiring; not names, weights or choices."""
-    return digest_of(canonical_of(graph, step), tensor_cores)
+    return digest_of(step_key(graph, step), tensor_cores)
 
 
 def digest_of(work: str, tensor_cores: bool) -> str:
@@ -44,7 +44,7 @@ def shapes_of(step: Partition) -> str:
 
 def formed_steps(program: Program) -> list[Partition]:
     """Return the steps that have several candidates."""
-    return [step for step in program.steps if has_forms(step)]
+    return [step for step in program.steps if has_candidates(step)]
 
 
 def cudnn_steps(program: Program) -> list[Partition]:
@@ -67,7 +67,7 @@ def whole_work(program: Program, tensor_cores: bool = True) -> str:
     lines: list[str] = []
     for step in program.steps:
         places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
-        lines += [canonical_of(program.graph, step), str(places)]
+        lines += [step_key(program.graph, step), str(places)]
     return digest_of("\n".join(lines), tensor_cores)
 
 
@@ -78,12 +78,12 @@ def interface_of(graph: Graph) -> str:
 
 def first_of(program: Program, as_source: bool) -> Program:
     """Return the program whose steps have candidates: see `step_candidates.arrange`."""
-    return program if as_source else grouped(program, products=True)
+    return program if as_source else fuse_steps(program, products=True)
 
 
 def cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
     """Return the parts that cuDNN runs, each with its place. Raises ValueError if the split does not fit the step."""
-    made = iter(parts_of(graph, step, tuple(form)))
+    made = iter(steps_of_choice(graph, step, tuple(form)))
     found: list[tuple[int, Partition]] = []
     for place, part in enumerate(form):
         if part.runs == "cudnn":
