@@ -199,9 +199,10 @@ def section() -> str:
         [
             "## Edge values",
             "",
-            "For NaN, infinities, zeros, denormals and the largest numbers, results are those that the op defines. This",
-            "holds for cuDNN graphs, fusec's kernels and CuPy, with the exceptions below, found on an H200. The table is",
-            "in `tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/edges/test_edge_values.py` tests each op.",
+            "For NaN, infinities, zeros, denormals and the largest numbers, results are those that the op defines.",
+            "This holds for cuDNN graphs, fusec's kernels and CuPy, with the exceptions below, found on an H200. The",
+            "table is in `tests/gpu/edges/documented.py`. `pytest -m gpu tests/gpu/edges/test_edge_values.py` tests each",
+            "op.",
             "",
             "| who | what | why |",
             "|---|---|---|",
