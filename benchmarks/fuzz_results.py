@@ -18,9 +18,10 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     lines = [
         "# What long runs of the fuzzer found",
         "",
-        "Each row of the first table is one long run of `fusec fuzz`: how many graphs it tried and what it found. `open` is",
-        "the number of findings that still failed when the run was added. The tables below it count graphs and failures",
-        "per property. `python benchmarks/fuzz_results.py` writes this page from `benchmarks/results/fuzz.json`.",
+        "Each row of the first table is one long run of `fusec fuzz`: how many graphs it tried and what it found.",
+        "`open` is the number of findings that still failed when the run was added. The tables below it count graphs",
+        "and failures per property. `python benchmarks/fuzz_results.py` writes this page from",
+        "`benchmarks/results/fuzz.json`.",
         "",
         "| run | commit | graphs | nodes | seconds | findings | doubts | open |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
