@@ -121,7 +121,7 @@ def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_mark_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
@@ -130,7 +130,7 @@ def test_rows_say_whose_images_lie_channels_last(monkeypatch: pytest.MonkeyPatch
     assert "†" not in "\n".join(tables.peers())
     data["rows"].append({**row, "model": "resnet50", "inputs": "channels last"})
     text = "\n".join(tables.peers())
-    assert "†: fusec's images lie channels last" in text
+    assert "†: fusec's inputs and outputs are channels last" in text
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]
 
 
