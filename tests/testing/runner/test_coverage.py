@@ -18,7 +18,7 @@ from fusec.testing.case import Case
 from fusec.testing.fuzz import fuzz
 from fusec.testing.runner.coverage import CHOICES, Coverage, expected
 
-PLANTED = Path(__file__).with_name("planted.py")
+PLANTED = Path(__file__).parents[1] / "planted.py"
 
 
 def one(build: object) -> Coverage:
