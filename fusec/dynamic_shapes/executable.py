@@ -302,7 +302,7 @@ def _uncollected() -> Generator[None]:
         gc.enable()
 
 
-def _spec(declared: frontends.Declared) -> SymbolicSpec:
+def _spec(declared: frontends.Declaration) -> SymbolicSpec:
     return SymbolicSpec(declared.name, declared.dims, None if declared.dtype is None else declared.dtype.numpy)
 
 

@@ -85,8 +85,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "import_ceil_mode",
         "importer",
         "frontends/onnx/ops/pooling.py",
-        "pads, tuple(dilations), bool(ceil_mode)",
-        "pads, tuple(dilations), False",
+        "op = MaxPool(*attributes.resolved(x), bool(ceil_mode))",
+        "op = MaxPool(*attributes.resolved(x), False)",
         "ceil_mode is lost",
     ),
     _m(
