@@ -1,7 +1,7 @@
-"""The command `fusec`: options into calls of the library, results into text or JSON, errors into exit statuses.
+"""Run the command `fusec`: options to calls of the library, results to text or JSON, errors to exit statuses.
 
-0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr;
-130: interrupted. What a command needs is imported inside it: `--help` and `--version` answer at once.
+0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr; 130:
+interrupted. Each command imports what it needs inside its function, so that `--help` and `--version` answer fast.
 """
 
 from __future__ import annotations
@@ -376,7 +376,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _reader_left() -> NoReturn:
-    """Whoever read our output has seen enough: nothing more is written, and the flush at exit does not complain."""
+    """End quietly because the reader of our output closed it: the flush at exit then writes to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(EXIT_PIPE)
 
@@ -387,7 +387,7 @@ def _fail(message: str, status: int) -> NoReturn:
 
 
 def _summary(request: Request, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
-    """What a compilation became, as data, and its totals in words."""
+    """Return the summary of a compilation as data, and its totals in words."""
     from fusec.diagnostics.explain import explain as explained
 
     def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:

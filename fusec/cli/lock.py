@@ -1,4 +1,4 @@
-"""`fusec compile -o model.fusec` and `fusec lock`: what a compilation decided, written down."""
+"""Run `fusec compile -o model.fusec` and `fusec lock`: write the choices of a compilation to a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class _WriteUnlessNamed(TyperGroup):
-    """`fusec lock MODEL` is `fusec lock write MODEL`; a model of a command's name is ./diff."""
+    """Commands of `fusec lock`; `fusec lock MODEL` is `fusec lock write MODEL`.
+
+    A model whose file is named as a command is given as ./diff.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, "--help"):
@@ -115,8 +118,10 @@ def diff(
 def save(
     path: Path, compiled: Sequence[Compiled], report: Report, locked: Sequence[LockedProgram] | None = None
 ) -> None:
-    """Write a `.fusec` file with plans built here, also for GPUs this machine does not have: those of a
-    lock that was `kept` to, else the first that cuDNN offers."""
+    """Write a `.fusec` file with plans built here, also for GPUs that this machine does not have.
+
+    locked: the plans of a lock; None: the first that cuDNN offers.
+    """
     from fusec.artifacts import fusec_file
     from fusec.gpu.cudnn import plan_serialization
     from fusec.gpu.cudnn.deviceless import cudnn_number
@@ -145,7 +150,7 @@ def save(
 
 
 def required(path: Path, compiled: Sequence[Compiled]) -> list[LockedProgram]:
-    """Each program as a lock has it; CheckError unless that decides every step, by plans not in quarantine."""
+    """Apply a lock to each program. Raises CheckError if a step has no entry, or its plan is in quarantine."""
     from fusec import lockfile
     from fusec.gpu.cudnn.deviceless import cudnn_number
     from fusec.plans.plan_cache import PlanStore

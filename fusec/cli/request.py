@@ -1,4 +1,4 @@
-"""A model named on the command line, with the options to compile it: what every command that compiles starts from."""
+"""Compile or load the model that a command names, with the options it was given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fusec run` does around a run: the model, its inputs, a summary of its outputs, and onnxruntime as a judge."""
+"""Prepare and summarise a run for `fusec run`: inputs, a summary of the outputs, and a comparison with onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusec.system.printable import printable
 
 
 def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
-    """The arrays given, checked, and random ones for the rest."""
+    """Return the given arrays, checked, and random ones for the other inputs."""
     known = {v.name: v.type for v in executable.compiled.graph.inputs}
     for name, (path, _) in arrays.items():
         if name not in known:
@@ -43,14 +43,14 @@ def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: 
 
 
 def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """What tells one result from another at a glance."""
+    """Return figures that show a difference between two results at a glance."""
     wide = array.astype(np.float64)
     mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
     return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
 
 
 def need_onnxruntime(judge: str) -> None:
-    """Fail before the work."""
+    """Raise FusecError before the work if onnxruntime, which compares the results, is not installed."""
     if judge != "onnxruntime":
         raise FusecError(f"--compare takes onnxruntime, not {judge!r}")
     if importlib.util.find_spec("onnxruntime") is None:
@@ -58,7 +58,7 @@ def need_onnxruntime(judge: str) -> None:
 
 
 def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
-    """Relative L2 distance of each output from what onnxruntime makes of the file on the CPU."""
+    """Return the relative L2 distance of each output from onnxruntime's on the CPU."""
     import onnxruntime  # late: only the extra `demo` installs it
 
     # onnxruntime's errors have no common base, and the extension module that holds them no types

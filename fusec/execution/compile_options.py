@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What a caller asks of a compilation; `fusec.compile` documents each field.
+    """Options of a compilation; `fusec.compile` documents each field.
 
     Input shapes are not in it, because one set of options serves every input shape of a model.
     Raises FusecError when a field has no such value.

@@ -1,4 +1,4 @@
-"""What programs of one model, compiled for several shapes, have in common, and what one takes over from another."""
+"""Share constants, workers and tuned choices among programs of one model for several input shapes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ MEASURED = 8  # sizes that others may follow, the last ones
 
 @dataclass
 class ShapeFamily:
-    """What programs of one model, compiled alike for several shapes, have in common: constants, the processes in which
-    cuDNN is asked, and, if `share_kernels`, what cuDNN compiles at run time. first_plans: cuDNN's first plan of each
-    graph is the one to take; those processes hand it over. carries: sizes take over plans and forms from others.
-    more_sizes: there may be others."""
+    """State shared by programs of one model that differ only in their input shapes.
+
+    weights: constants, each stored once.
+    judge: who decides what fuses; chosen by the first program.
+    share_kernels: use kernels that cuDNN compiles once for all shapes.
+    first_plans: take cuDNN's first plan of each graph; the workers hand over the plans they built as an answer.
+    transfers: reuse plans and choices of one input shape for another.
+    more_sizes: other input shapes may follow.
+    """
 
     weights: SharedWeights = field(default_factory=SharedWeights)
     judge: Judge | None = None
@@ -51,7 +56,7 @@ class ShapeFamily:
     )
 
     def shared_kernels(self) -> Any:
-        """cuDNN's cache of them; None if they are not shared. Needs a GPU."""
+        """Return cuDNN's cache of kernels for all shapes; None if kernels are not shared. Needs a GPU."""
         if self.share_kernels and self._kernels is None:
             from fusec.gpu.cudnn.emit import kernel_cache  # needs cudnn, which only a GPU machine must have
 
@@ -59,8 +64,11 @@ class ShapeFamily:
         return self._kernels
 
     def oracle(self, target: Target) -> Oracle:
-        """Whom to ask. What is built to be handed over need not be known from graphs that are alike. What is believed
-        of sizes is soon put to the test, but not where plans are timed: then cuDNN is asked about far ones."""
+        """Start the workers that ask cuDNN, and return them.
+
+        With first plans, a verdict is assumed for every other shape, because building the plan soon proves it.
+        Where plans are timed, a verdict is assumed only for near shapes, and cuDNN is asked about the others.
+        """
         here = device.is_present(target)
         hand_over = here and self.first_plans
         kin = self.share_kernels or not hand_over
@@ -69,12 +77,14 @@ class ShapeFamily:
         return self._oracle
 
     def builders(self) -> Builders | None:
-        """Who builds plans that are compiled at run time; kernels for all sizes are this process's alone."""
+        """Return the workers that build plans; None if kernels are shared, because these exist in this process only."""
         return None if self._oracle is None or self.share_kernels else Builders(self._oracle)
 
     def plans(self, graphs: Mapping[str, CudnnGraph], refused: list[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry]]:
-        """Plans that were built to ask cuDNN, and those of other sizes in this one, as they are ready. refused: gets
-        the graphs that were believed to be legal, as they are in other sizes, and are not."""
+        """Yield built plans as they become ready: those the workers built as an answer, then those of other shapes.
+
+        refused: receives the graphs that were assumed to be legal as in other shapes, and for which no plan builds.
+        """
         if self._oracle is None:
             return
         built, self._oracle.built = self._oracle.built, {}
@@ -89,7 +99,7 @@ class ShapeFamily:
             self._oracle.doubt(graph)
 
     def prefetch_plans(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Begin to make the plans that a program for these shapes will need, as far as those before tell."""
+        """Start building the plans that a program for these shapes will need, as the shapes before predict."""
         if self._sizes is None or self._last is None:
             return
         source, backend = self._last[0], self._last[1]()
@@ -99,11 +109,14 @@ class ShapeFamily:
         self._sizes.foresee(sizes, list if backend is None else backend.plans.unkept)
 
     def named_plans(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
-        """The plans that graphs take over from sizes near theirs, by key."""
+        """Return the plans that graphs take over from shapes near theirs, by key."""
         return {} if self._sizes is None else self._sizes.named(graphs)
 
     def record(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], *, measured: bool) -> None:
-        """Learn which plans a program runs on a GPU; decided: and in which forms, which others may follow."""
+        """Store the plans that a program runs on a GPU, for other shapes.
+
+        measured: the program's choices were tuned for its own shape, so other shapes may reuse them.
+        """
         if self._oracle is not None and self.more_sizes:
             self._sizes_of(self._oracle).took(_sizes(executable.compiled.source), graphs.values(), backend.choices())
         self._last = executable.compiled.source, weakref.ref(backend)
@@ -111,7 +124,7 @@ class ShapeFamily:
             self._decided = [*self._decided[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
     def transferred(self, compiled: Compiled) -> Followed | None:
-        """The program in the forms that were decided for the size nearest to its own, if one is near and cut alike."""
+        """Return the program with the choices tuned for the nearest shape, if one is near and was partitioned alike."""
         sizes = _sizes(compiled.source)
         near = [
             (distance, place)
@@ -137,7 +150,7 @@ def _sizes(source: Graph) -> tuple[int, ...]:
 
 
 def _distance(a: tuple[int, ...], b: tuple[int, ...]) -> Fraction:
-    """By how much a dim differs at most, as a factor."""
+    """Return the largest factor by which a dim differs."""
     if len(a) != len(b) or 0 in (*a, *b):
         return Fraction(1 << 62)
     return max((max(Fraction(x, y), Fraction(y, x)) for x, y in zip(a, b, strict=True)), default=Fraction(1))

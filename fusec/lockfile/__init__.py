@@ -1,7 +1,7 @@
-"""`fusec.lock`: in which form each step runs on each target, and by which plan or kernel: made, and kept to.
+"""Make a `fusec.lock`, and apply one: it names the candidate, plan or kernel that runs each step on each target.
 
-A step is known by what it computes (its work), not by its place or names: the same layer in another
-model finds the same entry. The same lock gives the same forms and plans anywhere.
+A step is known by what it computes (its work), not by its place or names, so the same layer in another model finds the
+same entry. The same lock gives the same choices anywhere.
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cu
 
 
 def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
-    """The lock of a model on its targets: what was decided of each; else what would run without measuring. Plans are
-    the first of `plans`, else the first that cuDNN built when it was asked."""
+    """Make the lock of a model on its targets, from tuned choices, or from what would run without tuning.
+
+    Plans are the first of `plans`, else the first that cuDNN built when it was asked.
+    """
     entries: dict[tuple[str, str], Locked] = {}
     for c in compiled:
         c.require_answers(f"a lock for {c.target.name}")
@@ -89,7 +91,7 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
 
 
 def as_it_runs(c: Compiled) -> Compiled:
-    """With the program a device would run, if it measured nothing; as it is, if something was decided."""
+    """Return the program that a device would run without tuning; one with choices stays as it is."""
     if c.decided is not None:
         return c
     concats = placed(families(c.program), c.program)
@@ -98,7 +100,7 @@ def as_it_runs(c: Compiled) -> Compiled:
 
 
 def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
-    """Of the kernels as they run, then of cuDNN's steps as partitioned."""
+    """Yield the entries of concats, of kernels as they run, of cuDNN's steps as partitioned, and of the whole."""
     cores, target = c.options.tensor_cores, c.target.name
 
     def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
@@ -122,7 +124,7 @@ def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
 
 
 def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
-    """The plans of the parts that cuDNN runs, by their places, as far as they are known."""
+    """Return the known plans of the parts that cuDNN runs, by the place of the part."""
     found: dict[int, Choice] = {}
     for place, part in cudnn_parts(c.graph, step, form):
         chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
@@ -139,8 +141,11 @@ def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -
 
 @dataclass(frozen=True, eq=False)
 class LockedProgram:
-    """A program as a lock has it: its plans by key of the cuDNN graph, for the key of a kernel, that of the one to take
-    of those that do the same, and whether steps run side by side."""
+    """A program with the choices of a lock.
+
+    choices: plans by key of the cuDNN graph.
+    variants: for the key of a kernel, the key of the variant to run.
+    """
 
     compiled: Compiled
     choices: Mapping[str, Choice]
@@ -149,11 +154,10 @@ class LockedProgram:
 
 
 def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> LockedProgram:
-    """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
-    change.
+    """Return the program with the choices of a lock. Types change where the lock copies the operands of a concat.
 
-    CheckError unless it has an entry for each, which fits, and its plans and kernels are still to be had. `builds` is
-    asked about plans that cuDNN did not list (default: it is let try, without a device).
+    builds: is asked about plans that cuDNN did not list (default: cuDNN tries to build them, without a device).
+    Raises CheckError unless the lock has a fitting entry for each step, and its plans and kernels still exist.
     """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
@@ -205,7 +209,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:
-    """The entry for all steps; in order where the lock's format knew nothing else."""
+    """Return the entry of the whole program; in order, if the lock's format has no such entry."""
     target, interface = partitioned.target.name, interface_of(partitioned.graph)
     own = partitioned.decided.entries if isinstance(partitioned.decided, Lock) else ()  # of a file
     known = (entry.work for entry in own if entry.target == target and is_order(entry))
@@ -218,12 +222,12 @@ def _order(lock: Lock, partitioned: Compiled) -> Locked:
 
 
 def side_by_side(lock: Lock, target: Target) -> bool:
-    """Whether the lock of one model, as a file holds it, says that its steps run side by side on a target."""
+    """Tell if the lock of one model, as a file holds it, runs its steps side by side on a target."""
     return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
 
 
 def variants(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
-    """For the kernels of a program that can be had in several ways, by their keys: the key of the one a lock names."""
+    """Return the variants that a lock names for kernels of a program, both by key."""
     found: dict[str, str] = {}
     for step in program.steps:
         kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None

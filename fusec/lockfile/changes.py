@@ -1,4 +1,4 @@
-"""What one lock says otherwise than another, and what this machine's cuDNN and fusec would change of one."""
+"""Compare two locks, or a lock with what this machine's cuDNN and fusec would choose."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fusec.schedule.program import Kind, Partition
 
 
 def differences(old: Lock, new: Lock) -> list[str]:
-    """What another lock says otherwise, a line each; measured figures are no difference."""
+    """Return what another lock says differently, a line each; measured figures do not count."""
     lines = [
         f"{name}: {old.versions.get(name) or 'none'} -> {new.versions.get(name) or 'none'}"
         for name in dict.fromkeys((*old.versions, *new.versions))
@@ -61,8 +61,11 @@ def differences(old: Lock, new: Lock) -> list[str]:
 
 
 def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> list[str]:
-    """What this machine's cuDNN and fusec would change of a lock, a line each: steps that fuse otherwise, spellings
-    that were not measured, plans and kernels no longer to be had. `builds` as for `lockfile.apply`."""
+    """Return what this machine's cuDNN and fusec would change of a lock, a line each.
+
+    Lines name steps that fuse differently, spellings that were not measured, plans and kernels that no longer exist.
+    builds: as for `lockfile.apply`.
+    """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: comparing it for {target.name}")
     lines = [
@@ -132,7 +135,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
 
 
 def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
-    """Where the lock of a file differs from another one, and which of its plans are no longer to be had."""
+    """Return how the lock of a file differs from another one, and which of its plans no longer exist."""
     target, cores = compiled.target, compiled.options.tensor_cores
     old, new = (
         Lock({}, tuple(e for e in each.entries if e.target == target.name), each.origin) for each in (lock, own)
@@ -162,7 +165,7 @@ def _runner(locked: LockedPart) -> str:
 
 
 def _form(form: Sequence[Part]) -> str:
-    """A form in words: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
+    """Describe how a step is split: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
     words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"} | {
         order: order for order in ORDERS
     }
