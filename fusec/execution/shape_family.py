@@ -81,7 +81,7 @@ class Family:
         for key, (plan, blob) in built.items():
             if key in graphs:
                 yield graphs[key], Entry(Choice(plan.engine, plan.knobs, plan.workspace_bytes), blob)
-        for graph, entry in self._sizes_of(self._oracle).of(g for key, g in graphs.items() if key not in built):
+        for graph, entry in self._sizes_of(self._oracle).plans_for(g for key, g in graphs.items() if key not in built):
             if entry is not None:
                 yield graph, entry
                 continue
@@ -100,7 +100,7 @@ class Family:
 
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
         """The plans that graphs take over from sizes near theirs, by key."""
-        return {} if self._sizes is None else self._sizes.named(graphs)
+        return {} if self._sizes is None else self._sizes.choices_near(graphs)
 
     def took(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], decided: bool) -> None:
         """Learn which plans a program runs on a GPU; decided: and in which forms, which others may follow."""
