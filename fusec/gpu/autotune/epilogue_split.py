@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fusec.gpu.autotune.concat_choice import Prices
 from fusec.gpu.autotune.step_candidates import PRODUCTS, Parts, canonical_of
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
 from fusec.plans.plan_record import Part
@@ -57,7 +57,7 @@ def _ends_apart(step: Partition) -> bool:
     last = step.nodes[-1]
     if not any(isinstance(node.op, PRODUCTS) for node in step.nodes[:-1]):
         return False
-    return _sums(step) or (len(step.outputs) == 1 and takes(last))
+    return _sums(step) or (len(step.outputs) == 1 and can_generate(last))
 
 
 def _sums(step: Partition) -> bool:

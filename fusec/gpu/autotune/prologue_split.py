@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fusec.gpu.autotune.concat_choice import Prices
 from fusec.gpu.autotune.epilogue_split import Arrange, steps_over
 from fusec.gpu.autotune.step_candidates import PRODUCTS, Parts, canonical_of
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
@@ -48,6 +48,6 @@ def given_back(program: Program, forms: Mapping[str, Parts], arrange: Arrange, p
 def _front(step: Partition) -> int:
     """How many pointwise ops stand before the only product; 0 if there is another."""
     products: Sequence[int] = [i for i, node in enumerate(step.nodes) if isinstance(node.op, PRODUCTS)]
-    if len(products) != 1 or not all(takes(node) for node in step.nodes[: products[0]]):
+    if len(products) != 1 or not all(can_generate(node) for node in step.nodes[: products[0]]):
         return 0
     return products[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fusec.gpu.autotune import fusion_proposals
 from fusec.gpu.kernels import find
-from fusec.gpu.kernels.codegen.pointwise_code import takes
+from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
 from fusec.passes.partition import ordered
 from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
@@ -119,7 +119,7 @@ class _Groups:
         """Whether a group is a kernel's, or cuDNN's pointwise work."""
         steps = [self.steps[i] for i in self.members[number]]
         return all(
-            step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(takes(node) for node in step.nodes))
+            step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(can_generate(node) for node in step.nodes))
             for step in steps
         )
 
@@ -150,7 +150,7 @@ class _Groups:
         """Whether small results of the first would be computed over and over by the second."""
         made = max(v.type.size for node in first for v in node.results)
         space = max(v.type.size for node in second for v in node.results)
-        return space > AGAIN_ELEMENTS and made * 4 < space and all(takes(node) for node in first)
+        return space > AGAIN_ELEMENTS and made * 4 < space and all(can_generate(node) for node in first)
 
     def _detour(self, start: int, end: int) -> bool:
         """Whether a path leads from one group to another through a third."""
