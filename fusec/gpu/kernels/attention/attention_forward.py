@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fusec.gpu.kernels.attention.mma_source import PACK, AttentionTiling, WarpTiles
 from fusec.gpu.kernels.attention.wgmma_source import GroupTiles
 from fusec.gpu.kernels.codegen import wgmma
+from fusec.gpu.kernels.codegen.gpu_figures import MOST_SHARED_BYTES
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
@@ -23,7 +24,6 @@ from fusec.ops import Attention
 
 MOST_FEATURES = 64
 MARGIN = 4.0  # scores may grow by this and one, as powers of two, before sums are scaled again
-SHARED_BYTES = 224 << 10  # shared memory of a multiprocessor
 VARIANTS = (
     AttentionTiling(8, 2, 128, 16, 2),
     AttentionTiling(16, 2, 128, 16, 1),
@@ -42,7 +42,7 @@ def attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     best, *others = (
         found.kernel(tiling)
         for tiling in VARIANTS
-        if found.tiles(tiling).shared_bytes * tiling.resident <= SHARED_BYTES
+        if found.tiles(tiling).shared_bytes * tiling.resident <= MOST_SHARED_BYTES
     )
     return replace(best, others=tuple(others))
 
@@ -122,7 +122,7 @@ class AttentionSource:
         for name, value, view, head in zip("qkv", self.read, self.views, ("head", "group", "group"), strict=True):
             at = f"image * {view.strides[0]} + {head} * {view.strides[1]} + {view.start}"
             lines.append(f"const {kind}* {name} = {arguments.read(value)} + ({at});")
-        lines += [*tiles.declared(), *tiles.queries()]
+        lines += [*tiles.declare(), *tiles.queries()]
         lines += [
             f"float below[{tiling.tiles}][2];",
             *unrolled_loops([("a", tiling.tiles), ("h", 2)], "below[a][h] = 0.0f;"),
@@ -133,8 +133,8 @@ class AttentionSource:
             lines.append(f"const u32 rounds = reach < {rounds}u ? reach : {rounds}u;")
         if tiling.grouped:  # blocks begin at different keys, because they then read from more of the cache
             lines.append(f"const u32 begin = {'0u' if self.op.causal else f'part * rounds / {blocks}u'};")
-        lines += tiles.walked(self._weighed(tiling))
-        lines += self._written(tiling, arguments)
+        lines += tiles.loop_over_rounds(self._weigh(tiling))
+        lines += self._store_result(tiling, arguments)
         grid = batch * heads * blocks
         launch = arguments.launch(
             "attention", lines, grid, tiling.threads, preamble=tiles.preamble(), resident=tiling.resident
@@ -153,7 +153,7 @@ class AttentionSource:
         lines = split_index("block", [("later", blocks), ("image", batch), ("head", heads)])
         return [*lines, f"const u32 part = {blocks - 1}u - later;"]
 
-    def _weighed(self, tiling: AttentionTiling) -> list[str]:
+    def _weigh(self, tiling: AttentionTiling) -> list[str]:
         """Turn scores into weights, as words that products take; scale sums where scores grew."""
         kind, keys = C_TYPES[self.written.dtype], self.views[1].shape[2]
         loops = [("a", tiling.tiles), ("n", tiling.step // 8), ("h", 2)]
@@ -173,10 +173,10 @@ class AttentionSource:
         lines += unrolled_loops(loops, "bits |= power[a][n][h];")
         # Numbers from 2 on, and NaN, have the highest bit of the exponent, in either type.
         lines += ["if (any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {", "bool nothing = false;"]
-        lines += unrolled_loops([("a", tiling.tiles), ("h", 2)], *self._grown(tiling))
+        lines += unrolled_loops([("a", tiling.tiles), ("h", 2)], *self._rescale(tiling))
         return [*lines, "fresh = any_of_warp(nothing);", *raised, "}"]
 
-    def _grown(self, tiling: AttentionTiling) -> list[str]:
+    def _rescale(self, tiling: AttentionTiling) -> list[str]:
         """Set a row's offset a little above its largest score, if that grew or is the first finite one."""
         loops, weight = [("n", tiling.step // 8), ("e", 2)], self.tiles(tiling).weight
         return [
@@ -196,7 +196,7 @@ class AttentionSource:
             *unrolled_loops([("b", self.written.shape[3] // PACK), ("e", 2)], "sums[a][b][h * 2 + e] *= less;"),
         ]
 
-    def _written(self, tiling: AttentionTiling, arguments: Arguments) -> list[str]:
+    def _store_result(self, tiling: AttentionTiling, arguments: Arguments) -> list[str]:
         """Divide sums of values by sums of weights, and store them."""
         view, kind, result = self.written, C_TYPES[self.written.dtype], arguments.write(self.result)
         at = f"image * {view.strides[0]} + head * {view.strides[1]} + at * {view.strides[2]} + {view.start} + 2u * t"

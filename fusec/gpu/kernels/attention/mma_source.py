@@ -87,7 +87,7 @@ class WarpTiles:
         """Return the elements of a round's keys, or values, in shared memory."""
         return self.tiling.keys * self._row(operand)
 
-    def declared(self) -> list[str]:
+    def declare(self) -> list[str]:
         """Declare shared memory, and the sums of a thread."""
         tiles = self.tiling.tiles
         return [
@@ -121,7 +121,7 @@ class WarpTiles:
             ),
         ]
 
-    def copied(self, round: str, stage: str) -> list[str]:
+    def copy_round(self, round: str, stage: str) -> list[str]:
         """Begin to copy keys and values of a round; past the end, store zeros."""
         lines: list[str] = []
         for operand, name, kept in ((1, "k", "kept_keys"), (2, "v", "kept_values")):
@@ -143,7 +143,7 @@ class WarpTiles:
         """Return the place of an octet of a key, or value, within its round."""
         return f"own * {self._row(operand)}u + octet * {PACK}u"
 
-    def arrived(self) -> list[str]:
+    def await_round(self) -> list[str]:
         """Wait until a round's keys and values are copied and the last round's are no longer read."""
         return [
             "wait_for_copies<0>();",
@@ -152,22 +152,22 @@ class WarpTiles:
             f"const {self.kind}* own_values = kept_values + round % 2u * {self._size(2)}u;",
         ]
 
-    def walked(self, weighed: list[str]) -> list[str]:
+    def loop_over_rounds(self, weigh: list[str]) -> list[str]:
         """Loop over all rounds.
 
         weighed: the statements that turn scores into weights.
         """
         step, tiles = self.tiling.step, self.tiling.tiles
         return [
-            *self.copied("0", "0"),
+            *self.copy_round("0", "0"),
             *("bool fresh = true;", "#pragma unroll 1", "for (u32 round = 0; round < rounds; ++round) {"),
-            *(*self.arrived(), "if (round + 1u < rounds) {"),
-            *(*self.copied("(round + 1u)", "((round + 1u) % 2u)"), "}"),
+            *(*self.await_round(), "if (round + 1u < rounds) {"),
+            *(*self.copy_round("(round + 1u)", "((round + 1u) % 2u)"), "}"),
             *("#pragma unroll", f"for (int s = 0; s < {self.tiling.keys // step}; ++s) {{"),
-            *(f"float scores[{tiles}][{step // 8}][4];", *self.scored(), *weighed, *self.added(), "}", "}"),
+            *(f"float scores[{tiles}][{step // 8}][4];", *self.score(), *weigh, *self.accumulate(), "}", "}"),
         ]
 
-    def scored(self) -> list[str]:
+    def score(self) -> list[str]:
         """Multiply queries by sixteen keys at a time, two octets of features in each product."""
         step, tiles, octets = self.tiling.step, self.tiling.tiles, self.octets(0)
         lines = unrolled_loops([("a", tiles), ("n", step // 8), ("e", 4)], "scores[a][n][e] = 0.0f;")
@@ -189,7 +189,7 @@ class WarpTiles:
             lines.append("}")
         return [*lines, "}"]
 
-    def added(self) -> list[str]:
+    def accumulate(self) -> list[str]:
         """Multiply weights by values, and by ones, which gives each thread the sums of its rows."""
         step, tiles, octets = self.tiling.step, self.tiling.tiles, self.octets(2)
         lines = ["#pragma unroll", f"for (int n = 0; n < {step // 8}; n += 2) {{"]

@@ -57,7 +57,7 @@ class GroupTiles(WarpTiles):
     def _size(self, operand: int) -> int:
         return (self.depth if operand == 1 else self.width) * self._octet(operand)
 
-    def declared(self) -> list[str]:
+    def declare(self) -> list[str]:
         keys, sizes = self.tiling.keys, (self._size(1), self._size(2))
         places = [(f"kept_values + stage * {sizes[1]}u", 2, self.one)]
         if self.depth > self.octets(1):
@@ -102,7 +102,7 @@ class GroupTiles(WarpTiles):
             lines.append(f"const u32 {name}_place = {place};")
         return lines
 
-    def copied(self, round: str, stage: str) -> list[str]:
+    def copy_round(self, round: str, stage: str) -> list[str]:
         lines: list[str] = []
         for operand, name, kept in ((1, "k", "kept_keys"), (2, "v", "kept_values")):
             view, keys, octets = self.views[operand], self.tiling.keys, self.octets(operand)
@@ -120,18 +120,18 @@ class GroupTiles(WarpTiles):
             lines.append("}")
         return [*lines, "copied();"]
 
-    def walked(self, weighed: list[str]) -> list[str]:
+    def loop_over_rounds(self, weigh: list[str]) -> list[str]:
         steps, sizes = self.tiling.keys // self.tiling.step, (self._size(1), self._size(2))
         come = ("seen_by_groups();", "has_come(come);")
         following = f"s + 1 < {steps} ? own_keys : next_keys, (s + 1) % {steps} * {self.tiling.step * PACK * 2}"
         return [
             "const u32 second = begin + 1u < rounds ? begin + 1u : 0u;",
-            *(*self._pieces(), *self.copied("begin", "0u")),
-            *("if (1u < rounds) {", *self.copied("second", "1u"), "} else copied();"),
+            *(*self._pieces(), *self.copy_round("begin", "0u")),
+            *("if (1u < rounds) {", *self.copy_round("second", "1u"), "} else copied();"),
             *("wait_for_copies<1>();", *come, "wait_for_all(come, 0u);"),
             f"float scores[1][{self.tiling.step // 8}][4];",
-            *wgmma.changed("sums[0]", self.width),  # they are zero before products run
-            *("group_begins();", *self._scored("kept_keys, 0"), "group_ends();"),
+            *wgmma.pin_numbers("sums[0]", self.width),  # they are zero before products run
+            *("group_begins();", *self._issue_scores("kept_keys, 0"), "group_ends();"),
             *("bool fresh = true;", "u32 stage = 0u, round = begin;", "#pragma unroll 1"),
             *("for (u32 turn = 0; turn < rounds; ++turn) {", "wait_for_copies<0>();", *come),
             "const u32 following = round + 1u < rounds ? round + 1u : 0u;",
@@ -139,22 +139,22 @@ class GroupTiles(WarpTiles):
             "if (turn + 2u < rounds) {",
             "const u32 last = following + 1u < rounds ? following + 1u : 0u;",
             f"const u32 later = next + 1u < {STAGES}u ? next + 1u : 0u;",
-            *(*self.copied("last", "later"), "} else copied();"),
+            *(*self.copy_round("last", "later"), "} else copied();"),
             f"const {self.kind}* own_keys = kept_keys + stage * {sizes[0]}u;",
             f"const {self.kind}* next_keys = kept_keys + next * {sizes[0]}u;",
             f"const {self.kind}* own_values = kept_values + stage * {sizes[1]}u;",
-            *("#pragma unroll", f"for (int s = 0; s < {steps}; ++s) {{", *self._waited(), *weighed),
+            *("#pragma unroll", f"for (int s = 0; s < {steps}; ++s) {{", *self._wait(), *weigh),
             f"if (s + 1 == {steps}) wait_for_all(come, turn + 1u);",
-            *("group_begins();", *self._scored(following), *self._added(), "group_ends();", "}"),
-            *("stage = next;", "round = following;", "}", *self._waited()),
+            *("group_begins();", *self._issue_scores(following), *self._issue_sums(), "group_ends();", "}"),
+            *("stage = next;", "round = following;", "}", *self._wait()),
         ]
 
-    def _waited(self) -> list[str]:
+    def _wait(self) -> list[str]:
         """Wait until products have written scores and sums."""
-        scores, sums = wgmma.changed("scores[0]", self.tiling.step // 8), wgmma.changed("sums[0]", self.width)
+        scores, sums = wgmma.pin_numbers("scores[0]", self.tiling.step // 8), wgmma.pin_numbers("sums[0]", self.width)
         return ["wait_for_groups<0>();", *scores, *sums]
 
-    def _scored(self, keys: str) -> list[str]:
+    def _issue_scores(self, keys: str) -> list[str]:
         """Issue products of queries by the keys at `keys`."""
         octet, lines = self._octet(1), list[str]()
         for o in range(0, self.depth, 2):
@@ -164,7 +164,7 @@ class GroupTiles(WarpTiles):
             lines.append(f"ENTRY_{self.tiling.step}(scores[0], words, {at}); }}")
         return lines
 
-    def _added(self) -> list[str]:
+    def _issue_sums(self) -> list[str]:
         """Issue products of weights by the values of a step."""
         step, octet, lines = self.tiling.step, self._octet(2), list[str]()
         for n in range(0, step // 8, 2):

@@ -9,8 +9,6 @@ from fusec.ir import Node
 from fusec.ops import Relayout
 
 PIXELS, COLUMNS, DEPTH = 16, 8, 16  # of one product of a warp
-SHARED_BYTES = 48 << 10  # that a block may have without asking
-PROCESSORS = 132  # of a large GPU
 
 
 def can_follow(node: Node) -> bool:

@@ -9,7 +9,7 @@ from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
 ARCHITECTURE = "sm_90a"
 
 
-def changed(name: str, count: int) -> list[str]:
+def pin_numbers(name: str, count: int) -> list[str]:
     """Tell the compiler that a product has written these numbers."""
     return unrolled_loops([("b", count), ("e", 4)], f"pin({name}[b][e]);")
 

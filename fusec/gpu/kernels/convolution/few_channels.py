@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, PROCESSORS, SHARED_BYTES, can_follow, unrolled_loops
+from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow, unrolled_loops
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
 from fusec.ops import Conv, Pad
@@ -145,12 +146,12 @@ class _StemSource:
             *split_index("block", [("c0", y.type.shape[0]), ("down", down), ("right", right)]),
             f"const int top = (int)down * {self.rows * self.op.strides[0]} - {self.op.pads[0]};",
             f"const int left = (int)right * {self.columns * self.op.strides[1]} - {self.op.pads[1]};",
-            *self._filters(arguments),
+            *self._load_filters(arguments),
             f"for (u32 i = threadIdx.x; i < {high * across}u; i += {block}u) {{",
             f"const int row = top + (int)(i / {across}u), column = left + (int)(i % {across}u);",
             f"Pack<{kind}, {CHANNELS}> pixel;",
             f"for (int j = 0; j < {CHANNELS}; ++j) pixel.v[j] = {kind}();",
-            *self._pixel(arguments),
+            *self._load_pixel(arguments),
             f"image[i / {across}u * {self.pitch}u + i % {across}u] = pixel;",
             "}",
             "__syncthreads();",
@@ -172,12 +173,12 @@ class _StemSource:
             lines.append(f"if ({beyond}) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;")
         words = "low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]"
         lines += unrolled_loops([("c", self.wide)], f"multiply_tile<{kind}>(acc[c], {words});")
-        lines += ["}", *self._finished(arguments), "}"]
+        lines += ["}", *self._finish_pixels(arguments), "}"]
         nodes = (*self.prologue, conv, *self.rest)
         name = "+".join("few_channels" if node is conv else node.op.name for node in nodes)
         return Kernel(name, (arguments.launch("few_channels", lines, self.blocks, block),))
 
-    def _filters(self, arguments: Arguments) -> list[str]:
+    def _load_filters(self, arguments: Arguments) -> list[str]:
         """Load the warp's filters, and the offset of a thread's tap of each step.
 
         A thread has two of each eight columns, so filters are dealt out to give it neighbouring results.
@@ -207,7 +208,7 @@ class _StemSource:
         lines.append("tap[s][c] = *reinterpret_cast<const Pack<u32, 2>*>(&words);")
         return [*lines, "}", "}"]
 
-    def _pixel(self, arguments: Arguments) -> list[str]:
+    def _load_pixel(self, arguments: Arguments) -> list[str]:
         """Load the pixel at a row and column of the image, if it exists."""
         x, source = self.conv.operands[0], self.source
         kind, names = C_TYPES[x.type.dtype], ("c0", None, "(u32)row", "(u32)column")
@@ -235,7 +236,7 @@ class _StemSource:
         lines += ["#pragma unroll", f"for (u32 c1 = 0; c1 < {source.type.shape[1]}u; ++c1)"]
         return [*lines, *code.lines(), "}"]
 
-    def _finished(self, arguments: Arguments) -> list[str]:
+    def _finish_pixels(self, arguments: Arguments) -> list[str]:
         """Apply the epilogue to the results of a thread's two pixels, and store them."""
         y, own = self.conv.result, 2 * self.wide
         _, _, out_high, out_across = y.type.shape

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, PROCESSORS, can_follow, unrolled_loops
+from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow, unrolled_loops
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, Value
 from fusec.ops import Conv
@@ -159,7 +160,7 @@ class _FewFiltersSource:
             f"const int top = first - {op.pads[0]};",
             f"const int begin = (int)part * {out}, left = {0 if whole else f'begin - {op.pads[1]}'};",
         ]
-        lines += self._fill(taps, stored.strides, each, chunks, numbers, block)
+        lines += self._load_filters(taps, stored.strides, each, chunks, numbers, block)
         # `next` is loaded while `taken` is multiplied
         lines += [
             f"float acc[{high}][{tiles}][{numbers}][4];",
@@ -193,14 +194,16 @@ class _FewFiltersSource:
             lines.append(
                 f"multiply_tile<{kind}>(acc[(p + {high} - k) % {high}][b][c], {words}, tap.v[{lower}], tap.v[{upper}]);"
             )
-        lines += ["}", "}", "}", "}", *self._finished(out, whole, numbers, arguments), "}"]
+        lines += ["}", "}", "}", "}", *self._finish_row(out, whole, numbers, arguments), "}"]
         lines += [] if short else ["}"]
         name = "+".join(["few_filters", *(node.op.name for node in self.rest)])
         launch = arguments.launch("few_filters", lines, grid, block)
         nbytes = 2 * numbers * COLUMNS * (tiling.span + PADDING) * 4
         return Kernel(name, (replace(launch, resident_bytes=nbytes),))
 
-    def _fill(self, taps: str, strides: tuple[int, ...], each: int, chunks: int, numbers: int, block: int) -> list[str]:
+    def _load_filters(
+        self, taps: str, strides: tuple[int, ...], each: int, chunks: int, numbers: int, block: int
+    ) -> list[str]:
         """Load the filters as threads read them: by row, chunk of channels, column of the product, channels."""
         filters, _, high, wide = self.conv.operands[1].type.shape
         kind, count = C_TYPES[self.conv.operands[1].type.dtype], high * chunks * numbers * COLUMNS * 4
@@ -243,7 +246,7 @@ class _FewFiltersSource:
 
         return load
 
-    def _finished(self, out: int, whole: bool, numbers: int, arguments: Arguments) -> list[str]:
+    def _finish_row(self, out: int, whole: bool, numbers: int, arguments: Arguments) -> list[str]:
         """Sum the taps of a finished row of results, apply the epilogue, and store it."""
         op, w, y, tiling = self.conv.op, self.conv.operands[1], self.conv.result, self.tiling
         assert isinstance(op, Conv)

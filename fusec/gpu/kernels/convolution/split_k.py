@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS, can_follow
+from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
 from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, SplitKTiling, along, is_flat
 from fusec.gpu.kernels.convolution.thin_product import thin_product

@@ -151,9 +151,9 @@ class SplitKSource:
             finished = f"const u32 finished = (part + 1u) * {each}u <= {tiling.pixels}u ? {each}u : "
             lines.append(f"{finished}(part * {each}u < {tiling.pixels}u ? {tiling.pixels}u - part * {each}u : 0u);")
             lines.append(f"cluster_begins(door, finished * {tiling.splits * tiling.filters * 4}u);")
-        asked = self._asked(arguments)
-        lines += [*self._weights(arguments), "wait_for_launches();", *self._patch(arguments)]
-        lines += [*asked, "next_may_begin();", *self._multiplied(), *self._summed(arguments)]
+        loads = self._load_operands(arguments)
+        lines += [*self._load_weights(arguments), "wait_for_launches();", *self._load_pixels(arguments)]
+        lines += [*loads, "next_may_begin();", *self._multiply(), *self._merge_sums(arguments)]
         name = "+".join(["few_pixels", *(node.op.name for node in self.rest)])
         launch = arguments.launch("few_pixels", lines, self.grid, tiling.threads, cluster=tiling.splits if meets else 1)
         launch = replace(
@@ -162,7 +162,7 @@ class SplitKSource:
         scratch = 0 if meets or tiling.splits == 1 else self.grid * tiling.pixels * tiling.filters * 4
         return Kernel(name, (launch,), scratch)
 
-    def _patch(self, arguments: Arguments) -> list[str]:
+    def _load_pixels(self, arguments: Arguments) -> list[str]:
         """Begin to copy the pixels that the tile reads into shared memory; past the image, zeros.
 
         Threads copy pixels of a row, or of several rows.
@@ -202,7 +202,7 @@ class SplitKSource:
             "copied();",
         ]
 
-    def _weights(self, arguments: Arguments) -> list[str]:
+    def _load_weights(self, arguments: Arguments) -> list[str]:
         """Issue the loads of the weights of a warp's first steps."""
         w, tiling = self.conv.operands[1], self.tiling
         filters = w.type.shape[0]
@@ -232,7 +232,7 @@ class SplitKSource:
         deep = self.tiling.deep
         return f"(i + 1) * {deep} <= {self.steps} || deep + i * {deep}u < {self.steps}u"
 
-    def _multiplied(self) -> list[str]:
+    def _multiply(self) -> list[str]:
         """Compute the block's sums in shared memory (`sums`), for each of `deep` warps."""
         tiling, (down, right) = self.tiling, self.sides
         wide = self.conv.operands[1].type.shape[3]
@@ -265,32 +265,32 @@ class SplitKSource:
         lines += unrolled_loops([("m", rows), ("n", tiles), ("e", 4)], f"sums[{place}] = acc[m][n][e];")
         return [*lines, "__syncthreads();"]
 
-    def _summed(self, arguments: Arguments) -> list[str]:
+    def _merge_sums(self, arguments: Arguments) -> list[str]:
         """Merge the sums of warps, and of blocks, in a fixed order; apply the epilogue."""
         tiling = self.tiling
         octets, pitch = tiling.filters // PACK, self.sums_pitch
         of_warps = f"sums + (pixel * {pitch}u + octet * {PACK}u)", tiling.tiles * COLUMNS * pitch, tiling.deep
         if tiling.splits == 1:
-            return self._finished(arguments, *of_warps)
+            return self._finish(arguments, *of_warps)
         lines = [
             f"for (u32 i = threadIdx.x; i < {tiling.pixels * octets}u; i += {tiling.threads}u) {{",
             f"const u32 pixel = i / {octets}u, octet = i % {octets}u;",
-            *_added("total", *of_warps),
+            *_sum_parts("total", *of_warps),
         ]
         if tiling.clusters:
             at = f"(part * {self.rows_each}u + pixel % {self.rows_each}u) * {pitch}u + octet * {PACK}u"
             lines.append(f"send(box + ({at}), total, door, pixel / {self.rows_each}u);")
             lines = ["cluster_is_there();", *lines, "}", "wait_for_peers(door);"]
             from_box = f"box + (pixel % {self.rows_each}u * {pitch}u + octet * {PACK}u)"
-            return [*lines, *self._finished(arguments, from_box, self.rows_each * pitch, tiling.splits)]
+            return [*lines, *self._finish(arguments, from_box, self.rows_each * pitch, tiling.splits)]
         size = tiling.pixels * tiling.filters
         lines.append(f"store_pack<float, 8>({arguments.scratch()} + (block * {size}u + i * {PACK}u), total);")
         door = f"{arguments.doors(self.grid // tiling.splits)} + block / {tiling.splits}u * DOOR"
         lines += ["}", f"if (!last_of({door}, {tiling.splits}u)) return;"]
         there = f"{arguments.scratch()} + (block / {tiling.splits}u * {tiling.splits * size}u + item * {PACK}u)"
-        return [*lines, *self._finished(arguments, there, size, tiling.splits, "across")]
+        return [*lines, *self._finish(arguments, there, size, tiling.splits, "across")]
 
-    def _finished(self, arguments: Arguments, pointer: str, apart: int, count: int, read: str = "*") -> list[str]:
+    def _finish(self, arguments: Arguments, pointer: str, apart: int, count: int, read: str = "*") -> list[str]:
         """Merge `count` parts and apply the epilogue. As in cuDNN's graphs, only what is stored is rounded."""
         return [
             line
@@ -298,8 +298,8 @@ class SplitKSource:
             for line in (
                 f"if (is{turn}) {{",
                 f"const u32 item = item{turn}, pixel = pixel{turn}, octet = item % {self.tiling.filters // PACK}u;",
-                *_added("total", pointer, apart, count, read),
-                *self._chain(turn, arguments)[1],
+                *_sum_parts("total", pointer, apart, count, read),
+                *self._epilogue_code(turn, arguments)[1],
                 "}",
             )
         ]
@@ -309,9 +309,9 @@ class SplitKSource:
         """Turns of a thread, which finishes eight results of a pixel in each."""
         return ceil_div(self.rows_each * self.tiling.filters // PACK, self.tiling.threads)
 
-    def _asked(self, arguments: Arguments) -> list[str]:
+    def _load_operands(self, arguments: Arguments) -> list[str]:
         """Issue the loads of the epilogue before the sums are known. Threads without a result read another's."""
-        return [line for turn in range(self._turns) for line in self._chain(turn, arguments)[0]]
+        return [line for turn in range(self._turns) for line in self._epilogue_code(turn, arguments)[0]]
 
     @cached_property
     def _packs(self) -> bool:
@@ -330,7 +330,7 @@ class SplitKSource:
         read = [v.type for v in inputs_of(self.rest) if v.literal is None and v is not self.conv.result]
         return self._packs and all(stride_along(type, 4, 1) == 1 for type in read)
 
-    def _chain(self, turn: int, arguments: Arguments) -> tuple[list[str], list[str]]:
+    def _epilogue_code(self, turn: int, arguments: Arguments) -> tuple[list[str], list[str]]:
         """Return the code of the epilogue: its loads, and the rest."""
         tiling, y, (_, high, wide) = self.tiling, self.conv.result, self.result
         octets, filters = tiling.filters // PACK, y.type.shape[1]
@@ -356,13 +356,13 @@ class SplitKSource:
         code.define(y, "total.v[j]")
         for node in self.rest:
             code.apply(node)
-        asked, code.head = code.head, []
+        loads, code.head = code.head, []
         for value in self.outputs:
             code.store(value)
-        return [*lines, *asked], code.lines()
+        return [*lines, *loads], code.lines()
 
 
-def _added(name: str, pointer: str, apart: int, count: int, read: str = "*") -> list[str]:
+def _sum_parts(name: str, pointer: str, apart: int, count: int, read: str = "*") -> list[str]:
     """Sum eight numbers over `count` parts, which are `apart` numbers from each other."""
     pack = "const Pack<float, 8>"
     lines = [f"Pack<float, 8> {name} = {read}(({pack}*)({pointer}));"]

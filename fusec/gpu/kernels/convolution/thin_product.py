@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -27,11 +28,10 @@ from fusec.schedule.program import inputs_of
 PACK = 8  # neighbours of a row that a thread handles
 COLUMNS, DEPTH, ROWS = 32, 32, 16  # of one product of a warp
 WARPS = BLOCK // 32
-SHARED_BYTES = 48 << 10
 MAX_WIDTH = 4  # groups of columns of a block, because sums are in registers
 MAX_INTENSITY = 170  # multiplications for each number moved; with more, cuDNN's engines are faster
 MIN_ROWS = 512
-BLOCKS = (528, 264)  # of a launch, at most: enough to fill a GPU, or fewer that read weights less often
+BLOCKS = (4 * PROCESSORS, 2 * PROCESSORS)  # at most: they fill a GPU, or read weights less often
 
 
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -172,7 +172,7 @@ class ThinSource:
         lines = ["const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;"]
         lines.append(f"const u32 first = blockIdx.x % {across}u * {width * COLUMNS}u;")
         lines.append(f"__shared__ Pack<u32, 4> weights[{width * 4 * depths * 32}];")
-        weights = [*self._weights(depths, arguments), "__syncthreads();"]
+        weights = [*self._load_weights(depths, arguments), "__syncthreads();"]
         if phases == 1:
             lines += ["const u32 start = 0;", *weights]
         lines += ["#pragma unroll 1", f"for (u32 turn = 0; turn < {turns}u; ++turn) {{"]
@@ -189,7 +189,7 @@ class ThinSource:
             body += ["  __syncthreads();", *(f"  {line}" for line in weights)]
         body += ["#pragma unroll", f"for (int depth = 0; depth < {depths}; ++depth) {{"]
         checked = step.depth % (phases * depths * DEPTH) != 0
-        body += [f"  {line}" for half in range(2) for line in self._read(half, checked, arguments)]
+        body += [f"  {line}" for half in range(2) for line in self._load_row(half, checked, arguments)]
         kind = C_TYPES[step.x.dtype]
         body += ["  #pragma unroll", f"  for (int n = 0; n < {width}; ++n) {{", "    #pragma unroll"]
         body += ["    for (int t = 0; t < 4; ++t) {"]
@@ -199,11 +199,11 @@ class ThinSource:
             body.append(f"      multiply_tile<{kind}>(acc[n][t], {words});")
         body += ["    }", "  }", "}", *(["}"] if phases > 1 else [])]
         for half in range(2):
-            body += self._written(half, arguments)
+            body += self._store_rows(half, arguments)
         lines += [*(f"  {line}" for line in body), "}"]
         return arguments.launch("thin_product", lines, across * down)
 
-    def _weights(self, depths: int, arguments: Arguments) -> list[str]:
+    def _load_weights(self, depths: int, arguments: Arguments) -> list[str]:
         """Load the weights of the block's columns into shared memory; past the end, zeros."""
         step, width = self.step, self.width
         type = step.weights
@@ -220,7 +220,7 @@ class ThinSource:
         lines.append(f"    w = load_pack<u32, 4>((const u32*)({pointer} + (o * {own} + k)));")
         return [*lines, "  weights[i] = w;", "}"]
 
-    def _read(self, half: int, checked: bool, arguments: Arguments) -> list[str]:
+    def _load_row(self, half: int, checked: bool, arguments: Arguments) -> list[str]:
         """Load eight neighbours of a row into words x0 or x1.
 
         checked: the depth may end before them.
@@ -241,7 +241,7 @@ class ThinSource:
         lines += [f"  Pack<{kind}, {PACK}> taken;", *(f"  {line}" for line in code.lines())]
         return [*lines, f"  for (int i = 0; i < 4; ++i) x{half}.v[i] = word_of(taken, i);", "}"]
 
-    def _written(self, half: int, arguments: Arguments) -> list[str]:
+    def _store_rows(self, half: int, arguments: Arguments) -> list[str]:
         """Apply the epilogue to eight results of a row, and store them.
 
         As in cuDNN's graphs, only what is stored is rounded.

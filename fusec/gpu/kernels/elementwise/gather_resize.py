@@ -108,7 +108,7 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         lines.append(f"const u32 c{along} = pack * {vector}u;")
     lines += [f"const u32 c{d} = 0;" for d in range(rank) if d not in dims]
     space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
-    lines += _taken(anchor, sample, space, prologue, arguments)
+    lines += _load_elements(anchor, sample, space, prologue, arguments)
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
     for node in epilogue:
         code.apply(node)
@@ -118,7 +118,9 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
 
 
-def _taken(anchor: Node, sample: Sample, space: Space, prologue: Sequence[Node], arguments: Arguments) -> list[str]:
+def _load_elements(
+    anchor: Node, sample: Sample, space: Space, prologue: Sequence[Node], arguments: Arguments
+) -> list[str]:
     """Load the elements into `taken`."""
     x, y = anchor.operands[0].type, anchor.result.type
     number, vector = compute_type(x.dtype), space.vector
@@ -162,16 +164,16 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
     op, x, y = anchor.op, anchor.operands[0].type, anchor.result.type
     sample = Sample(names=[f"c{d}" for d in range(x.rank)])
     if isinstance(op, Gather):
-        return _gathered(anchor, sample, arguments)
+        return _gather(anchor, sample, arguments)
     for dim in range(x.rank):
         if isinstance(op, Resize):
             if op.sizes[dim] == x.shape[dim] and op.scales[dim] == 1.0:
                 continue
             sample.moved.add(dim)
             if op.mode == "linear":
-                if not _between(op, dim, x.shape[dim], sample, x.dtype):
+                if not _interpolate(op, dim, x.shape[dim], sample, x.dtype):
                     return None
-            elif not _looked_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
+            elif not _look_up(op.nearest(np, dim, x.shape[dim]), dim, sample):
                 return None
         elif isinstance(op, Pad) and (op.pads[dim] or op.pads[x.rank + dim]):
             first, last = op.pads[dim], op.pads[x.rank + dim]
@@ -183,7 +185,7 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
                 continue
             indices = np.arange(x.shape[dim])
             table: Any = np.pad(indices, (first, last), mode=op.mode)  # type: ignore[call-overload]  # a literal
-            if not _looked_up(table, dim, sample):
+            if not _look_up(table, dim, sample):
                 return None
     if isinstance(op, Pad) and sample.guards:
         value = np.array(op.value).astype(y.dtype.numpy)
@@ -191,7 +193,7 @@ def _sample(anchor: Node, arguments: Arguments) -> Sample | None:
     return sample
 
 
-def _looked_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
+def _look_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
     """Compute one coordinate by a table, or by a division if that gives the same; False if the table is too long."""
     indices = np.arange(len(table))
     factor = next((k for k in range(2, 9) if np.array_equal(table, indices // k)), None)
@@ -206,7 +208,7 @@ def _looked_up(table: np.ndarray[Any, Any], dim: int, sample: Sample) -> bool:
     return True
 
 
-def _between(op: Resize, dim: int, size: int, sample: Sample, dtype: DType) -> bool:
+def _interpolate(op: Resize, dim: int, size: int, sample: Sample, dtype: DType) -> bool:
     """Compute two coordinates and their weights, as the op does; False if the tables are too long."""
     if op.sizes[dim] > MAX_TABLE:
         return False
@@ -229,7 +231,7 @@ def _table(c_type: str, name: str, entries: Sequence[str]) -> str:
     return f"TABLE {c_type} ENTRY_{name}[{len(entries)}] = {{{', '.join(entries)}}};"
 
 
-def _gathered(anchor: Node, sample: Sample, arguments: Arguments) -> Sample | None:
+def _gather(anchor: Node, sample: Sample, arguments: Arguments) -> Sample | None:
     """Read the coordinate along one dim from memory, and clamp it to the operand."""
     assert isinstance(anchor.op, Gather)
     x, indices = anchor.operands[0].type, anchor.operands[1]

@@ -45,7 +45,7 @@ def _launch(found: Sequence[Member]) -> Launch:
     local = _Local()
     moved = [v.type.dtype.itemsize for v in (*first.reads, *first.writes) if v.type.size > 1 or first.size == 1]
     vector = min(MAX_VECTOR // 2, VECTOR_BYTES // min(moved))  # more would need too many registers
-    whole, one = _work(first, local, vector), _work(first, local, 1)
+    whole, one = _generate(first, local, vector), _generate(first, local, 1)
     chunk = BLOCK * PER_THREAD
     arguments = Arguments()
     leaves: list[list[str]] = []
@@ -71,7 +71,7 @@ def _launch(found: Sequence[Member]) -> Launch:
     return arguments.launch("lists", lines, total)
 
 
-def _work(member: Member, local: Arguments, vector: int) -> list[str]:
+def _generate(member: Member, local: Arguments, vector: int) -> list[str]:
     """Generate the code for the elements from `at` on."""
     code = PointwiseCode(Space((max(2, member.size),), ("at",), 0, vector), local)
     views: Mapping[Value, View] = {v: _view(v, member) for v in (*member.reads, *member.writes)}

@@ -79,7 +79,7 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         if 0 in region.shape:
             continue
         tile = transposed(region.shape, region.views) if len(made) == 1 else None
-        body, blocks = _work(region, arguments, tile)
+        body, blocks = _generate(region, arguments, tile)
         if len(made) == 1:
             lines += [f"const {_index(region)} b = blockIdx.x;", *body]
         else:
@@ -159,11 +159,11 @@ def _extent(view: Strided) -> int:
     return start + sum((d - 1) * abs(s) for d, s in zip(view.shape, view.strides, strict=True))
 
 
-def _work(region: Region, arguments: Arguments, tile: TransposedDims | None) -> tuple[list[str], int]:
+def _generate(region: Region, arguments: Arguments, tile: TransposedDims | None) -> tuple[list[str], int]:
     """Generate the statements of block `b` of a region; return the number of blocks, too."""
     shape, views, rank = region.shape, region.views, len(region.shape)
     if tile is not None and min(shape[tile.read], shape[tile.written]) > SMALL:
-        return tiled(region.shape, tile, _index(region), lambda space: _chain(region, space, arguments), region.sinks)
+        return tiled(region.shape, tile, _index(region), lambda space: _code(region, space, arguments), region.sinks)
     indexed = any(node.op.name == "gen_index" for node in region.nodes)  # it needs each coordinate
     order = sorted((d for d in range(rank) if shape[d] != 1), key=lambda d: -region.sinks[0].view.strides[d])
     if tile is not None:  # a thread handles all of the small dim; neighbouring threads follow the other
@@ -189,11 +189,11 @@ def _work(region: Region, arguments: Arguments, tile: TransposedDims | None) -> 
     outer = [(f"c{g[-1]}", n) for g, n in zip(groups[:-1], sizes, strict=False)]
     lines += split_index("i", [*outer, ("pack", ceil_div(sizes[-1], vector))], c_type == "u64")
     lines.append(f"const {c_type} {inner} = pack * {vector}u;")
-    whole = _stored(_chain(region, Space(shape, spaced, along, vector, packs), arguments), region.sinks)
+    whole = _store_sinks(_code(region, Space(shape, spaced, along, vector, packs), arguments), region.sinks)
     if sizes[-1] % vector == 0:
         lines += whole
     else:  # a single dim: the last thread has fewer elements than the others
-        one = _stored(_chain(region, Space(shape, spaced, along, 1), arguments), region.sinks)
+        one = _store_sinks(_code(region, Space(shape, spaced, along, 1), arguments), region.sinks)
         lines += [f"if ({inner} + {vector}u <= {sizes[-1]}u) {{", *whole, "} else {"]
         lines += [f"for ({c_type} at = {inner}; at < {sizes[-1]}u; ++at) {{", f"  const {c_type} {inner} = at;"]
         lines += [*(f"  {line}" for line in one), "}", "}"]
@@ -211,7 +211,7 @@ def _steps(views: Sequence[Strided], groups: Sequence[Sequence[int]], rank: int)
     return rows
 
 
-def _chain(region: Region, space: Space, arguments: Arguments) -> PointwiseCode:
+def _code(region: Region, space: Space, arguments: Arguments) -> PointwiseCode:
     """Generate all nodes up to the sinks, which are not stored yet."""
     code = PointwiseCode(space, arguments)
     for name, (value, view) in region.reads.items():
@@ -221,7 +221,7 @@ def _chain(region: Region, space: Space, arguments: Arguments) -> PointwiseCode:
     return code
 
 
-def _stored(code: PointwiseCode, sinks: Sequence[Sink]) -> list[str]:
+def _store_sinks(code: PointwiseCode, sinks: Sequence[Sink]) -> list[str]:
     for sink in sinks:
         code.store(sink.output, sink.value, sink.view)
     return code.lines()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, Kernel, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.norm_step import NormStep, match_norm_step
@@ -22,7 +23,7 @@ from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Channe
 from fusec.schedule.program import inputs_of
 
 LANES = 32  # vectors of channels that a block visits together, at most
-SUM_BLOCKS, WRITE_BLOCKS = 528, 1056  # of a pass over a large tensor
+SUM_BLOCKS, WRITE_BLOCKS = 4 * PROCESSORS, 8 * PROCESSORS  # of a pass over a large tensor
 UNROLLED = 4  # turns whose loads are issued together
 SUM_TURNS, WRITE_TURNS = 8, 4  # of a thread, at least, if there are several chunks
 

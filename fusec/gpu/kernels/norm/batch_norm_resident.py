@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import CACHE_BYTES, MOST_SHARED_BYTES, PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, Arguments, Launch, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.loops import coordinates
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -18,11 +19,11 @@ from fusec.gpu.kernels.codegen.row_plan import RowPlan
 from fusec.gpu.kernels.norm.batch_norm_source import BatchNormSource, space_of
 from fusec.ir import Node, Value
 
-BLOCKS = 132  # that run at the same time, one on each multiprocessor
+BLOCKS = PROCESSORS  # that run at the same time, one on each multiprocessor
 VARIANTS = ((512, 4), (1024, 2))  # threads of a block, and turns whose loads are issued together
 LANES = 8  # vectors of channels that a block visits together, at most
-RESIDENT_BYTES = 224 << 10  # shared memory of a block, including its sums
-CACHED_BYTES = 24 << 20  # of elements that the second-level cache still holds in the second pass
+RESIDENT_BYTES = MOST_SHARED_BYTES  # shared memory of a block, including its sums
+CACHED_BYTES = CACHE_BYTES * 2 // 5  # of elements that the second-level cache still holds in the second pass
 MERGED = 16  # chunks whose sums a thread loads together
 
 

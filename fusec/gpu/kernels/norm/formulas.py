@@ -45,7 +45,7 @@ class Formula:
     merge: str = ""
 
 
-def formula(node: Node, op: Op) -> Formula | None:
+def formula_of(node: Node, op: Op) -> Formula | None:
     """Return the formula of an op; None if it has none.
 
     node: its operands are those that the op is applied to.

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import HALVES, VECTOR_BYTES, Kernel
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along
 from fusec.gpu.kernels.norm.group_norm_source import WARP, GroupSource, GroupTiling
 from fusec.ir import DType, Node, TensorType, Value

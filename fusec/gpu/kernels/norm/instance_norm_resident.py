@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS, unrolled_loops
+from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
 from fusec.gpu.kernels.norm.instance_norm_source import Chunking, InstanceNormSource
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
 from fusec.gpu.kernels.codegen.op_table import literal
@@ -18,7 +19,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool
 
 BLOCK, LANES = 256, 32  # threads; vectors of channels that a block visits together, at most
-BLOCKS = 1056  # of a launch over a large tensor
+BLOCKS = 8 * PROCESSORS  # of a launch over a large tensor
 
 
 @dataclass(frozen=True)

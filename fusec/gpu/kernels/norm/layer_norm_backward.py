@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import (
     BLOCK,
@@ -43,12 +44,12 @@ from fusec.schedule.program import inputs_of
 # merge); rows copied ahead; whether blocks wait for each other and merge the sums, which saves the second launch. The
 # first is the default.
 VARIANTS = (
-    (24, 132, 0, False),
-    (16, 264, 0, False),
-    (8, 528, 0, False),
-    (24, 132, 2, False),
-    (24, 132, 2, True),
-    (16, 264, 2, False),
+    (24, PROCESSORS, 0, False),
+    (16, 2 * PROCESSORS, 0, False),
+    (8, 4 * PROCESSORS, 0, False),
+    (24, PROCESSORS, 2, False),
+    (24, PROCESSORS, 2, True),
+    (16, 2 * PROCESSORS, 2, False),
 )
 AHEAD_BYTES = 200 << 10  # shared memory of a block for rows copied ahead
 MOST = 512  # threads for a row
@@ -63,7 +64,7 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     (anchor,) = anchors
     if anchor.op.attributes["axis"] % anchor.operands[1].type.rank == 0:
         return None  # one row: the parameters are as large as x
-    step = match_norm_step(nodes, outputs, anchor, 2, lambda node: _adds_rows(node, anchor))
+    step = match_norm_step(nodes, outputs, anchor, 2, lambda node: _is_row_sum(node, anchor))
     if step is None or step.x.type.size >= 1 << 31:
         return None
     if not all(can_generate(node) for node in nodes if node is not anchor and node not in step.sum_nodes):
@@ -87,7 +88,7 @@ def _columns_bytes(step: NormStep) -> int:
     return step.parameters[0].type.size * (8 if step.x.type.dtype is DType.F64 else 4)
 
 
-def _adds_rows(node: Node, anchor: Node) -> bool:
+def _is_row_sum(node: Node, anchor: Node) -> bool:
     """Tell if a node sums over rows to the shape of the scale, as the gradient of a bias does."""
     axis, scale = anchor.op.attributes["axis"] % anchor.operands[1].type.rank, anchor.operands[2].type
     return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
@@ -141,11 +142,11 @@ class _LayerNormBackwardSource:
     @property
     def is_possible(self) -> bool:
         """Tell if rows can be copied before their turn, as far as that is wanted."""
-        sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied}
+        sizes = {self.plan.vector * value.type.dtype.itemsize for value in self._copied_values}
         return not self.ahead or (bool(sizes) and sizes <= {4, 8, 16} and self._ahead_bytes <= AHEAD_BYTES)
 
     @property
-    def _copied(self) -> list[Value]:
+    def _copied_values(self) -> list[Value]:
         """The values of which rows are copied: those that are read by packs."""
         step, read = self.step, list[Value]()
         for value in (*inputs_of([*step.prologue, step.anchor]), *inputs_of(step.epilogue)):
@@ -155,7 +156,7 @@ class _LayerNormBackwardSource:
 
     @property
     def _ahead_bytes(self) -> int:
-        return (self.ahead + 1) * sum(self._row_bytes(value) for value in self._copied)
+        return (self.ahead + 1) * sum(self._row_bytes(value) for value in self._copied_values)
 
     def _row_bytes(self, value: Value) -> int:
         """Return the bytes of the rows that a block works on."""
@@ -176,18 +177,18 @@ class _LayerNormBackwardSource:
 
     def _place(self, value: Value) -> str:
         """Return the place that a vector of round `now`, turn `turn` is copied to."""
-        copied, plan = self._copied, self.plan
+        copied, plan = self._copied_values, self.plan
         start = (self.ahead + 1) * sum(self._row_bytes(each) for each in copied[: copied.index(value)])
         pack = f"Pack<{C_TYPES[value.type.dtype]}, {plan.vector}>"
         at = f"(now % {self.ahead + 1}u * {plan.turns}u + turn) * {plan.block}u + threadIdx.x"
         return f"reinterpret_cast<{pack}*>(rows + {start}u)[{at}]"
 
-    def _fetching(self, arguments: Arguments) -> list[str]:
+    def _define_fetch(self, arguments: Arguments) -> list[str]:
         """Define the function that copies the rows of a round, and copy the first rounds."""
         if not self.ahead:
             return []
         body: list[str] = []
-        for value in self._copied:
+        for value in self._copied_values:
             nbytes = self.plan.vector * value.type.dtype.itemsize
             source = f"{arguments.read(value)} + ({self._space.offset(value.type)})"
             body.append(f"copy_ahead<{nbytes}>(&{self._place(value)}, {source});")
@@ -202,10 +203,10 @@ class _LayerNormBackwardSource:
             f"for (u32 now = 0; now < {self.ahead}u; ++now) fetch(now);",
         ]
 
-    def _chain(self, arguments: Arguments, prefix: str = "v") -> PointwiseCode:
+    def _row_code(self, arguments: Arguments, prefix: str = "v") -> PointwiseCode:
         """Return the code for elements of a row; copied rows are read from shared memory."""
         code = PointwiseCode(self._space, arguments, prefix)
-        for number, value in enumerate(self._copied):
+        for number, value in enumerate(self._copied_values):
             pack = f"const Pack<{C_TYPES[value.type.dtype]}, {self.plan.vector}>"
             code.head.append(f"{pack} row{number} = {self._place(value)};")
             code.known[value] = f"wide(row{number}.v[j])"
@@ -243,7 +244,7 @@ class _LayerNormBackwardSource:
     def rows(self) -> Launch:
         """Return the launch that computes rows and the column sums of each block."""
         arguments = Arguments()
-        return self._launched("norm_backward_rows", self._rows(arguments), arguments)
+        return self._make_launch("norm_backward_rows", self._rows(arguments), arguments)
 
     def columns(self) -> Launch:
         """Return the launch that merges the sums and computes on them."""
@@ -255,9 +256,9 @@ class _LayerNormBackwardSource:
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
         lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
         lines += ["{", *(f"  {line}" for line in self._columns(arguments, merge, met=True)), "}"]
-        return replace(self._launched("norm_backward", lines, arguments), meets=True)
+        return replace(self._make_launch("norm_backward", lines, arguments), meets=True)
 
-    def _launched(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
+    def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
         launch = arguments.launch(name, lines, self.blocks, self.plan.block)
         return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
 
@@ -275,13 +276,13 @@ class _LayerNormBackwardSource:
         lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
         zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
         lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
-        lines += self._fetching(arguments)
+        lines += self._define_fetch(arguments)
         lines.append(f"for (u32 now = 0; now < {self.rounds}u; ++now) {{")
         if self.ahead:
             lines += [f"fetch(now + {self.ahead}u);", f"wait_for_copies<{self.ahead}>();"]
         lines += self._row_at("now")
         lines.append(f"{kind} e[{turns}][{vector}], loss[{turns}][{vector}], sum[1] = {{{kind}(0)}};")
-        load = self._chain(arguments)
+        load = self._row_code(arguments)
         for node in step.prologue:
             load.apply(node)
         for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
@@ -302,7 +303,7 @@ class _LayerNormBackwardSource:
         lines += [*self._loop(load.lines()), f"{reduce}, {wide}>(sums, shared, Add());"]
         lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sums[0] / {count} + {epsilon});")
         lines.append(f"const {kind} along = sums[1] * inverse / {count};")
-        last = self._chain(arguments, "w")
+        last = self._row_code(arguments, "w")
         last.body.append(f"const {kind} normal = e[turn][j] * inverse;")
         adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
         last.body += adds[: len(own)]

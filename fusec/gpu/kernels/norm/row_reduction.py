@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Kernel, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.codegen.row_plan import COALESCED_BYTES, RowPlan, plan_rows
-from fusec.gpu.kernels.norm.formulas import Formula, formula
+from fusec.gpu.kernels.norm.formulas import Formula, formula_of
 from fusec.gpu.kernels.norm.group_norm import one_launch
 from fusec.gpu.kernels.norm.row_source import RowSource
 from fusec.ir import Node, Op, Value
@@ -47,9 +47,9 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     x, y = anchor.operands[0], anchor.result
     prologue, epilogue = _split_nodes(nodes, anchor)
-    what = formula(anchor, op)
+    formula = formula_of(anchor, op)
     made = {v for node in nodes for v in node.results}
-    if what is None or x.type.dtype not in C_TYPES or any(v in made for v in anchor.operands[1:]):
+    if formula is None or x.type.dtype not in C_TYPES or any(v in made for v in anchor.operands[1:]):
         return None
     prologue_outputs = [v for v in outputs if v.node in prologue]
     epilogue_outputs = [v for v in outputs if v not in prologue_outputs]
@@ -82,26 +82,26 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         assert isinstance(op, GroupNorm)
         plan = plan_rows(InstanceNorm(op.epsilon), x.type, moved, block, unrolled)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
-        if plan.row or plan.along != 1 or most < 1 or op.groups == x.type.shape[1] or what.merge != "moments":
+        if plan.row or plan.along != 1 or most < 1 or op.groups == x.type.shape[1] or formula.merge != "moments":
             return None
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))
         of = replace(source(plan), members=x.type.shape[1] // op.groups)
-        return Kernel(name, (of.partial(), of.merged()), _scratch_bytes(what, plan))
+        return Kernel(name, (of.partial(), of.merged()), _scratch_bytes(formula, plan))
 
     def kernel(block: int, unrolled: int, column: int, in_one_launch: bool) -> Kernel:
         plan = plan_rows(op, x.type, moved, block, unrolled, column)
         most = min(ceil_div(FULL_BLOCKS, plan.blocks), plan.count // (plan.threads * MIN_TURNS))
-        if not what.merge or plan.blocks >= FEW_BLOCKS or most < 2:
+        if not formula.merge or plan.blocks >= FEW_BLOCKS or most < 2:
             return Kernel(name, (source(plan).launch(),))
         plan = replace(plan, chunks=most)
         plan = replace(plan, chunks=ceil_div(plan.count, plan.each))  # so that no chunk is empty
         if in_one_launch and isinstance(op, Reduce):
-            return Kernel(name, (source(plan).one_launch(),), _scratch_bytes(what, plan))
-        return Kernel(name, (source(plan).partial(), source(plan).merged()), _scratch_bytes(what, plan))
+            return Kernel(name, (source(plan).one_launch(),), _scratch_bytes(formula, plan))
+        return Kernel(name, (source(plan).partial(), source(plan).merged()), _scratch_bytes(formula, plan))
 
     def source(plan: RowPlan) -> RowSource:
-        return RowSource(anchor, op, what, plan, prologue, epilogue, prologue_outputs, epilogue_outputs)
+        return RowSource(anchor, op, formula, plan, prologue, epilogue, prologue_outputs, epilogue_outputs)
 
     variants = [kernel(*variant) for variant in VARIANTS]
     plain = source(plan_rows(op, x.type, moved, *VARIANTS[0][:3]))
@@ -117,9 +117,9 @@ def rows(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     return replace(best, others=tuple({k.key: k for k in others if k.key != best.key}.values()))
 
 
-def _scratch_bytes(what: Formula, plan: RowPlan) -> int:
-    item = 8 if what.c_type in ("double", "i64", "u64") else 4
-    return len(what.passes) * plan.chunks * plan.groups * plan.width * item
+def _scratch_bytes(formula: Formula, plan: RowPlan) -> int:
+    item = 8 if formula.c_type in ("double", "i64", "u64") else 4
+    return len(formula.passes) * plan.chunks * plan.groups * plan.width * item
 
 
 def _reduction_op(anchor: Node) -> Op | None:

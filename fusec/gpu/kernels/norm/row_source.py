@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSOR_THREADS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, thread_setup
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
@@ -13,7 +14,7 @@ from fusec.gpu.kernels.norm.formulas import Formula
 from fusec.ir import Node, Op, Value
 from fusec.ops import Reduce
 
-RESIDENT = 1536  # threads of a multiprocessor
+RESIDENT = PROCESSOR_THREADS * 3 // 4  # threads that share a multiprocessor's registers
 WARP = 32
 
 
@@ -28,7 +29,7 @@ class RowSource:
 
     anchor: Node
     op: Op
-    what: Formula
+    formula: Formula
     plan: RowPlan
     prologue: Sequence[Node]
     epilogue: Sequence[Node]
@@ -40,14 +41,14 @@ class RowSource:
     def __post_init__(self) -> None:
         self.arguments = Arguments()
         self.x, self.y = self.anchor.operands[0], self.anchor.result
-        self.kind = self.what.c_type
+        self.kind = self.formula.c_type
         names: list[str | None] = [None] * self.x.type.rank
         for axis in self.plan.axes:
             term = axis.name if axis.scale == 1 else f"{axis.name} * {axis.scale}u"
             names[axis.dim] = term if names[axis.dim] is None else f"({names[axis.dim]} + {term})"
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
-        again = len(self.what.passes) > 1 or not isinstance(self.op, Reduce)
+        again = len(self.formula.passes) > 1 or not isinstance(self.op, Reduce)
         self.cached = again and plan.turns * plan.vector <= CACHED
 
     @property
@@ -104,7 +105,7 @@ class RowSource:
         return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
 
     def _merge_chunks(self, one_launch: bool = False) -> list[str]:
-        plan, passes = self.plan, self.what.passes
+        plan, passes = self.plan, self.formula.passes
         self.cached, self.prologue_outputs = False, ()
         lines = self._setup()
         pointer = self.arguments.scratch(f"const {self.kind}")
@@ -114,7 +115,7 @@ class RowSource:
             part = f"{pointer}[{self._place(number, 's')}]"
             if one_launch:
                 part = f"across({pointer} + ({self._place(number, 's')}))"
-            if self.what.merge == "moments":
+            if self.formula.merge == "moments":
                 mean = f"{pointer}[{self._place(0, 's')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
                 part = f"({self.kind})({term})"
@@ -130,7 +131,7 @@ class RowSource:
 
     def _merge_groups(self) -> list[str]:
         """Merge the chunks of the groups that a block's channels belong to, each group by one warp."""
-        plan, kind, passes, members = self.plan, self.kind, self.what.passes, self.members
+        plan, kind, passes, members = self.plan, self.kind, self.formula.passes, self.members
         self.cached, self.prologue_outputs = False, ()
         lines, pointer = self._setup(), self.arguments.scratch(f"const {kind}")
         channels, warps, numbers = plan.lanes * plan.width, plan.block // WARP, plan.groups * plan.width
@@ -180,7 +181,7 @@ class RowSource:
 
     @property
     def _numbers(self) -> range:
-        return range(len(self.what.passes))
+        return range(len(self.formula.passes))
 
     def _place(self, number: int, chunk: str) -> str:
         """Return the place in scratch memory where a chunk stores the result of a pass."""
@@ -199,7 +200,7 @@ class RowSource:
         lines = [f"{self.kind} cache[{plan.turns * plan.vector}];"] if self.cached else []
         if self.packed:
             lines = [f"Pack<{C_TYPES[self.x.type.dtype]}, {plan.vector}> cache[{plan.turns}];"]
-        for number, each in enumerate(self.what.passes):
+        for number, each in enumerate(self.formula.passes):
             acc = f"acc{number}"
             lines.append(f"{self.kind} {acc}[{plan.width}];")
             lines.append(f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.start};")
@@ -208,12 +209,12 @@ class RowSource:
             lines += self._reduce_block(number)
             finish = each.finish
             if size:
-                finish = f"# / {self.kind}({size})" if number + 1 < len(self.what.passes) else ""
+                finish = f"# / {self.kind}({size})" if number + 1 < len(self.formula.passes) else ""
             lines += self._finish(number, finish)
         return lines
 
     def _reduce_block(self, number: int) -> list[str]:
-        plan, combine = self.plan, self.what.passes[number].combine
+        plan, combine = self.plan, self.formula.passes[number].combine
         by = 1 if plan.row else plan.lanes
         kind = f"reduce_threads<{self.plan.block}, {plan.threads}, {by}, {plan.width}>"
         return [f"{kind}(acc{number}, shared, {combine}());"]
@@ -258,15 +259,15 @@ class RowSource:
             code.body.append(f"const {self.kind} e = {self._cached_element};")
         else:
             code = self._load([], first=False)
-        text = self._substitute(self.what.result)
-        for place, (letter, type) in enumerate(zip("sb", self.what.parameters, strict=False)):
+        text = self._substitute(self.formula.result)
+        for place, (letter, type) in enumerate(zip("sb", self.formula.parameters, strict=False)):
             text = text.replace(f"#{letter}", code.get(self.anchor.operands[1 + place], type))
         code.define(self.y, text)
         return ["if (live) {", *self._loop(self._apply_epilogue(code).lines()), "}"]
 
     def _substitute(self, text: str) -> str:
         """Replace placeholders by the results of the passes."""
-        for number in range(len(self.what.passes)):
+        for number in range(len(self.formula.passes)):
             text = text.replace(f"#{number}", f"acc{number}[{'0' if self.plan.row else 'j'}]")
         return text
 
@@ -278,7 +279,7 @@ class RowSource:
         names = tuple(None if d in op.axes else self.space.names[d] for d in kept)
         along = kept.index(plan.along) if not plan.row and plan.along in kept else -1
         code = PointwiseCode(Space(self.y.type.shape, names, along, plan.width), self.arguments, "w")
-        text = self.what.result.replace("#0", f"acc{len(self.what.passes) - 1}[j]").replace("#1", "acc0[j]")
+        text = self.formula.result.replace("#0", f"acc{len(self.formula.passes) - 1}[j]").replace("#1", "acc0[j]")
         c_type = compute_type(self.y.type.dtype)
         code.define(self.y, f"({c_type})({text})")
         return ["if (live && t == 0) {", *(f"  {line}" for line in self._apply_epilogue(code).lines()), "}"]

@@ -78,7 +78,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
         vector //= 2
     pack = ("pack", x.type.shape[1] // vector)
 
-    def begun(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
+    def setup(names: Sequence[str], counts: Sequence[int]) -> tuple[list[str], int]:
         """Declare a thread for each place in space and vector of channels; return the grid, too."""
         sizes = [("c0", x.type.shape[0]), *zip(names, counts, strict=True)]
         sizes = [*sizes, pack] if packs else [sizes[0], pack, *sizes[1:]]
@@ -93,15 +93,15 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     launches: list[Launch] = []
     if apart:
         arguments = Arguments()
-        lines, grid = begun([f"o{d}" for d in range(n)], [d.count for d in dims])
-        lines += [*_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
+        lines, grid = setup([f"o{d}" for d in range(n)], [d.count for d in dims])
+        lines += [*_find_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
         lines.append(f"for (int j = 0; j < {vector}; ++j) kept.v[j] = ({index})where[j];")
         place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
         lines.append(f"store_pack<{index}, {vector}>({arguments.scratch(index)} + ({place}), kept);")
         launches.append(arguments.launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
-    lines, grid = begun([f"i{d}" for d in range(n)], [d.tiles for d in dims])
-    lines += _summed(pool, dims, vector, arguments, index if apart else "")
+    lines, grid = setup([f"i{d}" for d in range(n)], [d.tiles for d in dims])
+    lines += _sum_gradients(pool, dims, vector, arguments, index if apart else "")
     unroll = ["#pragma unroll"] if _is_small(dims) else []
     for d, dim in enumerate(dims):
         lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
@@ -132,7 +132,7 @@ def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
     return text
 
 
-def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
+def _find_largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
     """Find the first of the largest taps of the window at o0, o1 and so on, as `where`.
 
     NaN is the largest of all, and elements outside x are the smallest.
@@ -155,7 +155,7 @@ def _largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) 
     return [*lines, "    }", "  }", *["}"] * len(dims)]
 
 
-def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
     """Sum the thread's gradients in `sums`: each window's gradient goes to the first of its largest taps.
 
     kept: the C type of that tap's number in scratch memory; empty if it has to be found.
@@ -175,7 +175,7 @@ def _summed(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments,
         lines.append(f"const Pack<{kept}, {vector}> places = load_pack<{kept}, {vector}>({pointer} + ({at}));")
         where = "places.v[j]"
     else:
-        lines += _largest(x, dims, vector, arguments)
+        lines += _find_largest(x, dims, vector, arguments)
         where = "where[j]"
     pack = f"Pack<{kind}, {vector}>"
     lines.append(f"const {pack} loss = load_pack<{kind}, {vector}>({arguments.read(dy)} + ({at}));")

@@ -10,7 +10,7 @@ from gpu.kernels.cases import Case, build, check, last, normal, rows
 from gpu.kernels.emulator import needs_compiler
 
 from fusec.errors import VerifyError
-from fusec.gpu.kernels.codegen.mma_tiles import PROCESSORS
+from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.convolution import split_k
 from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
 from fusec.gpu.kernels.convolution.split_k_tiling import SplitKTiling
