@@ -441,7 +441,7 @@ TRAINING: tuple[Mutant, ...] = (
         "channel_masked_rounding",
         "training kernels",
         "gpu/kernels/norm/batch_norm_source.py",
-        '(f"{centred} * {factor} + {bias}", self.part.y.type.dtype)',
+        '(f"{centred} * {factor} + {bias}", self.step.y.type.dtype)',
         '(f"{centred} * {factor} + {bias}", DType.F32)',
         "a relu is taken for open where its stored result was rounded to zero",
         "gpu/kernels/norm/test_batch_norm_masks.py",
