@@ -28,17 +28,16 @@ from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.build_pool import Builders
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, NoJudge, RulesJudge
-from fusec.ir import Graph, print_node, quote
+from fusec.ir import HALVES, Graph, print_node, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.lowering.virtual_rounding import HALVES
 from fusec.ops import Scatter
 from fusec.passes.base import PRECISIONS, ROUNDINGS, UNORDERED, UNROUNDED, Options, names_of, run
-from fusec.passes.layout.io_layout import chosen, keep
+from fusec.passes.layout.io_layout import chosen, insert_edge_copies
 from fusec.passes.partition import Oracle as Judge
 from fusec.passes.partition import kernels_only, partition
-from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.attention_fallback import expand_refused_attention
 from fusec.passes.partition.concat_in_place import concat_in_place
-from fusec.passes.partition.strict_rounding import AsSource
+from fusec.passes.partition.strict_rounding import StrictRounding
 from fusec.plans.plan_record import Entry
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.program import Program
@@ -304,15 +303,17 @@ def build(
     done = iter(range(len(pipeline)))
     graph = run(pipeline, source.clone(), options, lambda name: report(f"pass {name}", next(done), len(pipeline)))
     asked = _judge(goal, options, oracle, family)
-    judge = AsSource(asked) if options.as_source else asked
+    judge = StrictRounding(asked) if options.as_source else asked
 
     def cut(graph: Graph) -> Program:
-        keep(graph, options)
+        insert_edge_copies(graph, options)
         if family is not None:
             family.weights.share(graph)
         return partition(graph, judge, goal, lambda count, total: report("partition", count, total), dict(state or {}))
 
-    program = settle(cut(graph), lambda: run(passes.UNLAID, source.clone(), options), cut, judge, options)
+    program = expand_refused_attention(
+        cut(graph), lambda: run(passes.EARLY_PASSES, source.clone(), options), cut, judge, options
+    )
     program = concat_in_place(program, judge, options)
     return Compiled(source, program, goal, options, judge)
 
@@ -397,7 +398,7 @@ def _for_cpu(
     source = frontends.load(model, shapes)
     options = _options(source, precision, {*disable, "layout"}, state, channels_last)
     graph = run(passes.PIPELINE, source.clone(), options)
-    keep(graph, options)
+    insert_edge_copies(graph, options)
     return Compiled(source, kernels_only(graph), load_target(CPU), options, NoJudge())
 
 

@@ -11,8 +11,7 @@ from fusec.gradients.core import Gradients, Rule, Rules, Step, by_formula, wide
 from fusec.gradients.indexing import RULES as INDEXING
 from fusec.gradients.pointwise import RULES as POINTWISE
 from fusec.gradients.products import RULES as PRODUCTS
-from fusec.ir import DType
-from fusec.lowering.virtual_rounding import HALVES
+from fusec.ir import HALVES, DType
 from fusec.ops import BatchNormBackward, LayerNormBackward
 
 

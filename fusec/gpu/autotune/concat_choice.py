@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fusec.gpu.autotune.step_candidates import Placed, canonical_of
 from fusec.ir import Graph
-from fusec.passes.partition.concat_in_place import Family, apart, joined
+from fusec.passes.partition.concat_in_place import ConcatGroup, joined, restore_copies
 from fusec.schedule.program import Kind, Partition, Program
 
 Prices = Callable[[Graph, Sequence[Partition]], Sequence[float]]  # microseconds of steps, each in its fastest form
@@ -23,18 +23,18 @@ def worthwhile(program: Program, prices_us: Prices) -> Program:
     types = {value: value.type for family in families for value in family.types}
     here = [_makers(program, family) for family in families]
     in_place = _sums(graph, here, prices_us)
-    copied = apart(program, families)
+    copied = restore_copies(program, families)
     there = [[*_makers(copied, family), *_copies(copied, family)] for family in families]
     apart_us = _sums(graph, there, prices_us)
     for value, type in types.items():
         graph.set_type(value, type)
     slower = [f for f, a, b in zip(families, in_place, apart_us, strict=True) if a > b]
-    return apart(program, slower) if slower else program
+    return restore_copies(program, slower) if slower else program
 
 
-def families(program: Program) -> dict[str, list[Family]]:
+def families(program: Program) -> dict[str, list[ConcatGroup]]:
     """The concats that are in place, by what they and the steps that write their parts compute."""
-    found: dict[str, list[Family]] = {}
+    found: dict[str, list[ConcatGroup]] = {}
     for family in joined(program):
         parts = family.types.keys()
         steps = [s for s in program.steps if s.nodes[0] in family.concats or not parts.isdisjoint(s.outputs)]
@@ -42,7 +42,7 @@ def families(program: Program) -> dict[str, list[Family]]:
     return found
 
 
-def placed(before: Mapping[str, Sequence[Family]], program: Program) -> dict[str, Placed]:
+def placed(before: Mapping[str, Sequence[ConcatGroup]], program: Program) -> dict[str, Placed]:
     """What became of the concats that were in place before."""
     left = {node for family in joined(program) for node in family.concats}
     found: dict[str, Placed] = {}
@@ -55,15 +55,15 @@ def placed(before: Mapping[str, Sequence[Family]], program: Program) -> dict[str
 def copied(program: Program, works: Collection[str]) -> Program:
     """The program with the concats of that work as copies; types of its graph change."""
     wanted = [family for work, alike in families(program).items() if work in works for family in alike]
-    return apart(program, wanted) if wanted else program
+    return restore_copies(program, wanted) if wanted else program
 
 
-def _makers(program: Program, family: Family) -> list[Partition]:
+def _makers(program: Program, family: ConcatGroup) -> list[Partition]:
     parts = family.types.keys()
     return [step for step in program.steps if step.nodes[0] not in family.concats and parts & set(step.outputs)]
 
 
-def _copies(program: Program, family: Family) -> list[Partition]:
+def _copies(program: Program, family: ConcatGroup) -> list[Partition]:
     return [step for step in program.steps if step.kind is Kind.KERNEL and step.nodes[0] in family.concats]
 
 

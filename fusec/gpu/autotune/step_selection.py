@@ -35,7 +35,7 @@ from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Graph
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.passes.partition.concat_in_place import Family
+from fusec.passes.partition.concat_in_place import ConcatGroup
 from fusec.plans.plan_record import Part
 from fusec.schedule.memory_plan import plan_memory
 from fusec.schedule.program import Kind, Partition, Program
@@ -130,7 +130,7 @@ class Forms:
         return program
 
     def _with_concats(
-        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, prices_us: Prices
+        self, program: Program, concats: Mapping[str, Sequence[ConcatGroup]], launch_us: float, prices_us: Prices
     ) -> Program:
         """The program with those of its concats as copies that are faster so, measured or as it is known."""
         known = {work: self._kept.form(work, launch_us) for work in concats}
