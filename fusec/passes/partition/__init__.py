@@ -77,8 +77,8 @@ def kernels_only(graph: Graph) -> Program:
 def ordered(steps: Sequence[Partition], wiring: Wiring) -> tuple[Partition, ...]:
     """Sort steps by dependency; among ready steps, the one that begins first in the graph.
 
-    networkx.lexicographical_topological_sort gives the same order, but needs 27 ms for 2,000 steps,
-    against 1.2 ms here. The import of networkx costs 140 ms more.
+    networkx.lexicographical_topological_sort gives the same order, but takes 23 times the time for 2,000 steps. The
+    import of networkx alone takes the time of 100 such sorts here.
     """
     step_of: dict[Node, int] = {node: s for s, step in enumerate(steps) for node in step.nodes}
     of = [step_of[node] for node in wiring.nodes]

@@ -1,7 +1,8 @@
 """Decide which nodes may be merged: the condensation (one vertex per partition) must stay acyclic.
 
 Vertices stay in topological order while partitions form, so each question is a search between two positions. networkx
-would build the condensation anew for each merge: 35 ms at 10,000 nodes, against 6 ms for all 7,500 merges here.
+would build the condensation anew for each merge: at 10,000 nodes, one condensation costs six times the time of all
+7,500 merges here.
 """
 
 from __future__ import annotations
