@@ -14,7 +14,7 @@ from benchmarks import calls, choices, fuzz_results, onnx_suite, penalties, tabl
 from benchmarks.machine import bring, keep
 from fusec.gpu.cublaslt import algorithms
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.passes.partition.equivalent_spellings import quicker
+from fusec.passes.partition.equivalent_spellings import faster_spellings
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
@@ -70,10 +70,10 @@ def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
     with choices.left_out("concat_in_place") as disabled:
         assert list(disabled) == ["concat_in_place"]
     body = parse(GELU)
-    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+    assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
     with choices.left_out("gelu_by_tanh") as disabled:
-        assert not disabled and not list(quicker(body))
-    assert [name for name, _ in quicker(body)] == [("gelu_by_tanh",)]
+        assert not disabled and not list(faster_spellings(body))
+    assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
     with choices.left_out("cublaslt") as disabled:
         assert not disabled and not algorithms.version()
     with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
