@@ -18,19 +18,19 @@ from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
 from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
 from fusec.testing.runner.database import State, default_folder
-from fusec.testing.runner.report import PropertyCount, Report
-from fusec.testing.runner.supervisor import Plan, Run
+from fusec.testing.runner.report import FuzzReport, PropertyCount
+from fusec.testing.runner.supervisor import Run, WorkPlan
 
 EXAMPLES = 2000  # unless told how many, or how long
 MAX_FINDINGS = 10
 
-Progress = Callable[[Report], None]
+Progress = Callable[[FuzzReport], None]
 
 
 class FuzzInterrupted(KeyboardInterrupt):  # as KeyboardInterrupt is
     """Ctrl-C; `report` is what was done until then."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: FuzzReport):
         super().__init__()
         self.report = report
 
@@ -53,7 +53,7 @@ def fuzz(
     shrink_s: float = 5.0,
     hang_s: float = 60.0,
     progress: Progress | None = None,
-) -> Report:
+) -> FuzzReport:
     """Run properties on random graphs and return what was found.
 
     properties: names of `fusec.testing.properties.table.PROPERTIES`, or `path/to/file.py:function` of your own;
@@ -79,7 +79,7 @@ def fuzz(
     state = State(Path(database) if database is not None else default_folder())
     if fresh:
         state.forget()
-    plan = Plan(
+    plan = WorkPlan(
         properties=tuple(chosen),
         seconds=time,
         examples=examples if examples is not None or time is not None else EXAMPLES,
@@ -93,7 +93,7 @@ def fuzz(
         shrink_s=shrink_s,
         hang_s=hang_s,
     )
-    report = Report(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
+    report = FuzzReport(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
     with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:
         run = Run(plan, state, report, Path(scratch), progress or (lambda report: None))
         try:

@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from fusec.gpu.cudnn.legality import Oracle as CudnnOracle
+from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge, OfflineJudge
 from fusec.ir import Constant, Graph
 from fusec.ops import ANCHORS
-from fusec.passes.partition.oracle import Oracle
+from fusec.passes.partition.oracle import Judge
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.schedule.aliasing import is_view
 from fusec.targets.target import load
@@ -28,17 +28,17 @@ DECLINED = Refused("plan", "FUSEC", "the judge declines it")
 _MOODS = ((30, DECLINED), (55, RUNTIME), (65, GENERIC))
 
 
-def lowers(case: Case) -> Oracle:
+def lowers(case: Case) -> Judge:
     """Whatever lowers is legal, with a precompiled plan: the largest partitions."""
     return OfflineJudge(case.options.tensor_cores, lambda body, key: PRECOMPILED)
 
 
-def runtime(case: Case) -> Oracle:
+def runtime(case: Case) -> Judge:
     """Whatever lowers is legal, but compiled at run time: every spelling is asked for, and costs decide."""
     return OfflineJudge(case.options.tensor_cores, lambda body, key: RUNTIME)
 
 
-def moody(case: Case) -> Oracle:
+def moody(case: Case) -> Judge:
     """Refuses, or accepts in any way, by a hash of the body and the case's seed, among what lowers."""
 
     def legal(body: Graph, key: str) -> Verdict:
@@ -48,7 +48,7 @@ def moody(case: Case) -> Oracle:
     return OfflineJudge(case.options.tensor_cores, legal)
 
 
-def anchors(case: Case) -> Oracle:
+def anchors(case: Case) -> Judge:
     """Only anchors alone (a convolution, product, norm or reduction and views of it) are legal."""
 
     def legal(body: Graph, key: str) -> Verdict:
@@ -59,17 +59,17 @@ def anchors(case: Case) -> Oracle:
 
 
 @cache
-def _oracle(target: str) -> CudnnOracle:
+def _oracle(target: str) -> Oracle:
     """One per target and process: it owns worker processes and a memory."""
-    return CudnnOracle(load(target), workers=2)  # fuzzing has a process on every core already
+    return Oracle(load(target), workers=2)  # fuzzing has a process on every core already
 
 
-def cudnn(case: Case) -> Oracle:
+def cudnn(case: Case) -> Judge:
     """cuDNN itself, by the description of the case's target; needs its wheels, no GPU."""
     return CudnnJudge(_oracle(case.target), case.options.tensor_cores)
 
 
-JUDGES: Mapping[str, Callable[[Case], Oracle]] = {
+JUDGES: Mapping[str, Callable[[Case], Judge]] = {
     "lowers": lowers,
     "runtime": runtime,
     "moody": moody,
