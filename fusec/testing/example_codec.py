@@ -1,4 +1,7 @@
-"""Examples as plain text and arrays: the large constants beside the graph, any element type in .npz or JSON."""
+"""Encode examples (a graph and a case) as text and arrays, in .npz files or JSON.
+
+Large constants are stored apart from the graph's text. Every element type can be stored.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ Array = np.ndarray[Any, Any]
 
 
 def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
-    """The text form, and the constants too large for it by label: `parse(text, arrays)` gives the graph back."""
+    """Print a graph, and collect by label the constants too large for the text.
+
+    `parse(text, arrays)` restores the graph.
+    """
     large = [(n, n.op.literal) for n in graph.nodes if isinstance(n.op, Constant)]
     large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
     held: dict[str, Literal] = {}
@@ -33,7 +39,11 @@ def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
 
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
-    """Write the arrays by name; the element types of those that .npz cannot hold, which are stored as integers."""
+    """Write arrays by name to an .npz file.
+
+    Returns the element types that .npz cannot store, by array name. Such arrays are stored as integers of
+    the same width.
+    """
     special: dict[str, str] = {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
@@ -47,7 +57,7 @@ def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
 
 
 def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
-    """What `save_npz` wrote."""
+    """Read the arrays that `save_npz` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         arrays: dict[str, Array] = {name: archive[name] for name in archive.files}
     return {
@@ -56,7 +66,7 @@ def load_npz(path: Path, special: Mapping[str, str]) -> dict[str, Array]:
 
 
 def encode(graph: Graph, case: Case) -> dict[str, Any]:
-    """An example as JSON data."""
+    """Encode an example as JSON data."""
     text, weights = text_of(graph)
     feeds = None if case.feeds is None else {name: _encode(array) for name, array in case.feeds.items()}
     packed = {label: _encode(array) for label, array in weights.items()}
@@ -64,7 +74,7 @@ def encode(graph: Graph, case: Case) -> dict[str, Any]:
 
 
 def decode(data: Mapping[str, Any]) -> tuple[Graph, Case]:
-    """Inverse of `encode`."""
+    """Decode an example from the data of `encode`."""
     graph = parse(data["text"], {label: _decode(packed) for label, packed in data["weights"].items()})
     feeds = data["feeds"]
     held = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}

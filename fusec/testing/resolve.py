@@ -1,4 +1,4 @@
-"""From names to what they stand for: properties and strategies, fusec's own or a user's `file.py:function`."""
+"""Resolve names of properties and strategies: fusec's own, or a user's `file.py:function`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CASES = "fusec.testing.strategies:cases"
 
 
 def known_properties() -> dict[str, Property]:
-    """fusec's own properties by name."""
+    """Return fusec's own properties by name."""
     # late: they need the whole compiler, and a user's own property may not
     return dict(importlib.import_module("fusec.testing.properties.table").PROPERTIES)
 
 
 def property_of(name: str) -> Property:
-    """The property of that name, or a user's `file.py:function`: `f(graph)` or `f(graph, case)`."""
+    """Return the property of that name, or a user's `file.py:function`: `f(graph)` or `f(graph, case)`."""
     if ":" not in name:
         known = known_properties()
         if name not in known:
@@ -57,19 +57,22 @@ def property_of(name: str) -> Property:
 
 
 def strategy_of(name: str) -> Any:
-    """The Hypothesis strategy that `module:name` or `file.py:name` is, or gives when called."""
+    """Return the Hypothesis strategy `module:name` or `file.py:name`; a function or class is called for it."""
     found = _find(name)
     return found() if inspect.isroutine(found) or inspect.isclass(found) else found
 
 
 def absolute(name: str) -> str:
-    """The name so that it holds in every working folder."""
+    """Make the file in a name absolute, so that the name is valid in every working folder."""
     place, sign, function = name.rpartition(":")
     return f"{Path(place).absolute()}:{function}" if sign and place.endswith(".py") else name
 
 
 def version_of(names: Sequence[str]) -> str:
-    """A digest of the files that define these: other strategies give other examples for one seed."""
+    """Hash the source files that define these strategies.
+
+    A changed strategy gives other examples for the same seed, so results of the old one must not be reused.
+    """
     sha = hashlib.sha256()
     for name in names:
         module = _module(name.rpartition(":")[0])

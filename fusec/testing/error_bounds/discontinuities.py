@@ -1,4 +1,7 @@
-"""Where may rounding put a result on the other side of a jump: a comparison, a floor, an infinity times zero?"""
+"""Find where rounding may move a result across a discontinuity.
+
+Examples are a comparison, a floor, and an infinity times zero.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding) -> Array | None:
-    """Where the result may lie on the other side of a jump, None for nowhere."""
+    """Find the elements whose result may be on the other side of a discontinuity; None if there are none."""
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
@@ -60,14 +63,15 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
 
 
 def _moved(x: Array, by: Array) -> Array:
-    """Move numbers; NaN that may be any number goes to an infinity."""
+    """Add `by` to numbers; a NaN that may be any number becomes an infinity."""
     return np.where(np.isnan(x) & np.isinf(by), by, x + by)
 
 
 def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
-    """Find where a cast may give any number: no integer is near, or the integer that becomes a float may be another.
+    """Find where a cast may give any number.
 
-    Then a rule that removes casts there and back keeps the float, which may be NaN.
+    Either no integer is near, or the integer that becomes a float may be another one. In the second case a rule that
+    removes a pair of casts keeps the float, which may be NaN.
     """
     (value,) = operands
     if value.plain.dtype.kind not in "iu" or not op.to.is_float or value.exact:
@@ -77,7 +81,10 @@ def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
 
 
 def _lost_in_attention(op: Op, operands: list[Samples], result: Array) -> Array | None:
-    """Find what a fused attention may lose in the sample itself, and where an operand may overflow its storage."""
+    """Find what a fused attention may lose.
+
+    The samples are checked, too: an operand may overflow its storage there.
+    """
     found: Array | None = None
     for arrays in zip(*([s.plain, *s.disturbed] for s in operands), strict=True):
         lost = lost_in_attention(op, list(arrays), result)

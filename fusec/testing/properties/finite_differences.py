@@ -1,4 +1,4 @@
-"""Does the gradient of a graph agree with finite differences in float64?"""
+"""Check the gradient of a graph against finite differences in float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ NUDGE = 1e-3  # of a number's size; far more than the steps
 
 
 def gradients(graph: Graph, case: Case) -> None:
-    """Gradients of the float outputs by the float inputs, and by constants, are what finite differences say."""
+    """Check that gradients of the float outputs agree with finite differences.
+
+    They are taken by the float inputs and, for odd seeds, by constants.
+    """
     if case.style not in ("normal", "positive"):
         case = Case(case.seed, "normal")  # ties, zeros and infinities lie on kinks
     source, constants = in_f64(graph, lift=case.seed % 2 == 1)
@@ -54,8 +57,11 @@ def gradients(graph: Graph, case: Case) -> None:
 
 
 def _apart(array: Array, rng: np.random.Generator) -> Array:
-    """Numbers in float64, moved a little: those of few bits lie on the bounds of a clip, and several on one maximum,
-    where the slope to either side is not the one in between."""
+    """Convert numbers to float64 and move each a little.
+
+    Numbers of few bits may be equal to a bound of a clip, or several may share one maximum. The slopes to the two sides
+    differ there, and neither is the gradient.
+    """
     wide = array.astype(np.float64)
     return wide + NUDGE * (np.abs(wide) + NUDGE) * rng.uniform(-1.0, 1.0, wide.shape)
 
@@ -106,14 +112,17 @@ def _compare(
 
 
 def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array]) -> bool:
-    """Tell if an op jumps within a step: differences to both sides may then agree and still be no slope."""
+    """Tell if an op has a discontinuity within a step.
+
+    Differences to both sides may then agree, although they are no slope.
+    """
     steps = [{n: a + s * h * along[n] if n in along else a for n, a in feeds.items()} for h in STEPS for s in (1, -1)]
     here, *moved = (_labels(graph, arrays) for arrays in (feeds, *steps))
     return any(not np.array_equal(a, b) for labels in moved for a, b in zip(here, labels, strict=True))
 
 
 def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
-    """Compute for each op that jumps the side of its jumps that each element lies on."""
+    """Compute, for each op with discontinuities, the side of each element."""
     held: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
     labels: list[Array] = []
     with np.errstate(all="ignore"):
@@ -126,8 +135,10 @@ def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
-    """Whether no value on the way, and no slope of a single op, is infinite: zero times infinity is no number,
-    though what comes of it in the end may be one."""
+    """Tell if every intermediate value, and every slope of a single op, is finite.
+
+    Zero times infinity is NaN, even if the final result is a number.
+    """
     for node in graph.nodes:
         floats = [v for v in node.results if v.type.dtype.is_float and v.type.size]
         operands = list(dict.fromkeys(v for v in node.operands if v.literal is None))
@@ -148,8 +159,11 @@ def _finite_inside(graph: Graph, feeds: Mapping[str, Array]) -> bool:
 
 
 def in_f64(graph: Graph, lift: bool = False) -> tuple[Graph, dict[str, Array]]:
-    """The graph with every floating-point tensor in f64; with `lift`, constants of several elements as inputs,
-    and the arrays they were."""
+    """Copy a graph with every floating-point tensor in f64.
+
+    lift: make inputs of the constants that have several elements.
+    Returns the copy, and the arrays of the lifted constants by name.
+    """
     copy, lifted = Graph(graph.name), dict[str, Array]()
     held: dict[Value, Value] = {}
     for value in graph.inputs:

@@ -1,4 +1,4 @@
-"""Does a graph survive the way through ONNX, and does onnxruntime agree with what it means?"""
+"""Check that a graph survives export to ONNX and import, and that onnxruntime computes what it means."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEVIATES = {
 
 
 def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
-    """Exported as ONNX and imported again, a graph keeps its interface and its meaning."""
+    """Check that a graph, exported as ONNX and imported again, has the same interface and meaning."""
     import onnx  # only where a property of ONNX is asked for
 
     model = _exported(graph)
@@ -56,8 +56,10 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
 
 
 def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
-    """onnxruntime, all its optimisations off, computes what the graph means; where it differs, the evaluator of
-    the ONNX specification is asked, too."""
+    """Check that onnxruntime, without its optimisations, computes what the graph means.
+
+    If it differs, the evaluator of the ONNX specification is asked, too.
+    """
     if case.style == "special" or any(n.op.name in DEVIATES for n in graph.nodes):
         return
     if any(v.type.dtype in HALVES for v in graph.values()):
@@ -84,7 +86,7 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def _near_a_tie(op: Resize, shape: tuple[int, ...]) -> bool:
-    """Whether a scale that is no number of 32 bits leaves open which element is nearest."""
+    """Tell if rounding a scale to 32 bits may change which element is nearest."""
     if op.mode != "nearest":
         return False
     for dim, (size, scale) in enumerate(zip(shape, op.scales, strict=True)):
@@ -103,7 +105,7 @@ def _exported(graph: Graph) -> ModelProto:
 
 
 def _with_attributes_of_onnx(graph: Graph) -> Graph:
-    """The graph, or a copy whose float attributes fit 32 bits."""
+    """Return the graph, or a copy whose float attributes fit 32 bits."""
     narrowed: dict[str, dict[str, Any]] = {}
     for node in graph.nodes:
         given = node.op.attributes.items()
@@ -124,7 +126,7 @@ def _outputs(graph: Graph) -> list[tuple[str, Any]]:
 
 
 def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """What onnxruntime gives; None where it has no kernel."""
+    """Run a model with onnxruntime; None if it has no kernel for it."""
     import onnxruntime  # optional
 
     options = onnxruntime.SessionOptions()
@@ -144,7 +146,7 @@ def _run(model: bytes, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
 
 
 def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
-    """What the reference evaluator of the onnx package gives; None where it fails."""
+    """Run a model with the reference evaluator of the onnx package; None if that fails."""
     from onnx.reference import ReferenceEvaluator
 
     try:
@@ -157,7 +159,10 @@ def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] |
 
 
 def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: float = ATTRIBUTES) -> None:
-    """As `bounds.compare`, with room for attributes of 32 bits; more samples before a mismatch is believed."""
+    """Compare as `bounds.compare` does, with room for attributes of 32 bits.
+
+    More samples are drawn before a mismatch is reported.
+    """
     for refined in (False, True):
         if refined:
             allowances.refine()
@@ -169,7 +174,7 @@ def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: 
 
 
 def _apart(got: Array, want: Array, bound: Array, room: float) -> str | None:
-    """What is wrong with an output, if anything."""
+    """Describe the difference of an output from the right one; None if it is allowed."""
     if got.shape != want.shape:
         return f"shape {got.shape} instead of {want.shape}"
     if want.dtype.kind != "f":

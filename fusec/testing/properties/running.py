@@ -1,4 +1,4 @@
-"""Properties of running a compiled graph: right answers, the same twice, and no buffer that is used after its time."""
+"""Check runs of a compiled graph: right answers, reproducible bits, and no use of a freed buffer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Array = np.ndarray[Any, Any]
 
 
 def executable_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Run end to end in simulation, a compiled graph gives the outputs of the model, the same bits each time, in memory
-    orders as promised."""
+    """Check that a compiled graph, simulated end to end, gives the outputs of the model.
+
+    Each run must give the same bits, and outputs must have the promised memory orders.
+    """
     shared = prepared(graph, case)
     executable = Executable(shared.compiled, SimulatorBackend())
     feeds = {name: np.array(array) for name, array in shared.feeds.items()}
@@ -49,7 +51,7 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def _strided(array: Array) -> Array:
-    """The same numbers in memory that is neither contiguous nor row-major."""
+    """Copy numbers to memory that is neither contiguous nor row-major."""
     wide = np.zeros([2 * d for d in reversed(array.shape)], array.dtype)
     view = wide[(..., *(slice(None, None, 2) for _ in array.shape))].transpose()
     view[...] = array
@@ -57,14 +59,14 @@ def _strided(array: Array) -> Array:
 
 
 def same_bits(names: Sequence[str], got: Sequence[Array], want: Sequence[Array], what: str) -> None:
-    """MismatchError unless arrays are equal, bit by bit."""
+    """Raise MismatchError unless arrays are equal, bit by bit."""
     for name, array, right in zip(names, got, want, strict=True):
         if array.tobytes() != right.tobytes():
             raise MismatchError(f"{what}, output {quote(name)} has other bits", {name: array}, {name: right})
 
 
 def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
-    """No step writes to a value that is still needed, and none reads memory that holds nothing any more."""
+    """Check that no step overwrites a value that is still needed, or reads memory that was freed."""
     shared = prepared(graph, case)
     with np.errstate(all="ignore"):
         want = Executable(shared.compiled, SimulatorBackend()).run(None, shared.feeds)
@@ -74,7 +76,10 @@ def buffers_never_alias(graph: Graph, case: Case = CASE) -> None:
 
 
 class _Watched(Executable):
-    """Looks, step by step, whether anything changes that is still needed, and overwrites all the rest."""
+    """An executable that checks, after each step, that all values that are still needed are unchanged.
+
+    It overwrites all other memory.
+    """
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
         self._allocate()
@@ -101,7 +106,10 @@ class _Watched(Executable):
 
     @cached_property
     def _needed(self) -> list[list[Value]]:
-        """Of what is stored before each step, and after the last, that which it or a later one reads, or the caller."""
+        """List the stored values that are still needed, before each step and after the last.
+
+        A value is needed if a later step reads it, or if it is an output.
+        """
         steps, placed = self.compiled.program.steps, self.memory.offsets
         last = {v: index for index, step in enumerate(steps) for v in step.inputs}
         last |= dict.fromkeys(self.compiled.graph.outputs, len(steps))

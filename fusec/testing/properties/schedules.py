@@ -1,5 +1,4 @@
-"""Properties of when things happen: steps in any order that the waits allow, and blocks that come late to state which
-others have replaced already."""
+"""Check order and timing: steps in any order that the waits allow, and late blocks that read replaced state."""
 
 from __future__ import annotations
 
@@ -28,14 +27,14 @@ ORDERS = 1  # other orders of the steps, in each kind of memory
 PLACES = 3  # elements that are computed last
 
 
-class _Beside(SimulatorBackend):
-    """Memory for steps that run side by side."""
+class _ConcurrentMemory(SimulatorBackend):
+    """A backend that plans memory for steps that run concurrently."""
 
     side_by_side = True
 
 
 class _Reordered(Executable):
-    """Runs its steps in the order that is given, in memory that held nothing before."""
+    """An executable that runs its steps in a given order, in memory that is overwritten first."""
 
     order: Sequence[int] | None = None
 
@@ -52,9 +51,12 @@ class _Reordered(Executable):
 
 
 def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
-    """Steps in any order that the waits allow give the same bits, in memory for steps in order or side by side."""
+    """Check that steps give the same bits in any order that the waits allow.
+
+    Memory is planned once for steps in sequence and once for concurrent steps.
+    """
     shared, rng = prepared(graph, case), np.random.default_rng(case.seed)
-    for backend in (SimulatorBackend(), _Beside()):
+    for backend in (SimulatorBackend(), _ConcurrentMemory()):
         net = _Reordered(shared.compiled, backend)
         told = waits(shared.compiled.program, net.memory)
         if told is None:
@@ -68,7 +70,7 @@ def any_order_agrees(graph: Graph, case: Case = CASE) -> None:
 
 
 def _order(told: Waits, rng: np.random.Generator) -> list[int]:
-    """The steps that do work, each behind those it waits for."""
+    """Draw an order of the steps that run, each after those it waits for."""
     left, order = [i for i, before in enumerate(told) if before is not None], list[int]()
     while left:
         ready = [i for i in left if set(order).issuperset(told[i] or ())]
@@ -81,8 +83,11 @@ def _order(told: Waits, rng: np.random.Generator) -> list[int]:
 
 
 def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
-    """Were inputs state that outputs of their types replace, and written in place where that is allowed: elements
-    computed when all others are replaced already are the same."""
+    """Check that steps may write new state over old state where the schedule allows it.
+
+    Inputs are treated as state that outputs of the same type replace. An element that is computed last, when all other
+    elements are already replaced, must be the same.
+    """
     shared = prepared(graph, case)
     optimised = shared.optimised
     for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _in_lists(optimised)):
@@ -92,7 +97,7 @@ def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
 
 
 def _updates(graph: Graph) -> dict[Value, Value]:
-    """Inputs, and outputs that could replace them: those first that are made of them."""
+    """Pair inputs with outputs that could replace them; outputs computed from the input come first."""
     free = list(dict.fromkeys(v for v in graph.outputs if v.node is not None and v.literal is None and v.type.size))
     found: dict[Value, Value] = {}
     for old in graph.inputs:
@@ -105,7 +110,7 @@ def _updates(graph: Graph) -> dict[Value, Value]:
 
 
 def _in_lists(graph: Graph) -> Program:
-    """Each node by itself, but for what does the same to several inputs that are state."""
+    """Make each node a step, except ops that do the same to several inputs that are state."""
     names = dict(zip(graph.outputs, graph.output_names, strict=True))
     state = {old.name: names[new] for old, new in _updates(graph).items()}
     lists, wiring = set_aside(graph, state), Wiring(graph)
@@ -134,8 +139,8 @@ def _in_time(
         late = {old: right[new] for old, new in pairs.items()}
         for old, new in pairs.items():
             own = next((set(m.writes) for m in members or () if new in m.writes), set(step.outputs))
-            beside = [v for v in step.outputs if v in own and v.type.shape == old.type.shape]
-            mine = [o for o, n in pairs.items() if n in beside]
+            peers = [v for v in step.outputs if v in own and v.type.shape == old.type.shape]
+            mine = [o for o, n in pairs.items() if n in peers]
             for place in rng.integers(0, old.type.size, PLACES).tolist():
                 at = np.unravel_index(place, old.type.shape)
                 changed = dict(late)
@@ -143,7 +148,7 @@ def _in_time(
                     changed[each] = np.array(late[each])
                     changed[each][at] = held[each][at]
                 made = _outputs(program, step, held, changed)
-                for value in beside:
+                for value in peers:
                     if made[value][at].tobytes() != right[value][at].tobytes():
                         raise MismatchError(
                             f"{step.signature}: element {list(map(int, at))} of {quote(value.name)} is another when it "
@@ -159,7 +164,7 @@ def _in_time(
 def _outputs(
     program: Program, step: Partition, held: Mapping[Value, Array], changed: Mapping[Value, Array]
 ) -> dict[Value, Array]:
-    """What a step makes of operands some of which are changed; views of these are, too."""
+    """Compute a step's outputs from operands of which some are changed, and with them their views."""
     now: dict[Value, Array] = dict(changed)
 
     def read(value: Value) -> Array:
