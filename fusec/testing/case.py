@@ -27,8 +27,8 @@ class Trust(enum.IntEnum):
     confirms it: if two oracles differ, the weaker one is more likely wrong.
     """
 
-    DEVICE = 1  # what a GPU computed
-    SIMULATOR = 2  # our reading of cuDNN's documentation, fp32
+    DEVICE = 1  # a GPU
+    SIMULATOR = 2  # fusec's simulation of cuDNN's documentation, fp32
     ONNXRUNTIME = 3  # an implementation by others, fp32, with optimisations of its own
     ONNX_REFERENCE = 4  # the evaluator of the ONNX specification
     REFERENCE = 5  # the ops' definitions, evaluated in float64
@@ -89,7 +89,7 @@ class Case:
             frozenset(data["disable"]),
             data["judge"],
             data["target"],
-            data.get("channels_last", False),  # findings may be older
+            data.get("channels_last", False),  # absent from older findings
             feeds,
         )
 

@@ -30,7 +30,7 @@ def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
     large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
     held: dict[str, Literal] = {}
     if any(held.setdefault(literal.label, literal) is not literal for _, literal in large):
-        graph = graph.clone()  # two constants under one label: each under its own name
+        graph = graph.clone()  # because two constants share a label: label each by its value's name
         for node in graph.nodes:
             if isinstance(node.op, Constant):
                 graph.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
@@ -48,7 +48,7 @@ def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
             held = np.ascontiguousarray(array)
-            if held.dtype.kind == "V":  # what ml_dtypes adds to NumPy
+            if held.dtype.kind == "V":  # types that ml_dtypes adds to NumPy
                 special[name] = DType.of(held.dtype).value
                 held = held.view(f"u{held.dtype.itemsize}")
             with archive.open(f"{name}.npy", "w") as member:

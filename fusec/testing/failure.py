@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"
 _PACKAGE = str(Path(fusec.__file__).parent)
-# what differs from one example to the next: names of values, numbers, lists, words in quotes
+# Parts of a message that differ between similar examples: names of values, numbers, lists, quoted words.
 _VARIABLE = re.compile(
     r"%\"[^\"]*\"|%[\w.$/:-]+|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\b(?:inf|nan)\b|[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )
@@ -89,8 +89,8 @@ def attempt(property: Property, graph: Graph, case: Case) -> Failure | None:
         return Failure(MISMATCH, type(error).__name__, str(error), "", words, error.oracle.name, error.got, error.want)
     except unittest.SkipTest as error:
         raise SkippedError(str(error)) from error
-    except (Exception, SystemExit) as error:  # whatever escapes a property is a finding
-        if type(error).__name__ == "UnsatisfiedAssumption":  # by name: properties run without Hypothesis, too
+    except (Exception, SystemExit) as error:  # any error of a property is a finding
+        if type(error).__name__ == "UnsatisfiedAssumption":  # by name, because properties also run without Hypothesis
             raise SkippedError(property.name) from error
         return Failure(ERROR, type(error).__name__, str(error), _where(error), traceback.format_exc())
     return None
@@ -116,7 +116,7 @@ def signature(property: str, failure: Failure, ops: Mapping[str, int]) -> str:
 
     It is made of the property, the ops of the reduced graph, and the kind of failure.
     """
-    if failure.how == HUNG:  # every try to make it smaller takes its time: two are hardly ever reduced alike
+    if failure.how == HUNG:  # each attempt to reduce it is slow, so two are rarely reduced to the same ops
         return " | ".join((property, "any op", failure.kind))
     counted = "+".join(f"{name}*{count}" if count > 1 else name for name, count in sorted(ops.items()))
     return " | ".join((property, counted or "no op", failure.kind))

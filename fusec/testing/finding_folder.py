@@ -124,12 +124,12 @@ def _write(finding: Finding, folder: Path) -> None:
     text, weights = text_of(finding.graph)
     (folder / "graph.txt").write_text(text + "\n", encoding="utf-8")
     failure = finding.failure
-    # drawn as the property draws them: a finding stays the same when the styles change
+    # Inputs are saved as the property draws them, because a later version may draw other ones.
     tables = {"weights": weights, "got": failure.got, "expected": failure.want}
     problem = ""
     try:
         tables["inputs"] = finding.case.inputs(finding.graph)
-    except Exception as error:  # noqa: BLE001  # a graph the fuzzer cannot feed is a finding as well: it is said in the file
+    except Exception as error:  # noqa: BLE001  # a graph without valid inputs is a finding, too: the file records it
         problem = f"{type(error).__name__}: {error}"
     special = {name: save_npz(folder / f"{name}.npz", arrays) for name, arrays in tables.items() if arrays}
     missing = _write_onnx(finding.graph, folder / "graph.onnx")
@@ -159,10 +159,10 @@ def _write(finding: Finding, folder: Path) -> None:
 def _write_onnx(graph: Graph, path: Path) -> str:
     """Write the graph as ONNX; return the reason if that failed, else an empty text."""
     try:
-        from fusec.exporters.onnx import to_onnx  # late: importing onnx takes a while
+        from fusec.exporters.onnx import to_onnx  # imported here because importing onnx is slow
 
         path.write_bytes(to_onnx(graph).SerializeToString())
-    except Exception as error:  # noqa: BLE001  # said in finding.json: a fault of the exporter must not hide another one
+    except Exception as error:  # noqa: BLE001  # recorded in finding.json: an error of the exporter must not hide the finding
         return f"{type(error).__name__}: {error}"
     return ""
 

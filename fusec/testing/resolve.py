@@ -22,7 +22,7 @@ CASES = "fusec.testing.strategies:cases"
 
 def known_properties() -> dict[str, Property]:
     """Return fusec's own properties by name."""
-    # late: they need the whole compiler, and a user's own property may not
+    # Imported here because they need the whole compiler, and a user's own property may not.
     return dict(importlib.import_module("fusec.testing.properties.table").PROPERTIES)
 
 
@@ -37,7 +37,7 @@ def property_of(name: str) -> Property:
     if isinstance(found, Property):
         return Property(name, found.check, found.needs)
     if not callable(found):
-        raise FusecError(f"{name}: is no function")
+        raise FusecError(f"{name} is not a function")
     function = cast("Any", found)
     try:
         takes = len([p for p in inspect.signature(function).parameters.values() if p.default is p.empty])
@@ -79,7 +79,7 @@ def version_of(names: Sequence[str]) -> str:
         own = inspect.getsourcefile(module)
         files = [Path(own)] if own else []
         if own and module.__name__.startswith("fusec."):
-            # fusec's own strategies are spread over a package
+            # fusec's own strategies also use the modules of generators/
             files += sorted((Path(own).parent / "generators").rglob("*.py"))
         for path in files:
             sha.update(path.read_bytes())
@@ -109,7 +109,7 @@ def _module(place: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # because dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -27,7 +27,7 @@ PRECISIONS = ("fp32", "fp32", "fp32", "tf32", "fp16", "fp16", "bf16")
 _STYLES = ("normal", "normal", "integers", "integers", "positive", "ties", "wide", "special")
 _KINDS = tuple(motif for motif, weight in MOTIFS.items() for _ in range(weight))
 _DISABLED = tuple(sorted(pass_names() - {"layout", "precision"}))
-_ATTEMPTS = 3  # at a step whose draw does not fit
+_ATTEMPTS = 3  # draws of a motif before a step of the graph is left out
 
 
 def dtypes(floats_only: bool = False) -> st.SearchStrategy[DType]:

@@ -14,13 +14,13 @@ from fusec.ops import Cast
 from fusec.testing.error_bounds.op_rounding import (
     PRODUCTS,
     at_zero,
+    infinite_divisors,
     is_move,
     label_of,
     lost_in_attention,
-    quick_quotient,
-    shown_below_hidden,
     undefined,
     vanished_slope,
+    visible_below_masked,
 )
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
@@ -32,10 +32,10 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
     op = node.op
     label = label_of(op)
     plain = [s.plain for s in operands]
-    nowhere = _cast_anyhow(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
-    if rounding.meaning and (low := shown_below_hidden(op, plain)) is not None:
+    nowhere = _undefined_cast(op, operands) if isinstance(op, Cast) else at_zero(op, plain)
+    if rounding.meaning and (low := visible_below_masked(op, plain)) is not None:
         nowhere = low
-    if not rounding.meaning and (huge := quick_quotient(op, plain)) is not None:
+    if not rounding.meaning and (huge := infinite_divisors(op, plain)) is not None:
         nowhere = huge if nowhere is None else nowhere | huge
     if not rounding.meaning and result.size:
         attends = op.name.startswith("attention")
@@ -43,10 +43,10 @@ def flips(node: Node, operands: list[Samples], result: Array, rounding: Rounding
         nowhere = nowhere if lost is None else lost if nowhere is None else nowhere | lost
     unsure = not rounding.meaning and not all(s.exact for s in operands)
     if unsure and op.name in (*PRODUCTS, "mul") and any(np.isinf(x).any() for x in plain):
-        # an infinity times what may have been rounded to zero
+        # an infinity times a number that may be rounded to zero
         nowhere = ~np.isfinite(result) if nowhere is None else nowhere | ~np.isfinite(result)
     if op.name == "resize" and not rounding.meaning and not np.isfinite(plain[0]).all() and not is_move(op):
-        # NaN or an infinity times a weight of zero, which some leave out
+        # NaN or an infinity times a weight of zero, a term that some implementations leave out
         nowhere = np.ones(result.shape, np.bool_)
     if label is None or not any(v.type.dtype.is_float for v in node.operands):
         return nowhere
@@ -67,7 +67,7 @@ def _moved(x: Array, by: Array) -> Array:
     return np.where(np.isnan(x) & np.isinf(by), by, x + by)
 
 
-def _cast_anyhow(op: Cast, operands: list[Samples]) -> Array | None:
+def _undefined_cast(op: Cast, operands: list[Samples]) -> Array | None:
     """Find where a cast may give any number.
 
     Either no integer is near, or the integer that becomes a float may be another one. In the second case a rule that

@@ -20,19 +20,19 @@ from fusec.testing.error_bounds.op_rounding import (
     POLES,
     PRODUCTS,
     approximation,
+    dropping_nan,
+    intermediate_size,
     is_exact,
     is_move,
     is_single,
-    leaving_out_nan,
     never_zero,
-    on_the_way,
     sum_length,
 )
 from fusec.testing.error_bounds.perturbed import SAFETY, Rounding, Samples
 
 Array = np.ndarray[Any, Any]
 
-_F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines cut bits off rather than round
+_F32, _F64, _TF32 = 2.0**-24, 2.0**-53, 2.0**-10  # tf32 engines truncate
 _POOL = 1 << 14
 _ROUNDS = frozenset({"add", "sub", "mul", "leaky_relu", "prelu", "leaky_relu_backward", "cast"})
 _HALVES = (DType.F16, DType.BF16)
@@ -99,10 +99,10 @@ class _Sampler:
             return self._undisturbed(plain)
         narrow = min(dtype, self.narrowest, key=_digits)
         if not self.rounding.meaning and narrow is dtype:
-            return self._undisturbed(plain)  # stored as it is
+            return self._undisturbed(plain)  # stored without rounding
         samples = self._stored(plain, [plain] * self.count, narrow, 0.0, None)
         beyond = np.isfinite(plain) & (np.abs(plain) > _MAX[narrow])
-        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # infinite, or the largest number; the rest as it was
+        for k, most in ((0, np.inf), (1, _MAX[narrow])):  # a third becomes infinite, a third the largest number
             samples[k::3] = [np.where(beyond, np.copysign(most, s), s) for s in samples[k::3]]
         return Samples(plain, samples)
 
@@ -152,7 +152,7 @@ class _Sampler:
         draws = np.random.default_rng((self.salt, 1)).permutation(self.count) % 3
         samples: list[Array] = []
         for k, (sample, draw) in enumerate(zip(made.disturbed, draws, strict=True)):
-            other = leaving_out_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
+            other = dropping_nan(op, [s.disturbed[k] for s in operands], draw == 2) if draw else None
             samples.append(sample if other is None else other)
         return Samples(made.plain, samples)
 
@@ -186,7 +186,7 @@ class _Sampler:
         """
         lost = ~np.isfinite(made.plain) if made.plain.dtype.kind == "f" else None
         if lost is not None and lost.any():
-            # in one sample of three, because every other sample overflows: each is to be seen without the other
+            # one sample of three, not two, because every other sample overflows: some must have one effect alone
             samples = [np.where(lost, 0.0, s) if k % 3 == 0 else s for k, s in enumerate(made.disturbed)]
             made = Samples(made.plain, samples)
         error = approximation(op, operands, made.plain)
@@ -233,7 +233,7 @@ class _Sampler:
         rows: list[list[Array]] = []
         inner = 0.0 if exact else self._unit(node) * math.sqrt(sum_length(node))
         if self.rounding.meaning and node.op.name.endswith("_norm"):
-            # parts of it are folded: factor and shift are rounded each for itself, however alike the parameters are
+            # because passes fold the parameters, and round factor and shift separately
             inner = max(inner, _F32, self.narrowest.epsilon / 2, node.results[0].type.dtype.epsilon / 2)
         if self.rounding.meaning and self._folds_a_product(node):
             inner = max(inner, _F32 * math.sqrt(sum_length(node)))
@@ -283,19 +283,19 @@ class _Sampler:
         if not dtype.is_float:
             return made
         stored = min(dtype, self.narrowest, key=_digits) if value in self.constant else dtype
-        wide = self.rounding.meaning and value not in self.constant  # held in float64
+        wide = self.rounding.meaning and value not in self.constant  # computed in float64
         unit = 0.0 if wide else stored.epsilon / 2
         mask: Array | None = None
         if exact:
-            target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 itself holds whatever it was
+            target = np.float32 if wide or stored is DType.F64 else stored.numpy  # f64 represents every number
             mask = np.not_equal(made.plain.astype(target).astype(np.float64), made.plain)
             if made.exact and not mask.any():
                 return made
-            if node.op.name in _ROUNDS:  # of disturbed operands it is another number that is rounded
+            if node.op.name in _ROUNDS:  # because disturbed operands give another number to round
                 mask |= made.spread() > 0
         inner = self._unit(node) * (1.0 if exact else math.sqrt(sum_length(node)))
         samples = self._stored(made.plain, made.disturbed, None if wide else stored, unit + inner, mask)
-        size = on_the_way(node.op, not self.rounding.meaning, operands, made.plain)
+        size = intermediate_size(node.op, not self.rounding.meaning, operands, made.plain)
         if size is not None:
             absolute = self._unit(node) * size
             samples = [s + absolute * self._signs(s.shape, k) for k, s in enumerate(samples)]
@@ -362,7 +362,7 @@ class _Sampler:
         samples: list[Array] = []
         for k, s in enumerate(made.disturbed):
             if s.dtype.kind == "f":
-                if k % 2:  # a NaN would hide another, and a zero may turn into NaN again further on
+                if k % 2:  # a NaN would hide another NaN, and later ops may make NaN of a zero
                     other = np.where(np.isnan(made.plain), 2.0, np.copysign(1e30, made.plain))
                 else:
                     other = np.where(np.isnan(made.plain), 0.0, np.nan)

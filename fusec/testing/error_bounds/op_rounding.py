@@ -55,7 +55,7 @@ _SINGLE = frozenset(
 )
 # Sums of products: exact if the operands are small multiples of a power of two.
 _SUMS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul", "add_square"})
-# What comes out infinite need not have overflowed.
+# An infinite result of these ops need not be an overflow.
 POLES = frozenset(
     (
         *("div", "reciprocal", "rsqrt", "log", "pow", "atanh", "tan", "mod", "floor_mod", "reduce", "softmax"),
@@ -64,7 +64,7 @@ POLES = frozenset(
         *("attention", "attention_train", "attention_backward"),
     )
 )
-# Gradients of functions whose slope fades away.
+# Gradients of functions whose slope tends to zero.
 _FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
 
@@ -119,7 +119,7 @@ def is_exact(node: Node, operands: list[Array], digits: int, operand_digits: int
     return top < 2.0**digits
 
 
-def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
+def intermediate_size(op: Op, lowered: bool, operands: list[Array], result: Array) -> Array | None:
     """Estimate the largest intermediate number of each element, where the result may be far smaller.
 
     The logarithm of a sum of exponentials rounds a sum near 1. elu, selu and celu are lowered to exp(x) - 1. A norm's
@@ -132,19 +132,21 @@ def on_the_way(op: Op, lowered: bool, operands: list[Array], result: Array) -> A
         scale = abs(math.prod(v for v in op.attributes.values() if isinstance(v, float)))
         return (result < 0) * scale
     if isinstance(op, (LayerNormBackward, BatchNormBackward)) and result.shape == operands[1].shape:
-        size = _subtracted(op, *operands)
+        size = _norm_gradient_terms(op, *operands)
         return np.where(np.isfinite(size), size, 0.0)
     return None
 
 
-def _subtracted(op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *kept: Array) -> Array:
+def _norm_gradient_terms(
+    op: LayerNormBackward | BatchNormBackward, dy: Array, x: Array, scale: Array, *stored: Array
+) -> Array:
     """Find the size of the terms that a norm's gradient adds up for each element.
 
     The mean of dy and its share along x are at most its root mean square, also where dy itself is zero.
     """
     if isinstance(op, BatchNormBackward):
         axes = (0, *range(2, x.ndim))
-        scaled = dy * (scale * kept[1]).reshape(-1, *(1,) * (x.ndim - 2))
+        scaled = dy * (scale * stored[1]).reshape(-1, *(1,) * (x.ndim - 2))
     else:
         axes = tuple(range(op.axis % x.ndim, x.ndim))
         centred = x - x.mean(axis=axes, keepdims=True) if op.centred else x
@@ -249,9 +251,9 @@ def sum_length(node: Node) -> int:
     return 4 if op.name == "resize" else 2 if op.name in ("add_square", "rotary") else 1
 
 
-# where ops jump ------------------------------------------------------------------------------------------
+# discontinuities of ops ------------------------------------------------------------------------------------------
 
-Label = Callable[[Any, list[Array]], Array]  # two points with different labels have a jump between them
+Label = Callable[[Any, list[Array]], Array]  # a discontinuity is between two points of different labels
 
 
 def _side(op: Any, operands: list[Array]) -> Array:
@@ -284,7 +286,7 @@ LABELS: Mapping[str, Label] = {
     "thresholded_relu": lambda op, v: v[0] > op.alpha,
     "acosh": lambda op, v: np.sign(v[0] - 1),
     "tan": lambda op, v: np.floor(v[0] / math.pi + 0.5),
-    # an error of half a radian says nothing of the result; the shift keeps whole numbers off the edges
+    # With an error of half a radian, any result is possible. The shift moves whole numbers away from a label's ends.
     **dict.fromkeys(("sin", "cos"), lambda op, v: np.floor(2 * v[0] + 0.37)),
     "mod": lambda op, v: np.trunc(v[0] / v[1]),
     "floor_mod": lambda op, v: np.floor(v[0] / v[1]),
@@ -298,8 +300,8 @@ def label_of(op: Op) -> Label | None:
     Returns None if the op has none.
     """
     if isinstance(op, Cast):
-        # what lies on both sides of zero may be zero, the one number that is false; what may be infinite may be any
-        # integer
+        # A number that may be on both sides of zero may be zero, which alone is false. A number that may be infinite
+        # may become any integer.
         return None if op.to.is_float else lambda _, v: np.sign(v[0]) if op.to is DType.BOOL else np.trunc(v[0])
     if isinstance(op, Reduce) and op.kind == "log_sum":
         return lambda _, v: np.sign(Reduce("sum", op.axes, op.keepdims).reference(np, *v)[0])
@@ -325,7 +327,7 @@ def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def leaving_out_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
+def dropping_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
     """Compute the op as cuDNN's modes do that drop NaN; None for other ops, and if nothing is NaN.
 
     A maximum or minimum gives the other operand, a clip gives a bound, and relu_backward gives the whole gradient.
@@ -369,10 +371,10 @@ def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | N
     return bad if bad.any() else None
 
 
-_HUGE = 2.0**125  # half of where CUDA's __fdividef takes a divisor for infinity: a quotient may be rounded up to that
+_HUGE = 2.0**125  # half the divisor from which CUDA's __fdividef returns zero; rounding may double it
 
 
-def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
+def infinite_divisors(op: Op, operands: list[Array]) -> Array | None:
     """Find divisors so large that cuDNN's division handles them as infinity."""
     if op.name not in ("div", "softsign") or operands[-1].dtype.kind != "f":
         return None
@@ -381,16 +383,16 @@ def quick_quotient(op: Op, operands: list[Array]) -> Array | None:
     return bad if bad.any() else None
 
 
-def shown_below_hidden(op: Op, operands: list[Array]) -> Array | None:
+def visible_below_masked(op: Op, operands: list[Array]) -> Array | None:
     """Find softmax rows in which all scores are as low as a masking number, and some are far lower.
 
-    Attention reads the least number of a mask as -infinity: then only the lower score is masked.
+    Attention reads the least number of a mask as -infinity: then only the lower score stays visible.
     """
     if op.name != "softmax" or op.attributes["log"] or 0 in operands[0].shape:
         return None
     (x,), axis = operands, op.attributes["axis"]
     most = x.max(axis=axis, keepdims=True)
-    # what is added to a score or to the least number of fp16 moves it by less than half
+    # because an addend moves a score, or fp16's least number, by less than half of it
     bad = (most < 0.5 * -65504) & (x.min(axis=axis, keepdims=True) < 1.5 * most)
     return np.broadcast_to(bad, x.shape) if bad.any() else None
 

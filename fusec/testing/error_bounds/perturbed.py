@@ -11,7 +11,7 @@ from fusec.ir import DType
 
 Array = np.ndarray[Any, Any]
 
-SAFETY = 8.0  # how many observed spreads are put down to rounding; also how near a jump is too near
+SAFETY = 8.0  # number of spreads explained by rounding, and the least distance from a discontinuity
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def partition_is_sound(graph: Graph, case: Case = CASE) -> None:
         if not isinstance(verdict, Legal):
             raise MismatchError(f"a step that the judge refuses ({verdict}):\n{body}")
     _keys_tell_apart(compiled)
-    _chain(shared)
+    _compute_in_sequence(shared)
 
 
 def _covers(compiled: Compiled) -> None:
@@ -121,14 +121,16 @@ def _is_convex(compiled: Compiled) -> None:
         before = {a for n in inside for a in nx.ancestors(wires, n)}
         between = (after & before) - inside
         if between:
-            raise MismatchError(f"step {index} {step.signature} is not convex: {next(iter(between))!r} lies between")
+            raise MismatchError(
+                f"step {index} {step.signature} is not convex: {next(iter(between))!r} is between its nodes"
+            )
     steps = {step: i for i, step in enumerate(compiled.program.steps)}
     edges = {(steps[step_of[a]], steps[step_of[b]]) for a, b in wires.edges}
     condensed = nx.DiGraph((a, b) for a, b in edges if a != b)
     if not nx.is_directed_acyclic_graph(condensed):
         raise MismatchError(f"steps depend on each other in a cycle: {nx.find_cycle(condensed)}")
     if any(a > b for a, b in edges):
-        raise MismatchError("a step stands before one that it reads")
+        raise MismatchError("a step comes before a step whose output it reads")
 
 
 def _virtual_stay_inside(compiled: Compiled) -> None:
@@ -152,7 +154,7 @@ def _keys_tell_apart(compiled: Compiled) -> None:
             raise MismatchError(f"two bodies have one canonical key but lower differently:\n{first[1]}\n{step.body}")
 
 
-def _chain(shared: Prepared) -> None:
+def _compute_in_sequence(shared: Prepared) -> None:
     """Check that the bodies, run in sequence in float64, compute the outputs of the graph."""
     graph = shared.compiled.graph
     held = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}

@@ -18,16 +18,16 @@ from fusec.testing.error_bounds.op_rounding import label_of
 
 Array = np.ndarray[Any, Any]
 
-# Central differences of a smooth function err by h^2 (the third derivative) and eps/h (rounding, 1e-10 of what
-# was added up at h = 1e-6). Two steps a factor of 8 apart, and the differences to either side, tell where that is
-# not so: at kinks, jumps and poles.
+# Central differences of a smooth function have an error of h^2 (from the third derivative) and of eps/h (from rounding:
+# 1e-10 of the terms at h = 1e-6). The function is not smooth at kinks, discontinuities and poles. Differences at two
+# steps, one 8 times the other, and to either side show such places.
 STEPS = (8e-6, 1e-6)
-RELATIVE = 1e-6  # of the terms of the inner product of gradient and direction
-ROUNDING = 1e-15  # of the largest number met, divided by the step
-KINK = 1e-3  # differences that disagree by more than this share say nothing
-STEEP = 0.1  # of its size is what a function may change by in a step and still be taken for straight
+RELATIVE = 1e-6  # share of the terms of the inner product of gradient and direction
+ROUNDING = 1e-15  # of the largest number, divided by the step
+KINK = 1e-3  # differences that disagree by a larger share are not used
+STEEP = 0.1  # relative change in a step, up to which a function counts as straight
 DIRECTIONS = 2
-NUDGE = 1e-3  # of a number's size; far more than the steps
+NUDGE = 1e-3  # relative to a number's size; much larger than the steps
 
 
 def gradients(graph: Graph, case: Case) -> None:
@@ -36,7 +36,7 @@ def gradients(graph: Graph, case: Case) -> None:
     They are taken by the float inputs and, for odd seeds, by constants.
     """
     if case.style not in ("normal", "positive"):
-        case = Case(case.seed, "normal")  # ties, zeros and infinities lie on kinks
+        case = Case(case.seed, "normal")  # because ties, zeros and infinities are kinks
     source, constants = in_f64(graph, lift=case.seed % 2 == 1)
     wrt = [v.name for v in source.inputs if v.type.dtype.is_float and v.type.size]
     of = [n for n, v in zip(source.output_names, source.outputs, strict=True) if v.type.dtype.is_float and v.type.size]

@@ -33,7 +33,7 @@ from fusec.testing.properties.oracles import JUDGES
 
 Array = np.ndarray[Any, Any]
 
-CASE = Case()  # what properties take when they are given none
+CASE = Case()  # the default case of properties
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,16 +135,16 @@ def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Co
     target, asked = load(case.target), JUDGES[case.judge](case)
     judge = StrictRounding(asked) if options.as_source else asked
 
-    def unlaid() -> Graph:
+    def before_layout() -> Graph:
         with quiet():
             return run(EARLY_PASSES, graph.clone(), options)
 
-    def cut(graph: Graph) -> Program:
+    def partition_graph(graph: Graph) -> Program:
         insert_edge_copies(graph, options)
         return partition(graph, judge, target)
 
-    program = expand_refused_attention(cut(optimised), unlaid, cut, judge, options)
-    program = concat_in_place(program, judge, options, min_row_bytes=1)  # graphs are small
+    program = expand_refused_attention(partition_graph(optimised), before_layout, partition_graph, judge, options)
+    program = concat_in_place(program, judge, options, min_row_bytes=1)  # because the graphs are small
     return Compiled(graph, program, target, options, judge)
 
 

@@ -54,7 +54,7 @@ class Job:
     outputs: tuple[Value, ...]
     kernel: Kernel
 
-    def ways(self, seed: int) -> list[Kernel]:
+    def variants(self, seed: int) -> list[Kernel]:
         """Return the kernel itself, and one other variant of it if there is one."""
         others = self.kernel.others
         return [replace(self.kernel, others=()), *(others[seed % len(others) :][:1] if others else ())]
@@ -74,10 +74,10 @@ def kernels_agree(graph: Graph, case: Case = CASE) -> None:
     rounding, seen = execution(case.options.tensor_cores, device=True), set[str]()
     try:
         for job in jobs(shared.compiled):
-            for way in job.ways(case.seed):
-                if way.launches and way.key not in seen and launches.runs(way):
-                    seen.add(way.key)
-                    kernel_agrees(replace(job, kernel=way), values, rounding, launches)
+            for variant in job.variants(case.seed):
+                if variant.launches and variant.key not in seen and launches.runs(variant):
+                    seen.add(variant.key)
+                    kernel_agrees(replace(job, kernel=variant), values, rounding, launches)
     except ExecutionError as error:
         leave_if_faulted(error, launches)
         raise
@@ -126,7 +126,7 @@ def _buffers(job: Job, values: Mapping[Value, Array], poison: tuple[float, int])
     buffers: Buffers = {}
     for argument in (a for launch in job.kernel.launches for a in launch.arguments):
         value, type = argument.value, argument.type
-        if value is None or type is None or (value, type) in buffers:  # scratch memory is the launcher's
+        if value is None or type is None or (value, type) in buffers:  # the launcher provides scratch memory
             continue
         if value in job.outputs:
             buffers[value, type] = poisoned(type.span + GUARD, type.dtype, *poison)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-ATTRIBUTES = 1e-6  # relative: ONNX keeps float attributes in 32 bits
+ATTRIBUTES = 1e-6  # relative, because ONNX stores float attributes in 32 bits
 HALVES = (DType.F16, DType.BF16)
-# relative; implementations take a variance for the mean of squares less the square of the mean, which cancels
+# Relative. Implementations compute a variance as the mean of squares minus the square of the mean, which cancels.
 NORMS, OF_NORMS = 1e-3, ("group_norm", "instance_norm", "layer_norm", "batch_norm", "rms_norm")
-# What onnxruntime computes otherwise than the specification, or does not in full precision.
+# Ops that onnxruntime computes differently from the specification, or with less precision.
 DEVIATES = {
     "lrn": "its sum of squares runs over other channels where the size is even",
     "floor_mod": "Mod of floats with a negative divisor",
@@ -37,7 +37,7 @@ DEVIATES = {
 
 def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
     """Check that a graph, exported as ONNX and imported again, has the same interface and meaning."""
-    import onnx  # only where a property of ONNX is asked for
+    import onnx  # imported here because only this property needs it
 
     model = _exported(graph)
     onnx.checker.check_model(model)
@@ -50,7 +50,7 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
         if [(name, t.with_order(())) for name, t in got] != [(name, t.with_order(())) for name, t in want]:
             raise MismatchError(f"through ONNX, the {kind} are {got} instead of {want}")
     if any(v.type.dtype in HALVES for v in graph.values()):
-        return  # what is an attribute here is a tensor of 16 bits there
+        return  # an attribute of fusec is a 16-bit tensor in ONNX
     shared = prepared(_with_attributes_of_onnx(graph), case)
     _compare(in_float64(back, shared.feeds), shared.meaning, "through ONNX")
 
@@ -63,9 +63,9 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
     if case.style == "special" or any(n.op.name in DEVIATES for n in graph.nodes):
         return
     if any(v.type.dtype in HALVES for v in graph.values()):
-        return  # few kernels, each with roundings of its own
+        return  # onnxruntime has few such kernels, and each rounds in its own way
     if any(isinstance(n.op, Resize) and _near_a_tie(n.op, n.operands[0].type.shape) for n in graph.nodes):
-        return  # coordinates are rounded in 32 bits there
+        return  # because onnxruntime rounds coordinates to 32 bits
     model, feeds = _exported(graph), case.inputs(graph)
     got = _run(model.SerializeToString(), feeds)
     if got is None:
@@ -81,7 +81,7 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
                 _compare(third, right, "the ONNX reference", room)
             except MismatchError as second:
                 raise MismatchError(f"{mismatch}; {second}", got, right.want, Trust.REFERENCE) from second
-            return  # onnxruntime alone
+            return  # only onnxruntime differs
         raise MismatchError(str(mismatch), got, right.want, Trust.ONNXRUNTIME) from mismatch
 
 

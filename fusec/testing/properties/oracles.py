@@ -20,11 +20,11 @@ from fusec.targets.target import load
 from fusec.testing.case import Case
 
 PRECOMPILED = Legal((Plan(11, (), True, 0, True),))
-GENERIC = Legal((Plan(0, (), True, 0, True),))  # legal, but not fast: other spellings are asked for too
+GENERIC = Legal((Plan(0, (), True, 0, True),))  # legal but slow, so other spellings are asked for, too
 RUNTIME = Legal((Plan(7, (), False, 0, True),))
 DECLINED = Refused("plan", "FUSEC", "the judge declines it")
 
-# In a hundred, by the first byte of a digest: refused, compiled at run time, the generic engine; else precompiled.
+# Upper limits in percent, for the first byte of a digest; above the last one, the plan is precompiled.
 _MOODS = ((30, DECLINED), (55, RUNTIME), (65, GENERIC))
 
 
@@ -64,7 +64,7 @@ def anchors(case: Case) -> Oracle:
 @cache
 def _oracle(target: str) -> CudnnOracle:
     """Start the oracle of a target, one per process, because it owns worker processes and a cache."""
-    return CudnnOracle(load(target), workers=2)  # fuzzing has a process on every core already
+    return CudnnOracle(load(target), workers=2)  # few, because fuzzing already runs a process on every core
 
 
 def cudnn(case: Case) -> Oracle:

@@ -26,8 +26,8 @@ from fusec.testing.case import Case, MismatchError
 from fusec.testing.example_codec import decode, encode
 from fusec.testing.properties.fixtures import compile_once
 
-PATIENCE_S = 120.0  # far beyond any compilation of a graph that properties are tried on
-# its parent's end comes first: the imports take seconds
+PATIENCE_S = 120.0  # far longer than any compilation of a test graph takes
+# The child watches its parent first, because the imports take seconds.
 _START = (
     "from fusec.system.parent_death import hold; hold({handle}); "
     "from fusec.testing.properties.reproducible import main; main()"
@@ -89,7 +89,7 @@ class Twin:
 
     def _alive(self) -> subprocess.Popen[str]:
         if self._child is not None and self._owner == os.getpid() and self._child.poll() is not None:
-            self.close()  # its pipes, too
+            self.close()  # to close its pipes
         if self._child is None or self._owner != os.getpid():
             seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
             root = str(Path(fusec.__file__).parent.parent)
@@ -121,7 +121,7 @@ class Twin:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what was not written yet is of no use now
+                with suppress(BrokenPipeError):  # unwritten data is of no use now
                     pipe.close()
 
 
@@ -133,7 +133,7 @@ def _answer(line: str) -> dict[str, Any]:
     try:
         graph, case = decode(json.loads(line))
         return {"digest": digest(compile_once(graph, case))}
-    except Exception:  # noqa: BLE001 - whatever it is, the parent is told
+    except Exception:  # noqa: BLE001 - the parent gets every error
         return {"error": traceback.format_exc()}
 
 

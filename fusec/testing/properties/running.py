@@ -30,10 +30,10 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
     with np.errstate(all="ignore"):
         first = executable.run(None, feeds)
         got = [array.copy(order="K") for array in first]
-        for array in first:  # what is handed out is the caller's to overwrite
+        for array in first:  # because the caller may overwrite the outputs
             array[...] = 1
         again = executable.run(None, feeds)
-        turned = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
+        strided = executable.run(None, {name: _strided(array) for name, array in feeds.items()})
     names, chosen = [spec.name for spec in executable.outputs], dict(shared.options.orders)
     for name, array in feeds.items():
         if array.tobytes() != shared.feeds[name].tobytes():
@@ -43,9 +43,9 @@ def executable_agrees(graph: Graph, case: Case = CASE) -> None:
             raise MismatchError(f"output {quote(spec.name)} is {array.dtype}{list(array.shape)}, not {value.type}")
         wanted = chosen.get(spec.name, ())
         if not (is_packed_as(array, value.type.with_order(wanted)) and same_storage(spec.shape, spec.order, wanted)):
-            raise MismatchError(f"output {quote(spec.name)} does not lie in the order {wanted}")
+            raise MismatchError(f"output {quote(spec.name)} does not have the memory order {wanted}")
     same_bits(names, again, got, "run a second time")
-    same_bits(names, turned, got, "run on inputs that are strided views")
+    same_bits(names, strided, got, "run on inputs that are strided views")
     results = dict(zip(names, got, strict=True))
     compare(results, [shared.narrowed_meaning, shared.execution], "the executable")
 
@@ -122,9 +122,9 @@ class _Watched(Executable):
                 made = [*made, *(v for v in steps[index].outputs if v in last and v in placed)]
         return result
 
-    def _overwrite(self, kept: Collection[Value]) -> None:
+    def _overwrite(self, needed: Collection[Value]) -> None:
         free = np.ones(self._arena.size, np.bool_)
-        for value in kept:
+        for value in needed:
             start, itemsize = self.memory.offsets[value], value.type.dtype.itemsize
             elements = np.arange(start, start + value.type.span * itemsize).reshape(-1, itemsize)
             free[unpack(elements[:, 0].copy(), value.type).reshape(-1, 1) + np.arange(itemsize)] = False

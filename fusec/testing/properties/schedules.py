@@ -90,10 +90,12 @@ def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
     """
     shared = prepared(graph, case)
     optimised = shared.optimised
-    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _in_lists(optimised)):
+    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _multi_tensor_program(optimised)):
         found = in_place(program, _updates(program.graph))
         with np.errstate(all="ignore"):
-            _in_time(program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed))
+            _check_late_elements(
+                program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed)
+            )
 
 
 def _updates(graph: Graph) -> dict[Value, Value]:
@@ -109,18 +111,18 @@ def _updates(graph: Graph) -> dict[Value, Value]:
     return found
 
 
-def _in_lists(graph: Graph) -> Program:
+def _multi_tensor_program(graph: Graph) -> Program:
     """Make each node a step, except ops that do the same to several inputs that are state."""
     names = dict(zip(graph.outputs, graph.output_names, strict=True))
     state = {old.name: names[new] for old, new in _updates(graph).items()}
-    lists, wiring = set_aside(graph, state), Wiring(graph)
-    taken = {node for nodes in lists for node in nodes}
-    steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in lists]
+    multi_tensor, wiring = set_aside(graph, state), Wiring(graph)
+    taken = {node for nodes in multi_tensor for node in nodes}
+    steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in multi_tensor]
     steps += [alone(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
     return Program(graph, ordered(steps, wiring))
 
 
-def _in_time(
+def _check_late_elements(
     program: Program, found: Mapping[Value, Value], held: Mapping[Value, Array], rng: np.random.Generator
 ) -> None:
     for index, step in enumerate(program.steps):
@@ -133,7 +135,7 @@ def _in_time(
                 if reads(program, value) in pairs:
                     raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
         if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
-            continue  # these read numbers of a channel before they make new ones
+            continue  # because these read a whole channel before they write
         members = alike(step.nodes)
         right = _outputs(program, step, held, {})
         late = {old: right[new] for old, new in pairs.items()}
@@ -144,7 +146,7 @@ def _in_time(
             for place in rng.integers(0, old.type.size, PLACES).tolist():
                 at = np.unravel_index(place, old.type.shape)
                 changed = dict(late)
-                for each in mine:  # whoever computes an element has read all of it
+                for each in mine:  # because the thread that computes an element has already read its operands
                     changed[each] = np.array(late[each])
                     changed[each][at] = held[each][at]
                 made = _outputs(program, step, held, changed)

@@ -55,7 +55,7 @@ def _holds_nan(literal: Literal) -> bool:
 
 
 def passes_keep_meaning(graph: Graph, case: Case = CASE) -> None:
-    """Check that each pass of the pipeline that changes the graph keeps its interface and meaning."""
+    """Check that each pass of the pipeline that changes the graph keeps the graph's interface and meaning."""
     shared = prepared(graph, case)
     for stage in shared.stages:
         right = shared.narrowed_meaning if stage.narrowed else shared.meaning
@@ -81,7 +81,7 @@ def rules_keep_meaning(graph: Graph, case: Case = CASE) -> None:
     for name, rules in pass_rules().items():
         for start in (graph, before[name]) if name in before else (graph,):
             ops = {node.op.name for node in start.nodes}
-            spare: Graph | None = None  # a rule that does not fire leaves its copy to the next one
+            spare: Graph | None = None  # the next rule reuses the copy if this one does not fire
             for rule in rules:
                 if not ops.isdisjoint(rule.roots):
                     spare = _rule_keeps_meaning(start, spare or start.clone(), rule, graph, case)
