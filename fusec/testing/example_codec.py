@@ -28,14 +28,14 @@ def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
     """
     large = [(n, n.op.literal) for n in graph.nodes if isinstance(n.op, Constant)]
     large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
-    held: dict[str, Literal] = {}
-    if any(held.setdefault(literal.label, literal) is not literal for _, literal in large):
+    literals: dict[str, Literal] = {}
+    if any(literals.setdefault(literal.label, literal) is not literal for _, literal in large):
         graph = graph.clone()  # because two constants share a label: label each by its value's name
         for node in graph.nodes:
             if isinstance(node.op, Constant):
                 graph.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
         return text_of(graph)
-    return print_graph(graph), {label: literal.array for label, literal in held.items()}
+    return print_graph(graph), {label: literal.array for label, literal in literals.items()}
 
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
@@ -47,12 +47,12 @@ def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:
     special: dict[str, str] = {}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
-            held = np.ascontiguousarray(array)
-            if held.dtype.kind == "V":  # types that ml_dtypes adds to NumPy
-                special[name] = DType.of(held.dtype).value
-                held = held.view(f"u{held.dtype.itemsize}")
+            stored = np.ascontiguousarray(array)
+            if stored.dtype.kind == "V":  # types that ml_dtypes adds to NumPy
+                special[name] = DType.of(stored.dtype).value
+                stored = stored.view(f"u{stored.dtype.itemsize}")
             with archive.open(f"{name}.npy", "w") as member:
-                write_array(member, held.reshape(np.shape(array)), allow_pickle=False)
+                write_array(member, stored.reshape(np.shape(array)), allow_pickle=False)
     return special
 
 
@@ -77,13 +77,13 @@ def decode(data: Mapping[str, Any]) -> tuple[Graph, Case]:
     """Decode an example from the data of `encode`."""
     graph = parse(data["text"], {label: _decode(packed) for label, packed in data["weights"].items()})
     feeds = data["feeds"]
-    held = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}
-    return graph, Case.from_json(data["case"], held)
+    arrays = None if feeds is None else {name: _decode(packed) for name, packed in feeds.items()}
+    return graph, Case.from_json(data["case"], arrays)
 
 
 def _encode(array: Array) -> list[Any]:
-    held = np.ascontiguousarray(array)
-    return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(held.tobytes()).decode()]
+    contiguous = np.ascontiguousarray(array)
+    return [DType.of(array.dtype).value, list(array.shape), base64.b64encode(contiguous.tobytes()).decode()]
 
 
 def _decode(packed: list[Any]) -> Array:

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 MISMATCH, ERROR, DIED, HUNG = "mismatch", "error", "died", "hung"
 _PACKAGE = str(Path(fusec.__file__).parent)
-# Parts of a message that differ between similar examples: names of values, numbers, lists, quoted words.
+# Parts of a message that differ between similar examples: names of values, numbers, bracketed lists, quoted words.
 _VARIABLE = re.compile(
     r"%\"[^\"]*\"|%[\w.$/:-]+|'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\b(?:inf|nan)\b|[-+]?\d[\d.]*(?:e[-+]?\d+)?"
 )

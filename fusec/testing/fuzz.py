@@ -121,7 +121,7 @@ def _target(name: str, device: bool) -> str:
     goal = load_target(name)
     if device and not gpu.is_present(goal):
         here = gpu.detect()
-        remedy = f"this machine's is of the kind {here.name}: say so as the target" if here else "there is none here"
+        remedy = f"this machine's is of the kind {here.name}; give that as the target" if here else "there is none here"
         raise TargetError(f"to fuzz on the device takes a GPU of the kind {name}; {remedy}")
     return goal.name
 

@@ -63,12 +63,12 @@ class _Sampler:
         self.constants_exact = self._constants_exact()
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Samples]:
-        held: dict[Value, Samples] = {}
+        values: dict[Value, Samples] = {}
         for value in self.graph.inputs:
-            held[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
+            values[value] = self._undisturbed(_wide(np.asarray(feeds[value.name])))
         for node in self.graph.nodes:
-            held.update(zip(node.results, self._node(node, [held[v] for v in node.operands]), strict=True))
-        return {name: held[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
+            values.update(zip(node.results, self._node(node, [values[v] for v in node.operands]), strict=True))
+        return {name: values[v] for name, v in zip(self.graph.output_names, self.graph.outputs, strict=True)}
 
     def _undisturbed(self, plain: Array) -> Samples:
         return Samples(plain, [plain] * self.count)

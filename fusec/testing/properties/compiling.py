@@ -125,11 +125,11 @@ def _is_convex(compiled: Compiled) -> None:
                 f"step {index} {step.signature} is not convex: {next(iter(between))!r} is between its nodes"
             )
     steps = {step: i for i, step in enumerate(compiled.program.steps)}
-    edges = {(steps[step_of[a]], steps[step_of[b]]) for a, b in wires.edges}
-    condensed = nx.DiGraph((a, b) for a, b in edges if a != b)
+    dependencies = {(steps[step_of[a]], steps[step_of[b]]) for a, b in wires.edges}
+    condensed = nx.DiGraph((a, b) for a, b in dependencies if a != b)
     if not nx.is_directed_acyclic_graph(condensed):
         raise MismatchError(f"steps depend on each other in a cycle: {nx.find_cycle(condensed)}")
-    if any(a > b for a, b in edges):
+    if any(a > b for a, b in dependencies):
         raise MismatchError("a step comes before a step whose output it reads")
 
 
@@ -157,13 +157,13 @@ def _keys_tell_apart(compiled: Compiled) -> None:
 def _compute_in_sequence(shared: Prepared) -> None:
     """Check that the bodies, run in sequence in float64, compute the outputs of the graph."""
     graph = shared.compiled.graph
-    held = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
+    values = {v.name: np.asarray(shared.feeds[v.name]) for v in graph.inputs}
     for step in shared.compiled.program.steps:
-        held.update(in_float64(step.body, {v.name: held[v.name] for v in step.inputs}))
+        values.update(in_float64(step.body, {v.name: values[v.name] for v in step.inputs}))
     got: dict[str, Array] = {}
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         literal = value.literal
-        got[name] = literal.array if literal is not None else held[value.name]
+        got[name] = literal.array if literal is not None else values[value.name]
     compare(got, [shared.optimised_meaning], "the bodies in a row")
 
 

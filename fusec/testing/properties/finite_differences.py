@@ -123,12 +123,12 @@ def _jumps(graph: Graph, feeds: Mapping[str, Array], along: Mapping[str, Array])
 
 def _labels(graph: Graph, feeds: Mapping[str, Array]) -> list[Array]:
     """Compute, for each op with discontinuities, the side of each element."""
-    held: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
+    values: dict[Value, Array] = {v: feeds[v.name] for v in graph.inputs}
     labels: list[Array] = []
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            operands = [held[v] for v in node.operands]
-            held.update(zip(node.results, evaluate_node(node, operands), strict=True))
+            operands = [values[v] for v in node.operands]
+            values.update(zip(node.results, evaluate_node(node, operands), strict=True))
             if (label := label_of(node.op)) is not None and node.operands[0].type.dtype.is_float:
                 labels.append(label(node.op, operands))
     return labels
@@ -165,25 +165,25 @@ def in_f64(graph: Graph, lift: bool = False) -> tuple[Graph, dict[str, Array]]:
     Returns the copy, and the arrays of the lifted constants by name.
     """
     copy, lifted = Graph(graph.name), dict[str, Array]()
-    held: dict[Value, Value] = {}
+    values: dict[Value, Value] = {}
     for value in graph.inputs:
         dtype = DType.F64 if value.type.dtype.is_float else value.type.dtype
-        held[value] = copy.add_input(value.name, value.type.with_dtype(dtype))
+        values[value] = copy.add_input(value.name, value.type.with_dtype(dtype))
     for node in graph.nodes:
         op = node.op
         if isinstance(op, Constant) and op.literal.type.dtype.is_float:
             array, name = op.literal.array.astype(np.float64), node.result.name
             if lift and array.size > 1:
-                held[node.result] = copy.add_input(name, TensorType(array.shape, DType.F64))
+                values[node.result] = copy.add_input(name, TensorType(array.shape, DType.F64))
                 lifted[name] = array
             else:
-                held[node.result] = copy.constant(array, name)
+                values[node.result] = copy.constant(array, name)
             continue
         if isinstance(op, Cast) and op.to.is_float:
             op = Cast(DType.F64)
-        twin = copy.insert(op, [held[v] for v in node.operands], names=[v.name for v in node.results])
-        held.update(zip(node.results, twin.results, strict=True))
-    copy.set_outputs([held[v] for v in graph.outputs], graph.output_names)
+        twin = copy.insert(op, [values[v] for v in node.operands], names=[v.name for v in node.results])
+        values.update(zip(node.results, twin.results, strict=True))
+    copy.set_outputs([values[v] for v in graph.outputs], graph.output_names)
     return copy, lifted
 
 

@@ -152,7 +152,7 @@ _recent: deque[Prepared] = deque(maxlen=2)
 
 
 def prepared(graph: Graph, case: Case) -> Prepared:
-    """Return the shared results of a graph and a case; compute them anew if the graph was changed since."""
+    """Return the shared results of a graph and a case; compute them again if the graph was changed since."""
     for known in _recent:
         if known.graph is graph and known.case is case and known.fingerprint == fingerprint(graph):
             return known
@@ -188,13 +188,13 @@ def _renamed(literal: Literal, label: str) -> Literal:
 
 def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:
     """Compute every value of a graph in float64 from stored operands, and round it to its dtype."""
-    held: dict[Value, Array] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
+    values: dict[Value, Array] = {v: np.asarray(feeds[v.name]) for v in graph.inputs}
     with np.errstate(all="ignore"):
         for node in graph.nodes:
-            wide = [held[v].astype(np.float64) if v.type.dtype.is_float else held[v] for v in node.operands]
+            wide = [values[v].astype(np.float64) if v.type.dtype.is_float else values[v] for v in node.operands]
             for value, array in zip(node.results, evaluate_node(node, wide), strict=True):
-                held[value] = array.astype(value.type.dtype.numpy)
-    return held
+                values[value] = array.astype(value.type.dtype.numpy)
+    return values
 
 
 def in_float64(graph: Graph, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -93,9 +93,9 @@ class _Watched(Executable):
         step = self.compiled.program.steps[index]
         if not index:
             self._overwrite(self._needed[0])
-        held = {value: self._bits(value) for value in self._needed[index]}
+        before = {value: self._bits(value) for value in self._needed[index]}
         super()._launch(index)
-        for value, bits in held.items():
+        for value, bits in before.items():
             if self._bits(value) != bits:
                 message = f"step {index} {step.signature} wrote to {quote(value.name)}, which is still needed"
                 raise MismatchError(message)
