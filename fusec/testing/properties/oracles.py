@@ -1,6 +1,6 @@
-"""Who says which partitions are legal while fuzzing: rules that need no cuDNN, and cuDNN itself.
+"""Judge which partitions are legal while fuzzing: four rules that need no cuDNN, and cuDNN itself.
 
-What lowers is legal to the first four in different measure, so that between them every shape of partition is reached.
+The rules accept different shares of the graphs that lower, so that together they reach every shape of partition.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from fusec.targets.target import load
 from fusec.testing.case import Case
 
 PRECOMPILED = Legal((Plan(11, (), True, 0, True),))
-GENERIC = Legal((Plan(0, (), True, 0, True),))  # legal, but not fast: other spellings are asked for too
+GENERIC = Legal((Plan(0, (), True, 0, True),))  # legal but slow, so other spellings are asked for, too
 RUNTIME = Legal((Plan(7, (), False, 0, True),))
 DECLINED = Refused("plan", "FUSEC", "the judge declines it")
 
-# In a hundred, by the first byte of a digest: refused, compiled at run time, the generic engine; else precompiled.
+# Upper limits in percent, for the first byte of a digest; above the last one, the plan is precompiled.
 _MOODS = ((30, DECLINED), (55, RUNTIME), (65, GENERIC))
 
 
 def lowers(case: Case) -> Judge:
-    """Whatever lowers is legal, with a precompiled plan: the largest partitions."""
+    """Accept every graph that lowers, with a precompiled plan: the largest partitions."""
     return OfflineJudge(case.options.tensor_cores, lambda body, key: PRECOMPILED)
 
 
 def runtime(case: Case) -> Judge:
-    """Whatever lowers is legal, but compiled at run time: every spelling is asked for, and costs decide."""
+    """Accept every graph that lowers, but with a plan compiled at run time.
+
+    Every spelling is then asked for, and costs decide.
+    """
     return OfflineJudge(case.options.tensor_cores, lambda body, key: RUNTIME)
 
 
 def moody(case: Case) -> Judge:
-    """Refuses, or accepts in any way, by a hash of the body and the case's seed, among what lowers."""
+    """Refuse or accept graphs that lower, with any kind of plan, by a hash of the body and the case's seed."""
 
     def legal(body: Graph, key: str) -> Verdict:
         mood = hashlib.sha256(f"{case.seed}\n{key}".encode()).digest()[0] * 100 // 256
@@ -49,7 +52,7 @@ def moody(case: Case) -> Judge:
 
 
 def anchors(case: Case) -> Judge:
-    """Only anchors alone (a convolution, product, norm or reduction and views of it) are legal."""
+    """Accept only single anchors (a convolution, product, norm or reduction, and views of it)."""
 
     def legal(body: Graph, key: str) -> Verdict:
         computing = [n for n in body.nodes if not isinstance(n.op, Constant) and not is_view(n)]
@@ -60,12 +63,12 @@ def anchors(case: Case) -> Judge:
 
 @cache
 def _oracle(target: str) -> Oracle:
-    """One per target and process: it owns worker processes and a memory."""
-    return Oracle(load(target), workers=2)  # fuzzing has a process on every core already
+    """Start the oracle of a target, one per process, because it owns worker processes and a cache."""
+    return Oracle(load(target), workers=2)  # few, because fuzzing already runs a process on every core
 
 
 def cudnn(case: Case) -> Judge:
-    """cuDNN itself, by the description of the case's target; needs its wheels, no GPU."""
+    """Ask cuDNN itself, by the description of the case's target; needs its wheels, no GPU."""
     return CudnnJudge(_oracle(case.target), case.options.tensor_cores)
 
 
