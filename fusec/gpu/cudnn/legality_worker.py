@@ -25,8 +25,8 @@ from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 from fusec.targets.target import Target, load
 
 
-class Judge:
-    """Judge that asks cuDNN: without a device for a target, or on this machine's GPU."""
+class LegalityJudge:
+    """LegalityJudge that asks cuDNN: without a device for a target, or on this machine's GPU."""
 
     def __init__(self, target: Target, device: bool):
         import cudnn  # only after the driver and NVRTC are loaded
@@ -38,7 +38,7 @@ class Judge:
         self.blob = b""  # cuDNN's first plan of the last graph, serialized, if it was built and `hands_over` is set
 
     def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
-        """Judge a graph: legal with the plans offered, if one of them builds; else refused, with stage and reason.
+        """LegalityJudge a graph: legal with the plans offered, if one of them builds; else refused, with stage and reason.
 
         proven: plans that were built for this graph in other sizes; if one of them is offered, none is compiled
         """
@@ -146,10 +146,10 @@ def _plan(engine: Any, knobs: Any, precompiled: Any, workspace_bytes: Any = 0, b
 
 
 def main(name: str, device: bool) -> int:
-    """Judge graphs, build plans and compile kernels until the input ends: see `serve`."""
+    """LegalityJudge graphs, build plans and compile kernels until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        judge = Judge(target, device)
+        judge = LegalityJudge(target, device)
         builder = PlanBuilder(judge.cudnn, judge.handle, target)
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:
