@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import fusec
 from benchmarks import architecture
 
 ROOT = Path(__file__).parent.parent
@@ -81,48 +78,37 @@ def test_classes_have_names_of_their_own() -> None:
     assert not [name for name, count in named.items() if count > 1]
 
 
+# Where parameters are given from outside: attributes of ONNX ops, options of commands, names in a rule's equation, a C
+# library's arguments, and public functions that numpy, torch and onnxruntime users know in this form.
+SIGNATURES = (
+    *(
+        "frontends/onnx",
+        "cli",
+        "passes/rules",
+        "gpu/cublaslt/bindings.py",
+        "builder/builder.py",
+        "training/optimizers.py",
+    ),
+    *("driver.py", "dynamic_shapes/executable.py", "session/inference_session.py", "testing/fuzz.py"),
+)
+
+
 def test_functions_have_few_parameters() -> None:
-    """An options object holds more; public entry points name each option instead."""
-    public: set[tuple[Path, int]] = set()
-    for name in fusec.__all__:
-        with suppress(ModuleNotFoundError):  # what needs torch is there with the extra alone
-            public.add(id_of(getattr(fusec, name)))
+    """An options object holds more. Keyword-only options do not count, because a call names them."""
     many = [
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {count}"
         for path in SOURCES
+        if not str(path.relative_to(ROOT / "fusec")).startswith(SIGNATURES)
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, Function)
-        and (count := parameters(node)) > PARAMETERS
-        and (path, node.lineno) not in public
-        and not is_command(node)
+        if isinstance(node, Function) and (count := parameters(node)) > PARAMETERS
     ]
     assert not many
 
 
 def parameters(node: Function) -> int:
-    """Count parameters, without `self` and `cls`."""
-    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    """Count the parameters that a call may give by position, without `self` and `cls`."""
+    names = [a.arg for a in (*node.args.posonlyargs, *node.args.args)]
     return len(names) - (names[:1] in (["self"], ["cls"]))
-
-
-def is_command(node: Function) -> bool:
-    """Tell if a function is a command of the CLI, whose parameters are its options."""
-    return any("command" in ast.unparse(each) for each in node.decorator_list)
-
-
-def id_of(entry: object) -> tuple[Path, int]:
-    """Give the place of a public function, or of a public class's constructor, below its decorators."""
-    if not callable(entry):
-        return ROOT, 0
-    function = inspect.unwrap(entry.__init__ if isinstance(entry, type) else entry)  # type: ignore[arg-type, misc]
-    code = getattr(function, "__code__", None)
-    if code is None or not Path(code.co_filename).exists():  # a dataclass makes its own constructor
-        return ROOT, 0
-    lines = Path(code.co_filename).read_text().splitlines()
-    line = code.co_firstlineno
-    while not lines[line - 1].lstrip().startswith(("def ", "async def ")):
-        line += 1
-    return Path(code.co_filename), line
 
 
 def docstrings() -> Iterator[tuple[str, str]]:

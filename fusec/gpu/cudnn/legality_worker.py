@@ -26,7 +26,7 @@ from fusec.targets.target import Target, load
 
 
 class LegalityJudge:
-    """LegalityJudge that asks cuDNN: without a device for a target, or on this machine's GPU."""
+    """Judge of graphs that asks cuDNN: without a device for a target, or on this machine's GPU."""
 
     def __init__(self, target: Target, device: bool):
         import cudnn  # only after the driver and NVRTC are loaded
@@ -38,7 +38,7 @@ class LegalityJudge:
         self.blob = b""  # cuDNN's first plan of the last graph, serialized, if it was built and `hands_over` is set
 
     def judge(self, graph: CudnnGraph, proven: Collection[Identity] = ()) -> Verdict:
-        """LegalityJudge a graph: legal with the plans offered, if one of them builds; else refused, with stage and reason.
+        """Judge a graph: legal with the plans offered, if one of them builds; else refused, with stage and reason.
 
         proven: plans that were built for this graph in other sizes; if one of them is offered, none is compiled
         """
@@ -146,7 +146,7 @@ def _plan(engine: Any, knobs: Any, precompiled: Any, workspace_bytes: Any = 0, b
 
 
 def main(name: str, device: bool) -> int:
-    """LegalityJudge graphs, build plans and compile kernels until the input ends: see `serve`."""
+    """Judge graphs, build plans and compile kernels until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
         judge = LegalityJudge(target, device)
