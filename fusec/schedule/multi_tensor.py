@@ -33,11 +33,12 @@ class Member:
 
 
 def is_flat(node: Node) -> bool:
-    """Tell if a node works element by element in memory order, with scalars as other operands."""
+    """Tell if a node works element by element on packed tensors of one memory order, with scalars as other operands."""
     if not isinstance(node.op, (Pointwise, Cast)) or node.op.name == "gen_index":
         return False
     kind = node.results[0].type
-    if kind.size >= MAX_ELEMENTS or any(v.type.dtype.is_narrow for v in (*node.operands, *node.results)):
+    types = [v.type for v in (*node.operands, *node.results)]
+    if kind.size >= MAX_ELEMENTS or any(t.dtype.is_narrow or t.within for t in types):
         return False
     return all(
         v.type.size == 1 or (v.type.shape == kind.shape and same_storage(kind.shape, v.type.order, kind.order))
