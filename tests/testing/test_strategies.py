@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 
 from fusec.ir import Constant, DType, Graph, TensorType
-from fusec.ops import ALL, BY_NAME, CLASSES
+from fusec.ops import ALL, BY_NAME, CLASSES, Gather
 from fusec.passes import rules
 from fusec.passes.rewriting.pattern import Rule
 from fusec.passes.rewriting.rewriter import rewrite
@@ -19,6 +20,7 @@ from fusec.testing.case import Case
 from fusec.testing.generators.arrays import STYLES, draw_array, draw_feeds
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs import MOTIFS
+from fusec.testing.generators.motifs.repeated_work import repeated_op
 from fusec.testing.generators.motifs.rewrite_rules import EQUATIONS, equation
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.uniform_provider import register
@@ -118,6 +120,25 @@ def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pyt
 
     look()
     assert fired[rule.name], fired
+
+
+def test_a_repeated_gather_keeps_its_indices_in_range() -> None:
+    @st.composite
+    def one(draw: st.DrawFn) -> Graph:
+        builder = RandomGraph(draw)
+        x = builder.input(TensorType((1, 3), DType.I64))
+        builder.add(Gather(1), x, builder.graph.constant(np.array([2])))
+        with contextlib.suppress(Unfit):
+            repeated_op(builder)
+        return builder.finish(0)
+
+    @seed(1)
+    @many(60)
+    @given(one())
+    def look(graph: Graph) -> None:
+        evaluate(graph, draw_feeds(graph, 1, "integers"))  # raises where an index is out of range
+
+    look()
 
 
 def test_every_motif_can_be_built() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fusec.ir import DType, Op
-from fusec.ops import Softmax, pw
+from fusec.ops import Gather, Scatter, Softmax, pw
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs.layers import ACTIVATIONS
 from fusec.testing.generators.operations.pointwise import draw_pointwise
@@ -37,7 +37,8 @@ def repeated_op(b: RandomGraph) -> None:
     nodes = [n for n in b.graph.nodes if n.operands and n.op.name != "constant"]
     if not nodes:
         raise Unfit("no node yet")
-    node, kind = b.pick(nodes[-4:]), b.below(3)
+    node = b.pick(nodes[-4:])
+    kind = 0 if isinstance(node.op, (Gather, Scatter)) else b.below(3)  # their indices fit one operand and one axis
     operands = node.operands[::-1] if kind == 1 else node.operands
     if kind == 0 and all(v.type.dtype.is_float for v in operands) and b.chance(50):  # other numbers, other values
         operands = tuple(
