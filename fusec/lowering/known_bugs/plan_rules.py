@@ -190,9 +190,9 @@ RULES: tuple[PlanRule, ...] = (
         (7, 52), _reads_filters_as_is, "engine {engine} reads filters that are not stored channels last as if they were"
     ),
     PlanRule(
-        (3,),
+        (3, 12),
         _is_fp32_convolution,
-        "engine 3 convolves by transforms: its error is one of the largest element, not of each",
+        "engine {engine} convolves by transforms: its error is one of the largest element, not of each",
     ),
     PlanRule(
         (4,),
