@@ -1,17 +1,20 @@
-"""Times fusec's own kernels on the GPU at hand, each beside what its bytes take at the target's bandwidth.
+"""Time fusec's own kernels on this machine's GPU, and measure what each kernel family is worth to a model.
 
-python -m benchmarks.kernels [part of a name…]
+python -m benchmarks.kernels [PART OF A NAME ...]: each kernel, and the time its bytes take at the GPU's bandwidth.
+python -m benchmarks.kernels --leave-one-out [MODEL:BATCH ...]: models without one family (benchmarks/leave_one_out.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import leave_one_out
 from fusec.gpu import device
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
@@ -192,7 +195,21 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Ke
     return find(nodes, outputs), sum(v.type.nbytes for v in (*read, *outputs))
 
 
-def main(wanted: Sequence[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--leave-one-out", action="store_true")
+    parser.add_argument("--output", type=Path, default=leave_one_out.OUTPUT, help="file of --leave-one-out")
+    parser.add_argument("--commit", default="", help="asked of git if not given")
+    arguments = parser.parse_args()
+    if arguments.leave_one_out:
+        leave_one_out.main(arguments.names, arguments.output, arguments.commit)
+    else:
+        time_kernels(arguments.names)
+
+
+def time_kernels(wanted: Sequence[str]) -> None:
+    """Print the median time of each kernel, its limit, and the times of its variants."""
     import cupy
 
     from fusec.gpu.launch.kernel_launcher import Launcher
@@ -229,4 +246,4 @@ def main(wanted: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

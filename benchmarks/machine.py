@@ -47,6 +47,7 @@ KEYS = {
     "choices.json": ("choice", "model", "batch", "precision"),
     "digits.json": ("model", "where"),
     "first_result.json": ("from", "trusted", "tune", "turn"),
+    "leave_one_out.json": ("model", "batch"),
     "onnx_suite.json": ("device",),
     "penalties.json": ("penalty",),
 }

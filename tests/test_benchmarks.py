@@ -10,11 +10,12 @@ import pytest
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
-from benchmarks import calls, choices, fuzz_results, onnx_suite, penalties, tables
+from benchmarks import calls, choices, fuzz_results, leave_one_out, onnx_suite, penalties, tables
 from benchmarks.machine import bring, keep
 from fusec.gpu.cublaslt import algorithms
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import faster_spellings
+from fusec.schedule.program import Kind
 from fusec.text import parse
 
 TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
@@ -43,6 +44,17 @@ def test_both_ways_to_record_are_told_apart() -> None:
     side, order = calls.ways(Recorded(3, 20.0, 10.0)), calls.ways(Recorded(1, 20.0, 10.0))  # type: ignore[arg-type]  # as far as it is used
     assert (side["in_order_us"], side["side_by_side_us"]) == (20.0, 10.0)
     assert (order["in_order_us"], order["side_by_side_us"]) == (10.0, 20.0)
+
+
+def test_only_families_that_run_a_step_are_left_out() -> None:
+    net = executable(TEXT)
+    steps = [step for step in net.compiled.program.steps if step.kind is Kind.KERNEL]
+    used = leave_one_out.used_families(steps)
+    assert used["rows"] == 1 and "depthwise" not in used
+    for name in used:
+        with leave_one_out.left_out(name):
+            assert name not in leave_one_out.used_families(steps)
+    assert leave_one_out.used_families(steps) == used, "all families are back"
 
 
 def test_rows_of_one_machine_are_kept(tmp_path: Path) -> None:

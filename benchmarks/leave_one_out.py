@@ -1,0 +1,128 @@
+"""Measure what each kernel family is worth: models compiled without one family at a time.
+
+Runs through `python -m benchmarks.kernels --leave-one-out [MODEL:BATCH ...]`, on a machine with a GPU and torch. Only
+families that run a step of a model are left out of it, because the others cannot change its program. A family that has
+several variants of a kernel is also measured with its first variant alone. All programs of a model are timed in turns.
+Writes benchmarks/results/leave_one_out.json; `python -m benchmarks.machine FILE` adds rows from another machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.machine import KEYS, RESULTS, gpu, keep
+from fusec.errors import FusecError
+from fusec.gpu import kernels
+from fusec.gpu.kernels import Family, Kernel
+from fusec.ir import Node, Value
+from fusec.schedule.program import Partition
+
+OUTPUT = RESULTS / "leave_one_out.json"
+ALONE = "{} with one variant"
+
+
+def used_families(steps: Sequence[Partition]) -> dict[str, int]:
+    """Count the steps of each family that runs some; a family with variants is counted under a second name, too.
+
+    steps: those that a kernel runs.
+    """
+    counts: dict[str, int] = {}
+    for step in steps:
+        offers = ((f.__name__, f(step.nodes, step.outputs)) for f in kernels.FAMILIES)  # not `find`, which remembers
+        for name, kernel in ((name, kernel) for name, kernel in offers if kernel is not None):
+            for each in (name, *([ALONE.format(name)] if kernel.others else [])):
+                counts[each] = counts.get(each, 0) + 1
+            break
+    return counts
+
+
+@contextmanager
+def left_out(name: str) -> Generator[None]:
+    """Leave out a kernel family, or all variants of its kernels but the first."""
+    families: list[Family] = []
+    for family in kernels.FAMILIES:
+        if name == ALONE.format(family.__name__):
+            families.append(_with_one_variant(family))
+        elif name != family.__name__:
+            families.append(family)
+    with patch.object(kernels, "FAMILIES", tuple(families)):
+        yield
+
+
+def _with_one_variant(family: Family) -> Family:
+    def first(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+        kernel = family(nodes, outputs)
+        return None if kernel is None else replace(kernel, others=())
+
+    return first
+
+
+def measure(model: str, batch: int) -> dict[str, Any]:
+    """Compile a model with all families and without each that it uses; return the median times in ms."""
+    import cupy
+    import torch
+
+    from benchmarks.contest import timed
+    from benchmarks.peers import CHANNELS_LAST, first_result
+    from benchmarks.zoo import exported, halved, make
+
+    module, inputs = make(model, batch)
+    module, inputs = module.cuda().half(), tuple(halved(x.cuda()) for x in inputs)
+    data, last = exported(module, inputs), model in CHANNELS_LAST
+    if last:
+        inputs = tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs)
+    feeds = {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
+    replays: dict[str, Callable[[], None]] = {}
+    failed: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FUSEC_CACHE"] = f"{folder}/all"
+        whole, want, _ = first_result(data, feeds, "quick", float("inf"), last)
+        replays["all"] = whole.replay
+        steps = [step for step in whole.compiled.program.steps if step in whole.kernels]
+        used = used_families(steps)
+        for name in used:
+            # the verdicts of cuDNN stay true, but no choice may be taken over
+            os.environ["FUSEC_CACHE"] = f"{folder}/{name}"
+            shutil.copytree(f"{folder}/all", f"{folder}/{name}", ignore=shutil.ignore_patterns("plans"))
+            try:
+                with left_out(name):
+                    other, got, _ = first_result(data, feeds, "quick", float("inf"), last)
+            except FusecError as error:
+                failed[name] = str(error)
+                continue
+            if float((got.double() - want.double()).norm() / want.double().norm()) > 2e-2:
+                raise RuntimeError(f"{model} without {name} computes something else")
+            replays[name] = other.replay
+        times = timed(replays)
+    base = times["all"]["median_ms"]
+    return {
+        "model": model,
+        "batch": batch,
+        "all_ms": base,
+        "without": {
+            name: {"steps": count, "failed": failed[name]}
+            if name in failed
+            else {"steps": count, **times[name], "worth": times[name]["median_ms"] / base - 1}
+            for name, count in used.items()
+        },
+    }
+
+
+def main(cases: Sequence[str], output: Path = OUTPUT, commit: str = "") -> None:
+    """Measure the cases, those of the peers' table if none is given, and write a row for each."""
+    from benchmarks.peers import CASES
+
+    for case in cases or CASES:
+        model, batch = case.split(":")
+        row = measure(model, int(batch))
+        keep(output, gpu(), commit, row, KEYS[OUTPUT.name])
+        worth = "  ".join(f"{n} {w['worth']:+.1%}" if "worth" in w else f"{n} fails" for n, w in row["without"].items())
+        print(f"{case:18} {row['all_ms']:.3f} ms  {worth}", flush=True)
