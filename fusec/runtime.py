@@ -370,7 +370,7 @@ class Executable:
         compiled = self.compiled
         if isinstance(compiled.tuned, TunedChoices) and self.backend.tuned is not None:
             compiled = replace(compiled, tuned=self.backend.tuned)
-        ready = lockfile.as_it_runs(compiled)
+        ready = lockfile.with_choices(compiled)
         if not isinstance(ready.tuned, TunedChoices) or not self._runs_side_by_side():
             return ready if isinstance(ready.tuned, Lock) else compiled
         return replace(ready, tuned=replace(ready.tuned, side_by_side=True))
