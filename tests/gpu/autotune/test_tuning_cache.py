@@ -81,7 +81,7 @@ def test_a_blob_that_is_cut_or_changed_is_dropped_and_made_anew(machine: Machine
     for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         file.write_bytes(damaged)
         machine.built.clear()
-        with pytest.warns(UserWarning, match="dropped the remembered plan .*it will be made anew"):
+        with pytest.warns(UserWarning, match="dropped the cached plan .*it will be built anew"):
             net = build(tmp_path)
         assert machine.built, "it was chosen anew"
         check(net, 0)
