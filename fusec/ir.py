@@ -1,10 +1,16 @@
-"""The IR: nodes in SSA form over typed values, and the graph that owns both.
+"""Define the IR of fusec: a graph of nodes in SSA form, whose values have a shape, an element type and a layout.
 
-`Value` and `Node` are compared by identity, and only the five verbs of `Graph` (insert, set_input, set_type, replace,
-erase) change wiring. Its outputs are the operands of one closing `return`: replacing or erasing has no special case.
+A `Node` applies an `Op` to operands, and each of its results is a `Value`. A `Graph` owns both.
+A graph is changed only through methods of `Graph`, which keep the links between nodes and values consistent.
+A graph ends with one `return` node, whose operands are the outputs. An output is therefore a use like any other, and
+no edit has to treat it separately.
+
+    graph = Graph()
+    x = graph.add_input("x", TensorType((2, 3), DType.F32))
+    graph.set_outputs([graph.add(pw("relu"), x)])
 """
 
-# Graph, Node and Value share their links and use lists; nothing but this file may change them.
+# Graph, Node and Value use each other's private links. Only this file may change them.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ from fusec.graph.printer import (
 from fusec.graph.types import HALVES, DType, TensorType, channels_last
 from fusec.graph.verifier import check
 
-# what a graph is made of, under one roof
+# Also the names of fusec.graph, so that other modules import all of the IR from here.
 __all__ = [
     "HALVES",
     "INLINE_ELEMENTS",
@@ -55,7 +61,10 @@ __all__ = [
 
 
 class Value:
-    """A tensor: a graph input (`node` is None) or the result `index` of `node`."""
+    """A tensor of a graph: result number `index` of `node`, or graph input number `index` if `node` is None.
+
+    Values are compared by identity.
+    """
 
     __slots__ = ("_uses", "graph", "index", "name", "node", "type")
 
@@ -69,21 +78,21 @@ class Value:
 
     @property
     def uses(self) -> list[tuple[Node, int]]:
-        """(node, operand index) of every use, in the order they were made."""
+        """Return each use as (node, number of the operand), in the order in which the uses were made."""
         return list(self._uses)
 
     @property
     def users(self) -> list[Node]:
-        """The distinct nodes that use this value."""
+        """Return the nodes that use this value, each once."""
         return list(dict.fromkeys(node for node, _ in self._uses))
 
     @property
     def literal(self) -> Literal | None:
-        """The payload, if this value is a constant."""
+        """Return the data of a constant; None if this value is not a constant."""
         return self.node.op.literal if self.node is not None and isinstance(self.node.op, Constant) else None
 
     def scalar(self) -> float | None:
-        """The number, if this value is a one-element constant; None otherwise."""
+        """Return the number in a constant of one element; None for any other value."""
         literal = self.literal
         if literal is None or literal.type.size != 1:
             return None
@@ -94,9 +103,12 @@ class Value:
 
 
 class Node:
-    """One application of an op. `origin` names the source-model nodes it stands for."""
+    """An op applied to operands. Nodes are compared by identity.
 
-    __slots__ = ("_agreed", "_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
+    origin: names of the nodes of the source model that this node replaces.
+    """
+
+    __slots__ = ("_checked", "_erased", "_next", "_operands", "_prev", "graph", "op", "origin", "results")
 
     def __init__(self, graph: Graph, op: Op, operands: Sequence[Value], origin: tuple[str, ...]):
         self.graph = graph
@@ -107,7 +119,8 @@ class Node:
         self._prev: Node | None = None
         self._next: Node | None = None
         self._erased = False
-        self._agreed: tuple[object, ...] = ()  # what the rules of the op were found to be kept for: see `verifier`
+        # The op, operand types and result types for which `op.infer` last agreed; `verifier` asks only about others.
+        self._checked: tuple[object, ...] = ()
 
     @property
     def operands(self) -> tuple[Value, ...]:
@@ -115,7 +128,7 @@ class Node:
 
     @property
     def result(self) -> Value:
-        """The only result."""
+        """Return the result of a node that has exactly one."""
         (value,) = self.results
         return value
 
@@ -124,7 +137,10 @@ class Node:
 
 
 class Graph:
-    """An SSA graph. Nodes are kept in a topological order, closed by one `return` node."""
+    """A graph in SSA form. Its nodes are in a topological order, and a `return` node comes last.
+
+    edits: counts the changes; the graph is unchanged as long as this number is.
+    """
 
     def __init__(self, name: str = "main"):
         self.name = name
@@ -132,13 +148,13 @@ class Graph:
         self._names: set[str] = set()
         self._counter = 0
         self._return = Node(self, Return(), (), ())
-        self._head: Node = self._return  # first node in order; the return node is always last
+        self._head: Node = self._return  # the first node; nodes are a linked list, so that edits take constant time
         self._size = 0
-        self.edits = 0  # how often a verb has changed something: as long as this stays, the graph does
-        self._verified = -1  # how many there were when every rule was found to be kept
-        self._found: tuple[int, dict[Hashable, Any]] = (0, {})  # edits before it, and what was found
+        self.edits = 0
+        self._verified_edits = -1  # value of `edits` at the last `verify` that passed
+        self._memo: tuple[int, dict[Hashable, Any]] = (0, {})  # value of `edits`, and results computed since then
 
-    # reading ---------------------------------------------------------------------------------
+    # reading -----------------------------------------------------------------------------------------
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -157,44 +173,47 @@ class Graph:
         return self._return
 
     @property
-    def found(self) -> dict[Hashable, Any]:
-        """Return facts that were found about the graph as it is, for others to use again; empty after an edit."""
-        if self._found[0] != self.edits:
-            self._found = (self.edits, {})
-        return self._found[1]
+    def memo(self) -> dict[Hashable, Any]:
+        """Return a dict in which callers store what they computed about this graph; an edit empties it."""
+        if self._memo[0] != self.edits:
+            self._memo = (self.edits, {})
+        return self._memo[1]
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the return, in order; any, the current one too, may be erased while iterating."""
+        """Iterate over the nodes in order, without the return node.
+
+        The caller may erase any node meanwhile, the current one included.
+        """
         node: Node = self._head
         while node is not self._return:
             following = node._next
             yield node
-            # an erased node keeps the link to what followed it, so the way back into the list is never lost
+            # An erased node keeps its link to the next one, so the iteration always gets back to the list.
             node = cast(Node, following if node._erased else node._next)
             while node._erased:
                 node = cast(Node, node._next)
 
     @property
     def last(self) -> Node | None:
-        """The last node in order, the return not counted."""
+        """Return the last node before the return node; None for a graph without nodes."""
         return self._return._prev
 
     def since(self, node: Node | None) -> list[Node]:
-        """Return the nodes after one, in order; all nodes for None."""
-        found: list[Node] = []
+        """Return the nodes after `node`, in order; all nodes for None."""
+        later: list[Node] = []
         at = self._return._prev
         while at is not None and at is not node:
-            found.append(at)
+            later.append(at)
             at = at._prev
-        return found[::-1]
+        return later[::-1]
 
     def __len__(self) -> int:
-        """Number of nodes, the return not counted."""
+        """Count the nodes without the return node."""
         return self._size
 
     def value(self, name: str) -> Value:
-        """The value of that name; VerifyError if there is none."""
+        """Find a value by name. Raises VerifyError if the graph has none of that name."""
         for value in self.values():
             if value.name == name:
                 return value
@@ -205,10 +224,10 @@ class Graph:
         for node in self.nodes:
             yield from node.results
 
-    # the verbs that change wiring ----------------------------------------------------------------
+    # editing -----------------------------------------------------------------------------------------
 
     def add_input(self, name: str, type: TensorType) -> Value:
-        """Append a graph input. Its name must be free: it is part of the interface."""
+        """Append a graph input. Raises VerifyError if the name is taken, because callers give inputs by name."""
         if not name:
             raise VerifyError(f"graph {self.name!r}: an input has an empty name")
         if name in self._names:
@@ -229,11 +248,14 @@ class Graph:
         types: Sequence[TensorType] | None = None,
         origin: Iterable[str] = (),
     ) -> Node:
-        """Add a node before `before` (default: at the end). Result types are inferred unless given.
+        """Insert a node.
 
-        Names are hints: a taken one gets a suffix. Raises VerifyError if the op refuses the operands.
+        before: the node that follows it; default: it becomes the last one.
+        names: hints for the names of the results; a name that is taken gets a suffix.
+        types: result types; default: those that the op infers.
+        Raises VerifyError if the op refuses the operands.
         """
-        assert before is None or (before.graph is self and not before._erased), "insert before a node that is not here"
+        assert before is None or (before.graph is self and not before._erased), f"{before!r} is not in this graph"
         for operand in operands:
             assert operand.graph is self, f"{operand!r} belongs to another graph"
         try:
@@ -243,14 +265,14 @@ class Graph:
         if len(names) > len(inferred) or (types is not None and len(types) != len(inferred)):
             raise VerifyError(f"{op.name} gives {len(inferred)} results: too many names, or types for another number")
         hints = [*names, *([""] * (len(inferred) - len(names)))]
-        node = self._place(
+        node = self._link(
             op, operands, hints, inferred if types is None else types, before, tuple(dict.fromkeys(origin))
         )
         if types is None:
-            node._agreed = (op, *(v.type for v in operands), *inferred)
+            node._checked = (op, *(v.type for v in operands), *inferred)
         return node
 
-    def _place(
+    def _link(
         self,
         op: Op,
         operands: Sequence[Value],
@@ -259,7 +281,7 @@ class Graph:
         before: Node | None,
         origin: tuple[str, ...],
     ) -> Node:
-        """`insert` of what is known to be well-formed: nothing is inferred."""
+        """Make a node and link it into the graph; the caller has checked it."""
         node = Node(self, op, operands, origin)
         node.results = tuple(
             Value(self, self.fresh_name(hint), type, node, i)
@@ -279,15 +301,15 @@ class Graph:
         return node
 
     def add(self, op: Op, *operands: Value, name: str = "", before: Node | None = None) -> Value:
-        """`insert` for an op with one result; returns that result."""
+        """Insert an op that has one result, and return that result."""
         return self.insert(op, operands, names=(name,) if name else (), before=before).result
 
     def constant(self, array: Any, name: str = "", before: Node | None = None) -> Value:
-        """Insert a constant holding `array` (its NumPy dtype decides the type)."""
+        """Insert a constant with the data and the dtype of `array`."""
         return self.add(Constant(Literal.of(array, name)), name=name, before=before)
 
     def set_outputs(self, values: Sequence[Value], names: Sequence[str] | None = None) -> None:
-        """Make `values` the outputs, under their own names unless `names` are given."""
+        """Make `values` the outputs. names: public names of the outputs; default: the names of the values."""
         names = tuple(names if names is not None else (v.name for v in values))
         if len(names) != len(values):
             raise VerifyError(f"{len(values)} outputs but {len(names)} names")
@@ -303,7 +325,7 @@ class Graph:
         self.edits += 1
 
     def set_input(self, node: Node, index: int, value: Value) -> None:
-        """Let operand `index` of `node` be `value`; order is checked by `verify`."""
+        """Replace one operand of a node. `verify` checks that `value` is computed before the node."""
         assert value.graph is self and node.graph is self and not node._erased
         self._drop_use(node, index)
         node._operands[index] = value
@@ -311,18 +333,18 @@ class Graph:
         self.edits += 1
 
     def set_type(self, value: Value, type: TensorType) -> None:
-        """Change the type of a value; what uses it must be made to agree before `verify`."""
+        """Change the type of a value. The caller adapts the nodes that use it, or `verify` fails."""
         value.type = type
         self.edits += 1
 
     def set_op(self, node: Node, op: Op) -> None:
-        """Change a node's attributes in place: same kind of op, same arity."""
+        """Give a node an op of the same name with other attributes."""
         assert op.name == node.op.name
         node.op = op
         self.edits += 1
 
     def replace(self, old: Value, new: Value) -> None:
-        """Let every use of `old` use `new` instead; `new`'s node takes over the origin of `old`'s."""
+        """Use `new` wherever `old` is used. The node of `new` adds the origin of the node of `old` to its own."""
         assert new.graph is self and new is not old
         for node, index in old.uses:
             self.set_input(node, index, new)
@@ -330,8 +352,8 @@ class Graph:
             new.node.origin = tuple(dict.fromkeys((*old.node.origin, *new.node.origin)))
 
     def erase(self, node: Node) -> None:
-        """Remove a node none of whose results is used."""
-        assert node.graph is self and not node._erased and node is not self._return, f"{node!r} is not there to erase"
+        """Remove a node whose results have no uses."""
+        assert node.graph is self and not node._erased and node is not self._return, f"{node!r} is not in this graph"
         assert not any(v._uses for v in node.results), f"{node!r} is in use"
         for index in range(len(node._operands)):
             self._drop_use(node, index)
@@ -348,7 +370,7 @@ class Graph:
         self.edits += 1
 
     def rename(self, value: Value, name: str) -> None:
-        """Give a value a name (made unique if taken)."""
+        """Give a value another name; a name that is taken gets a suffix."""
         self._names.discard(value.name)
         value.name = self.fresh_name(name)
         self.edits += 1
@@ -357,7 +379,7 @@ class Graph:
         del node._operands[index]._uses[node, index]
 
     def fresh_name(self, hint: str = "") -> str:
-        """A free name, reserved from now on: the hint itself if it is free."""
+        """Reserve a name and return it: the hint, with a suffix if it is taken."""
         name = hint
         while not name or name in self._names:
             name = f"{hint}.{self._counter}" if hint else f"v{self._counter}"
@@ -365,10 +387,10 @@ class Graph:
         self._names.add(name)
         return name
 
-    # whole-graph services ---------------------------------------------------------------------------
+    # whole graphs ------------------------------------------------------------------------------------
 
     def prune(self) -> int:
-        """Erase every node no output depends on; returns how many went."""
+        """Erase the nodes that no output depends on, and return their number."""
         before = self._size
         node = self._return._prev
         while node is not None:
@@ -379,7 +401,7 @@ class Graph:
         return before - self._size
 
     def clone(self) -> Graph:
-        """An independent copy: same names, order, types and literals."""
+        """Copy the graph. The copy shares only ops and literals, which are immutable."""
         return self.extract(self.inputs, list(self.nodes), self.outputs, self.output_names)
 
     def extract(
@@ -389,27 +411,32 @@ class Graph:
         outputs: Sequence[Value],
         output_names: Sequence[str] | None = None,
     ) -> Graph:
-        """Copy `nodes` (in graph order) into a new graph fed by `inputs`, returning `outputs`."""
+        """Copy some nodes into a new graph.
+
+        inputs: values that become the inputs of the new graph.
+        nodes: the nodes to copy, in graph order. Their operands are `inputs`, or results of nodes before them.
+        outputs: values that become the outputs; output_names: their public names (default: their own).
+        """
         copy = Graph(self.name)
-        mapped: dict[Value, Value] = {v: copy.add_input(v.name, v.type) for v in inputs}
+        copied: dict[Value, Value] = {v: copy.add_input(v.name, v.type) for v in inputs}
         for node in nodes:
-            operands, names = [mapped[v] for v in node.operands], [v.name for v in node.results]
-            twin = copy._place(node.op, operands, names, [v.type for v in node.results], None, node.origin)
-            twin._agreed = node._agreed
-            mapped.update(zip(node.results, twin.results, strict=True))
+            operands, names = [copied[v] for v in node.operands], [v.name for v in node.results]
+            twin = copy._link(node.op, operands, names, [v.type for v in node.results], None, node.origin)
+            twin._checked = node._checked
+            copied.update(zip(node.results, twin.results, strict=True))
         names = [v.name for v in outputs] if output_names is None else output_names
-        copy.set_outputs([mapped[v] for v in outputs], names)
+        copy.set_outputs([copied[v] for v in outputs], names)
         copy._counter = self._counter
         return copy
 
     def verify(self) -> None:
-        """Check every rule of the IR; VerifyError names the first node that breaks one."""
+        """Check every rule of the IR. Raises VerifyError that names the first node that breaks one."""
         check(self)
-        self._verified = self.edits
+        self._verified_edits = self.edits
 
     def verify_changes(self) -> None:
-        """`verify`, unless no verb has changed anything since."""
-        if self._verified != self.edits:
+        """Verify the graph, unless it has not changed since it was verified."""
+        if self._verified_edits != self.edits:
             self.verify()
 
     def __str__(self) -> str:
@@ -417,10 +444,10 @@ class Graph:
 
 
 def positions(graph: Graph) -> Mapping[Node, int]:
-    """Each node's place in the graph's order; the return node comes last."""
+    """Number the nodes in graph order; the return node comes last."""
     return {node: i for i, node in enumerate([*graph.nodes, graph.return_node])}
 
 
 def copy_name(name: str, dtype: DType) -> str:
-    """Return the name of the copy of a parameter in another type."""
+    """Return the name of the copy of a parameter in another element type, such as `w as f16`."""
     return f"{name} as {dtype.value}"

@@ -1,7 +1,7 @@
-"""Execute a compiled program: on an NVIDIA GPU through cuDNN, elsewhere in the simulator.
+"""Run a compiled program: on an NVIDIA GPU, or on any machine in the simulator.
 
-Both back ends run the same steps over the same packed buffers. They differ in the array module and in what runs a
-cuDNN graph.
+Both back ends run the same steps over the same memory plan. They differ in the array module (CuPy or NumPy), and in
+what runs a cuDNN graph. `fusec.execution` holds what an Executable is made of.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from fusec.execution.backend import Backend, Recorded, SimulatorBackend
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
+from fusec.execution.state import State
 from fusec.execution.step_binding import Constants, Steps
 from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import unpack
 from fusec.plans.lock_record import Lock
-from fusec.schedule.buffer_donation import in_place, reads
 from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
 from fusec.system.compile_timer import Account, spent_on
 
-# How much more memory a plan for steps side by side may take than one for steps in order. Only small steps, which do
-# not fill the GPU, gain by running side by side, so a large cost in memory is never worth it.
+# Additional memory that running steps side by side may cost. Only small steps, which do not fill the GPU, gain by it,
+# so more memory is never worth it.
 SIDE_BY_SIDE_BYTES = 16 << 20
 
-# Chooses plans and kernels by timing the whole model. Arguments: memory and type of each input; the graph or kernel of
-# each step; the function that runs each step; a function that binds a step again. Returns the steps to bind again.
+# Chooses plans and kernels by timing the whole model, and returns the numbers of the steps to bind again. Arguments:
+# memory and type of each input; the graph or kernel of each step; the function that runs each step; a function that
+# binds a step again.
 StepChooser = Callable[
     [
         Sequence[tuple[Array, TensorType]],
@@ -59,14 +60,14 @@ __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name",
 class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
-    `inputs` and `outputs` describe the interface; `compiled` holds graphs and program.
-    `memory` holds the offset of each stored value in the one arena that all calls share.
-    `kernels` are, from the first call on, the steps that a kernel of fusec's runs.
-    `spent` is compile time by stage, if the model was compiled here.
-    The first call runs step by step; later calls replay all steps in one launch.
+    The first call runs the steps one by one. The second call records them, and it and later calls replay the record.
 
-    `state` are inputs that stay on the device. `bind` gives them values. `step` replaces those that have an update,
-    without a copy if nothing reads the old value later (`in_place` counts these).
+    inputs, outputs: names, shapes and types.
+    compiled: the graphs and the program.
+    memory: the place of each stored value in the arena, the memory that all calls share.
+    spent: compile time by stage; None if the model was not compiled in this process.
+    state: inputs that stay on the device, with the outputs that replace them. `bind` gives them values, and `step`
+        replaces them.
     """
 
     @spent_on("weights and steps")
@@ -75,51 +76,50 @@ class Executable:
         self.compiled = compiled
         self.backend = backend
         self.spent: Account | None = None
-        graph = compiled.graph
         self.state = dict(compiled.options.state)
-        self._interface = Interface(graph, self.state, backend.xp, backend.from_any)
+        self._interface = Interface(compiled.graph, self.state, backend.xp, backend.from_any)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._input_names = tuple(spec.name for spec in self.inputs)
-        by_name, results = {v.name: v for v in graph.inputs}, dict(zip(graph.output_names, graph.outputs, strict=True))
-        self._state_values = {name: by_name[name] for name in self.state}
-        self._updates = {by_name[name]: results[output] for name, output in self.state.items() if output}
-        self._donated = in_place(compiled.program, self._updates)
-        self._state_buffers: dict[str, Array] = {}  # flat, of state that has a value
+        self._state = State(compiled.program, self.state, backend.xp)
         self._holds_inputs = False
         self.memory = self._plan_memory()
         self._lock = threading.Lock()
         self._constants = Constants(backend.xp, weights)
-        self._arena: Array = backend.xp.zeros(0, np.uint8)  # until the first call
+        self._arena: Array = backend.xp.zeros(0, np.uint8)  # allocated by the first call
         self._places: dict[Value, Array] = {}
         self._steps = Steps(backend, self._constants, self._places)
-        self._saved: dict[Value, Array] = {}  # copies of outputs that are old state
         self._launches: list[Callable[[], None]] = []
         self._feeders: list[Callable[[Array], None]] = []
         self._fetchers: list[Callable[[Array | None, bool], Array]] = []
-        self._shared: list[Array] = []  # constants that other programs may use before this one's steps are bound
+        self._shared: list[Array] = []  # keeps constants for other programs until this one's steps are bound
         self._ready = self._called = False  # memory is allocated; a call was made
         self._replay: Recorded | None = None
+        self._prepare(weights)
+
+    def _prepare(self, weights: SharedWeights | None) -> None:
+        """Prepare plans and kernels, while a thread loads the constants that no program with these weights has."""
+        compiled, backend = self.compiled, self.backend
         constants: list[tuple[Literal, TensorType]] = []
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True):
             if lowered is not None:
                 constants += [(binding.literal, binding.type) for binding in lowered.constants]
             elif step.kind is Kind.KERNEL:
                 constants += [(v.literal, v.type) for v in inputs_of(step.nodes) if v.literal is not None]
-        unread = [c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type))]
+        missing = [c for c, type in constants if weights is None or not weights.is_prepared(c, layout(type))]
         sizes = {(literal, layout(type)): type.span * type.dtype.itemsize for literal, type in constants}
         graphs = {lowered.graph.key: lowered.graph for lowered in compiled.lowered if lowered is not None}
         others = [step for step in compiled.program.steps if step.kind is Kind.KERNEL]
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-weights") as weights_thread:
-            read = weights_thread.submit(load_all, unread)
+            loaded = weights_thread.submit(load_all, missing)
             backend.prepare(graphs, self.memory.nbytes + sum(sizes.values()), others)
-            read.result()
+            loaded.result()
         if weights is not None:
             with backend.calling():
                 bindings = (b for lowered in compiled.lowered if lowered is not None for b in lowered.constants)
                 self._shared = [self._constants(binding.literal, binding.type) for binding in bindings]
 
     def _plan_memory(self) -> MemoryPlan:
-        program, elsewhere = self.compiled.program, {*self._state_values.values(), *self._donated}
+        program, elsewhere = self.compiled.program, self._state.stored
         held = program.graph.inputs if self._holds_inputs else ()
         memory = plan_memory(program, elsewhere, held=held)
         if self.backend.side_by_side and not elsewhere:
@@ -130,16 +130,13 @@ class Executable:
 
     @property
     def kernels(self) -> set[Partition]:
-        """Return the steps that a kernel of fusec's runs; none before the first call."""
+        """Return the steps that a kernel of fusec runs; none before the first call."""
         return self._steps.kernels
 
     @property
     def in_place(self) -> int:
-        """Return how many updates are written over the state they replace.
-
-        The others are copied there after the last step.
-        """
-        return len(self._donated)
+        """Count the updates that are written over the state they replace; others are copied after the last step."""
+        return len(self._state.donated)
 
     def bind(self, **arrays: Any) -> None:
         """Copy values of state to the device, where they stay.
@@ -161,7 +158,7 @@ class Executable:
 
     def _bind(self, name: str, checked: Array) -> None:
         with self._lock, self.backend.calling():
-            self.backend.feeder(self._state(name), self._state_values[name].type)(checked)
+            self.backend.feeder(self._state.buffer(name), self._state.values[name].type)(checked)
             self.backend.finish()
 
     def share(self, other: Executable) -> None:
@@ -171,12 +168,12 @@ class Executable:
         """
         names = [name for name in self.state if name in other.state]
         for name in names:
-            mine, theirs = self._state_values[name].type, other._state_values[name].type
+            mine, theirs = self._state.values[name].type, other._state.values[name].type
             if mine != theirs or self.backend.xp is not other.backend.xp:
                 raise ExecutionError(f"state {quote(name)} is {mine} here and {theirs} there")
         with self._lock, other._lock:
-            self._state_buffers.update({name: other._state(name) for name in names})
-            self._ready, self._called, self._replay = False, False, None  # recorded steps hold the old addresses
+            self._state.buffers.update({name: other._state.buffer(name) for name in names})
+            self._ready, self._called, self._replay = False, False, None  # because recorded steps use the old addresses
 
     def step(self, *arrays: Any, **named: Any) -> Any:
         """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
@@ -193,25 +190,19 @@ class Executable:
 
     def value(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of an input of the state, on the host."""
-        if name not in self._state_buffers:
+        if name not in self._state.buffers:
             raise ExecutionError(f"state {quote(name)} has no value: bind it")
         with self._lock, self.backend.calling():
-            array = unpack(self._state_buffers[name], self._state_values[name].type).copy()
+            array = unpack(self._state.buffers[name], self._state.values[name].type).copy()
             self.backend.finish()
             return array if isinstance(array, np.ndarray) else array.get()
 
-    def _state(self, name: str) -> Array:
-        if name not in self._state_buffers:
-            type = self._state_values[name].type
-            self._state_buffers[name] = self.backend.xp.zeros(type.size, type.dtype.numpy)
-        return self._state_buffers[name]
-
     @property
     def recorded(self) -> tuple[int, float | None, str, float | None]:
-        """Return how the steps are recorded, known from the second call on.
+        """Return how the steps are recorded, which is known from the second call on.
 
-        Four values: how many steps run side by side at most; microseconds of the other order, if both were timed;
-        why it could not be recorded, or empty; microseconds of this order.
+        Four values: the largest number of steps that run side by side; microseconds of the other order, if both were
+        timed; the reason why steps could not be recorded, or empty; microseconds of this order.
         """
         if self._replay is None:
             return 1, None, "", None
@@ -241,7 +232,7 @@ class Executable:
         Raises ExecutionError for a name, shape or dtype that does not fit.
         """
         wanted = self._interface.places(output_names)
-        arrays, all_on_host = self._interface.feeds(feeds, self._state_buffers)
+        arrays, all_on_host = self._interface.feeds(feeds, self._state.buffers)
         into: dict[int, Array] = {}
         if out:
             into, out_on_host = self._interface.outs(out, wanted)
@@ -263,9 +254,7 @@ class Executable:
         An input written there, on the stream of the next call, is not copied: give that call this very array.
         A call overwrites these buffers, because it uses their memory again, unless inputs are held (`hold_inputs`).
         """
-        for name in self.state:
-            if name not in self._state_buffers:
-                raise ExecutionError(f"state {quote(name)} has no value: bind it first")
+        self._state.require_values()
         with self._lock, self.backend.calling():
             self._allocate()
             return {v.name: unpack(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs}
@@ -273,7 +262,7 @@ class Executable:
     def hold_inputs(self) -> None:
         """Keep inputs in `input_buffers` from now on, so that `replay` computes the same again.
 
-        Their memory is not used for anything else. Buffers that were returned before are no longer valid.
+        Steps then never use the memory of inputs again. Buffers that were returned before are no longer valid.
         """
         with self._lock:
             if not self._holds_inputs:
@@ -282,9 +271,9 @@ class Executable:
                 self._ready, self._called, self._replay = False, False, None
 
     def replay(self) -> None:
-        """Run again over what is in `input_buffers`, on the caller's stream; meant for timing.
+        """Run again over the contents of `input_buffers`, on the caller's stream; meant for timing.
 
-        It computes the same as the last call if inputs are held. Results stay in the arena.
+        With `hold_inputs` it computes the same as the last call. Results stay in the arena.
         Raises ExecutionError before the first call.
         """
         if not self._called:
@@ -293,9 +282,9 @@ class Executable:
             self._replay_all()
 
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
-        """Time all steps as a call runs them, and each step alone, `count` times: microseconds on the device.
+        """Time all steps as a call runs them, and each step alone, `count` times, in microseconds on the device.
 
-        Steps run over what the last call left in memory. Raises ExecutionError before the first call.
+        Steps run over the values of the last call. Raises ExecutionError before the first call.
         """
         if not self._called:
             raise ExecutionError("nothing to time before the first call")
@@ -306,9 +295,9 @@ class Executable:
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
     def rehearse(self, choose: StepChooser) -> None:
-        """Let `choose` pick among plans and kernels by the time of the whole model, before the first call.
+        """Choose plans and kernels by the time of the whole model, before the first call.
 
-        A program with state is left as it is, because a run would replace the state.
+        A program with state is unchanged, because running it would replace the state.
         """
         if self.state:
             return
@@ -316,34 +305,35 @@ class Executable:
         with self._lock, self.backend.calling():
             self._allocate()
             inputs = [(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs]
-            works = [step if lowered is None else lowered.graph for step, lowered in steps]
-            for number in choose(inputs, works, self._launches, lambda number: self._steps.bound(*steps[number])):
+            runnables = [step if lowered is None else lowered.graph for step, lowered in steps]
+            for number in choose(inputs, runnables, self._launches, lambda number: self._steps.bound(*steps[number])):
                 self._launches[number] = self._steps.bound(*steps[number])
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Check the passes and each step, as it runs here, on random inputs against float64 references.
+        """Check the passes, and each step as it runs here, on random inputs against float64 references.
 
-        State is left as it was; what the last call left in memory is not.
+        State is unchanged; other values of the last call are overwritten.
         """
-        held = dict(self._state_buffers)
+        state = self._state
+        held = dict(state.buffers)
         with self._lock, self.backend.calling():
             saved = {name: buffer.copy() for name, buffer in held.items()}
             for name in self.state:
-                self._state(name)
+                state.buffer(name)
             self._allocate()
             try:
                 return verify(self.compiled, seed, None, progress, self._run_step)
             finally:
                 for name, buffer in saved.items():
                     held[name][...] = buffer
-                if held.keys() != self._state_buffers.keys():  # state that had no value before
-                    self._state_buffers, self._ready = held, False
+                if held.keys() != state.buffers.keys():  # state without a value got zeros
+                    state.buffers, self._ready = held, False
                 self._called, self._replay = False, None
 
     def _run_step(self, index: int, operands: Mapping[Value, Array]) -> dict[Value, Array]:
         """Run one step on operands from the host, and return its results on the host."""
         step = self.compiled.program.steps[index]
-        if step.kind is not Kind.VIEW:  # a view's results may share what it reads
+        if step.kind is not Kind.VIEW:  # a view's results may share the memory of its operand
             for value in step.outputs:
                 unpack(self._steps.buffer(value), value.type)[...] = np.nan if value.type.dtype.is_float else 77
         for value, array in operands.items():
@@ -355,30 +345,30 @@ class Executable:
         return results
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model to a `.fusec` file, on a GPU with the tuned plans; `fusec.load` reads it."""
+        """Write the compiled model to a `.fusec` file, which `fusec.load` reads; on a GPU with the tuned plans."""
         fusec_file.save(os.fspath(path), [self._with_tuned_choices()], self._plans())
 
     def lock(self) -> Lock:
         """Return the lock of this program: the candidate, plan or kernel of each step, and if steps run side by side.
 
-        It is text for version control (`fusec.lockfile`). Steps may run over zeros here, to find out their order.
+        `fusec.lockfile` writes it as text for version control. Steps may run over zeros here, to time both orders.
         """
         return lockfile.make([self._with_tuned_choices()], self._plans())
 
     def _with_tuned_choices(self) -> Compiled:
-        """Return the program with the choices that timing the whole changed, and with the order of its steps."""
+        """Return the program with the choices of `rehearse`, and with the order of its steps."""
         compiled = self.compiled
         if isinstance(compiled.tuned, TunedChoices) and self.backend.tuned is not None:
             compiled = replace(compiled, tuned=self.backend.tuned)
-        ready = lockfile.as_it_runs(compiled)
+        ready = lockfile.with_choices(compiled)
         if not isinstance(ready.tuned, TunedChoices) or not self._runs_side_by_side():
             return ready if isinstance(ready.tuned, Lock) else compiled
         return replace(ready, tuned=replace(ready.tuned, side_by_side=True))
 
     def _runs_side_by_side(self) -> bool:
-        if self._replay is None and self.backend.side_by_side and not self._updates:
-            told = waits(self.compiled.program, self.memory)
-            if told is None or max(lanes(told), default=0) < 1:
+        if self._replay is None and self.backend.side_by_side and not self._state.updates:
+            dependencies = waits(self.compiled.program, self.memory)
+            if dependencies is None or max(lanes(dependencies), default=0) < 1:
                 return False
             with self._lock, self.backend.calling():
                 if not self._called:
@@ -393,35 +383,37 @@ class Executable:
         return {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
 
     def explain(self) -> Explanation:
-        """Explain what fused into which step and, for every op left out, why."""
+        """Explain which ops fused into which step and, for every op that did not fuse, the reason."""
         return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
 
     def libraries(self) -> dict[Partition, str]:
-        """Return who runs each step that does work: `cudnn`, `kernel`, or `cublaslt`.
+        """Return the library that runs each step except views: `cudnn`, `kernel`, or `cublaslt`.
 
-        Steps that cuDNN declined and cuBLASLt runs are known from the first call on.
+        From the first call on it is known which steps cuDNN declines, so that cuBLASLt runs them.
         """
-        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
-        works = {step: step if lowered is None else lowered.graph for step, lowered in steps}
-        return {step: self.backend.library(work) for step, work in works.items() if step.kind is not Kind.VIEW}
+        return {
+            step: self.backend.library(step if lowered is None else lowered.graph)
+            for step, lowered in zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+            if step.kind is not Kind.VIEW
+        }
 
     def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
         """Raise CheckError unless each sequence of ops that matches the glob runs as one step, and one exists.
 
         pattern: a glob over op names, such as `conv*+add+relu`.
-        cudnn_only: only steps that cuDNN runs count, not those of a kernel of fusec's or of cuBLASLt.
+        cudnn_only: count only steps that cuDNN runs, and none that a kernel of fusec or cuBLASLt runs.
         """
         self.compiled.require_answers(f"holding {pattern!r} in place")
         assert_fused(self.compiled.program, pattern, cudnn_only, self.libraries() if cudnn_only else None)
 
     def _execute(self, arrays: Sequence[Array | None]) -> None:
-        """Read the inputs and run; results are then in memory."""
+        """Copy the inputs to their memory, and run all steps."""
         if not self._ready:
             for value, array in zip(self.compiled.graph.inputs, arrays, strict=True):
                 if array is not None and value.name in self.state:
-                    self._state(value.name)
+                    self._state.buffer(value.name)
             self._allocate()
-        if self._called and self._replay is None:  # recording may run the steps, so it comes before the inputs
+        if self._called and self._replay is None:  # before the inputs are copied, because recording may run the steps
             self._replay = self._recorded()
         replay = self._replay
         for place, array in enumerate(arrays):
@@ -442,65 +434,50 @@ class Executable:
         self._replay()
 
     def _recorded(self) -> Recorded:
-        if self._updates:
+        if self._state.updates:
             return self.backend.record([*self._launches, self._replace_state])
-        return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._ahead())
+        return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._first_inputs())
 
-    def _ahead(self) -> tuple[int, dict[int, Array]] | None:
-        """Return the first step, and the inputs that only it reads, by place.
+    def _first_inputs(self) -> tuple[int, dict[int, Array]] | None:
+        """Return the number of the first step, and the memory of the inputs that only it reads, by place.
 
-        None if there are none, or inputs are held.
+        That step can read them from the caller's memory. None if there are no such inputs, or inputs are held.
         """
         program = self.compiled.program
         if self._holds_inputs or not program.steps or program.steps[0].kind is Kind.VIEW:
             return None
         nodes, outputs = set(program.steps[0].nodes), set(program.graph.outputs)
-        alone = {
+        only_first = {
             place: unpack(self._steps.buffer(v), v.type)
             for place, v in enumerate(program.graph.inputs)
             if v.uses and v not in outputs and nodes.issuperset(v.users)
         }
-        return (0, alone) if alone else None
+        return (0, only_first) if only_first else None
 
     @spent_on("memory, and weights on the device")
     def _allocate(self) -> None:
-        """Allocate the arena and bind each step to its part of it, unless that was done."""
+        """Allocate the arena and bind each step to its memory, unless that was done."""
         if self._ready:
             return
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
         self._places.clear()
-        self._places |= {value: self._state_buffers[name] for name, value in self._state_values.items()}
-        self._places |= {new: self._places[old] for new, old in self._donated.items()}
+        self._places |= self._state.allocate()
         for value, start in self.memory.offsets.items():
             nbytes = value.type.span * value.type.dtype.itemsize
             self._places[value] = self._arena[start : start + nbytes].view(value.type.dtype.numpy)
-        self._saved = {
-            value: self.backend.xp.empty(value.type.size, value.type.dtype.numpy)
-            for value in self.compiled.graph.outputs
-            if reads(self.compiled.program, value) in self._updates
-        }
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         self._launches = [self._steps.bound(step, lowered) for step, lowered in steps]
         self._shared.clear()
         graph = self.compiled.graph
         self._feeders = [self.backend.feeder(self._steps.buffer(v), v.type) for v in graph.inputs]
-        self._fetchers = [self.backend.fetcher(self._result(v), v.type) for v in graph.outputs]
+        self._fetchers = [self.backend.fetcher(self._state.output(v, self._steps), v.type) for v in graph.outputs]
         self._ready = True
 
     def _replace_state(self) -> None:
-        """Copy the updates that could not be written in place, after saving outputs that still read the old state."""
-        for value, saved in self._saved.items():
-            saved[...] = self._steps.buffer(value)[: saved.size]
-        for old, new in self._updates.items():
-            if new not in self._donated:
-                unpack(self._places[old], old.type)[...] = unpack(self._result(new), new.type)
-
-    def _result(self, value: Value) -> Array:
-        """Return the flat memory an output is read from after the last step."""
-        return self._saved[value] if value in self._saved else self._steps.buffer(value)
+        self._state.replace(self._steps)
 
     def _launch(self, index: int) -> None:
-        """Run one step, and name it in errors; a plan that fails is replaced by the next one."""
+        """Run one step, and name it in errors. A plan that fails is replaced by the next one of its graph."""
         step, lowered = self.compiled.program.steps[index], self.compiled.lowered[index]
         try:
             with self.backend.scratch():

@@ -1,12 +1,12 @@
-"""Parse the text form of a graph, the inverse of printing; errors point at the place with a caret."""
+"""Parse the text form of a graph, which `fusec.graph.printer` writes. Errors point at their place with a caret."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 
@@ -25,17 +25,18 @@ _TOKEN = re.compile(
   )""",
     re.VERBOSE,
 )
-_INTEGER = re.compile(r"-?[0-9]{1,20}")  # what 64 bits hold, and a little more
+_INTEGER = re.compile(r"-?[0-9]{1,20}")  # no longer than a number of 64 bits
 _MAX_RANK = 32
 _MAX_NESTING = 8  # of lists in attributes
+_Item = TypeVar("_Item")
 
 
 def parse(text: str, weights: Mapping[str, Array | Literal] | None = None) -> Graph:
-    """Parse one graph. Large constants, printed as weight("label"), are looked up in `weights`: an array is
-    copied, a literal is taken as it is, and not read.
+    """Parse the text of one graph, and verify the graph.
 
-    Raises ModelError with line, column and a caret for bad syntax, unknown ops, ill-typed nodes and
-    missing weights. The result is verified.
+    weights: the large constants, which the text names as `weight("label")`, by label. An array is copied. A literal
+        is used as it is, and not loaded.
+    Raises ModelError with line, column and a caret for bad syntax, unknown ops, wrong types and missing weights.
     """
     parser = _Parser(text, weights or {})
     graph = parser.graph()
@@ -48,6 +49,8 @@ def parse(text: str, weights: Mapping[str, Array | Literal] | None = None) -> Gr
 
 
 class _Parser:
+    """A recursive-descent parser that holds one token: its kind, its text, and where it starts."""
+
     def __init__(self, text: str, weights: Mapping[str, Array | Literal]):
         self.text = text
         self.weights = weights
@@ -59,20 +62,23 @@ class _Parser:
     # tokens ------------------------------------------------------------------------------------------
 
     def advance(self) -> str:
-        """Move to the next token; returns the one before it."""
+        """Move to the next token, and return the text of the one before."""
         previous = self.token
         match = _TOKEN.match(self.text, self.position)
         if match is None:
-            self.start = len(self.text) - len(self.text[self.position :].lstrip())
-            found = self.text[self.start : self.start + 1]
-            self.fail("a string without its closing quote" if found == '"' else f"unexpected character {found!r}")
+            start = len(self.text) - len(self.text[self.position :].lstrip())
+            found = self.text[start : start + 1]
+            self.fail(
+                f"unexpected character {found!r}" if found != '"' else "a string without its closing quote", start
+            )
         self.kind = str(match.lastgroup)
         self.token, self.start = match[self.kind], match.start(self.kind)
         self.position = match.end()
         return previous
 
-    def fail(self, reason: str) -> NoReturn:
-        before = self.text[: self.start]
+    def fail(self, reason: str, at: int | None = None) -> NoReturn:
+        """Raise ModelError that points at a position in the text; default: at the current token."""
+        before = self.text[: self.start if at is None else at]
         line_number = before.count("\n") + 1
         column = len(before) - (before.rfind("\n") + 1)
         line = self.text.split("\n")[line_number - 1]
@@ -91,6 +97,15 @@ class _Parser:
     def expect_end(self) -> None:
         if self.kind != "end":
             self.fail(f"unexpected {self.token!r} after the graph")
+
+    def listed(self, close: str, item: Callable[[], _Item]) -> list[_Item]:
+        """Parse items with commas between them, up to the token `close`."""
+        items: list[_Item] = []
+        while not self.take(close):
+            items.append(item())
+            if self.token != close:
+                self.expect(",")
+        return items
 
     def string(self) -> str:
         if self.kind != "string":
@@ -118,177 +133,144 @@ class _Parser:
     def graph(self) -> Graph:
         self.expect("graph")
         graph = Graph(self.string())
-        self.expect("(")
-        while not self.take(")"):
-            at, name = self.start, self.name()
+
+        def graph_input() -> None:
+            name = self.new_name()
             self.expect(":")
-            type = self.type()
-            if name in self.values:
-                self.start = at
-                self.fail(f"{quote(name)} is defined twice")
-            self.values[name] = graph.add_input(name, type)
-            if self.token != ")":
-                self.expect(",")
+            self.values[name] = graph.add_input(name, self.type())
+
+        self.expect("(")
+        self.listed(")", graph_input)
         self.expect("{")
         while not self.take("return"):
             self.node(graph)
-        outputs: list[Value] = []
-        names: list[str] = []
-        while not self.take("}"):
-            value = self.operand()
-            outputs.append(value)
-            names.append(self.string() if self.take("as") else value.name)
-            if self.token != "}":
-                self.expect(",")
-        graph.set_outputs(outputs, names)
+        outputs = self.listed("}", self.output)
+        graph.set_outputs([value for value, _ in outputs], [name for _, name in outputs])
         return graph
+
+    def output(self) -> tuple[Value, str]:
+        value = self.operand()
+        return value, self.string() if self.take("as") else value.name
+
+    def new_name(self, *others: str) -> str:
+        """Parse the name of a value that is not defined yet, and is none of `others`."""
+        at, name = self.start, self.name()
+        if name in self.values or name in others:
+            self.fail(f"{quote(name)} is defined twice", at)
+        return name
 
     def operand(self) -> Value:
         at, name = self.start, self.name()
         if name not in self.values:
-            self.start = at
-            self.fail(f"{quote(name)} is not defined")
+            self.fail(f"{quote(name)} is not defined", at)
         return self.values[name]
 
     def node(self, graph: Graph) -> None:
-        names: list[str] = []
-        while not names or self.take(","):
-            at, name = self.start, self.name()
-            if name in self.values or name in names:
-                self.start = at
-                self.fail(f"{quote(name)} is defined twice")
-            names.append(name)
+        names = [self.new_name()]
+        while self.take(","):
+            names.append(self.new_name(*names))
         self.expect("=")
-        op_at = self.start
-        if self.token == "constant":
-            self.advance()
-            self.constant(graph, names, op_at)
+        at = self.start
+        if self.take("constant"):
+            self.constant(graph, names, at)
             return
         if self.kind != "word" or self.token not in BY_NAME:
             self.fail(f"unknown op {self.token!r}")
         op_class = BY_NAME[self.advance()]
         self.expect("(")
-        operands: list[Value] = []
-        while not self.take(")"):
-            operands.append(self.operand())
-            if self.token != ")":
-                self.expect(",")
-        op = self.attributes(op_class, op_at)
+        operands = self.listed(")", self.operand)
+        op = self.attributes(op_class, at)
         types = self.types() if self.take(":") else None
         origin = self.origin()
-        after = self.start
-        self.start = op_at
         try:
             inferred = op.infer(*(v.type for v in operands))
         except VerifyError as error:
-            self.fail(str(error))
+            self.fail(str(error), at)
         if len(inferred) != len(names):
-            self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named")
+            self.fail(f"{op.name} gives {len(inferred)} results, {len(names)} are named", at)
         if types is not None and len(types) != len(names):
-            self.fail(f"{len(names)} results but {len(types)} types")
+            self.fail(f"{len(names)} results but {len(types)} types", at)
         for declared, type in zip(types or inferred, inferred, strict=True):
-            self.check_size(type)
+            self.check_rank(type, at)
             if not declared.same_value_type(type):
-                self.fail(f"declared {declared} but {op.name} gives {type}")
-        self.start = after
+                self.fail(f"declared {declared} but {op.name} gives {type}", at)
         node = graph.insert(op, operands, names=names, types=types, origin=origin)
         self.values.update((v.name, v) for v in node.results)
 
     def constant(self, graph: Graph, names: list[str], at: int) -> None:
         if len(names) != 1:
             self.fail(f"constant gives 1 result, {len(names)} are named")
-        if self.token == "weight":
-            self.advance()
+        label, items = names[0], None
+        if self.take("weight"):
             self.expect("(")
-            label, items = self.string(), None
+            label = self.string()
             self.expect(")")
         elif self.token == "[":
-            label, items = names[0], cast("tuple[Any, ...]", self.attribute())
+            items = cast("tuple[Any, ...]", self.attribute())
         else:
             self.fail('expected [elements] or weight("label")')
         self.expect(":")
         type = self.type()
         origin = self.origin()
-        after, self.start = self.start, at
-        if items is not None:
-            if len(items) != type.size:
-                self.fail(f"{len(items)} elements for {type}")
-            literal = Literal.of(self.elements(items, type), label)
-        else:
-            if label not in self.weights:
-                self.fail(f"no weight {label!r} was given")
-            given = self.weights[label]
-            literal = given if isinstance(given, Literal) else None
-            if literal is None:
-                array = np.asarray(given)
-                shape, dtype = array.shape, array.dtype
-            else:
-                shape, dtype = literal.type.shape, literal.type.dtype.numpy
-            if shape != type.shape or dtype != type.dtype.numpy:
-                self.fail(f"weight {label!r} is {dtype}{list(shape)}, not {type}")
-            literal = literal or Literal.of(given, label)
-        self.start = after
+        literal = self.weight(label, type, at) if items is None else Literal.of(self.elements(items, type, at), label)
         node = graph.insert(Constant(literal), names=names, types=[type], origin=origin)
         self.values[names[0]] = node.result
 
-    def elements(self, items: tuple[Any, ...], type: TensorType) -> np.ndarray[Any, Any]:
+    def weight(self, label: str, type: TensorType, at: int) -> Literal:
+        """Return the given weight of that label, if it has that type."""
+        if label not in self.weights:
+            self.fail(f"no weight {label!r} was given", at)
+        given = self.weights[label]
+        if isinstance(given, Literal):
+            shape, dtype = given.type.shape, given.type.dtype.numpy
+        else:
+            given = np.asarray(given)
+            shape, dtype = given.shape, given.dtype
+        if shape != type.shape or dtype != type.dtype.numpy:
+            self.fail(f"weight {label!r} is {dtype}{list(shape)}, not {type}", at)
+        return given if isinstance(given, Literal) else Literal.of(given, label)
+
+    def elements(self, items: tuple[Any, ...], type: TensorType, at: int) -> np.ndarray[Any, Any]:
+        """Return printed elements as an array, if the type holds each of them."""
+        if len(items) != type.size:
+            self.fail(f"{len(items)} elements for {type}", at)
         dtype = type.dtype
         for item in items:
-            held = isinstance(item, bool) == (dtype is DType.BOOL) and isinstance(item, int | float)
-            if held and dtype.is_int:
-                info = np.iinfo(dtype.numpy)
-                held = isinstance(item, int) and int(info.min) <= item <= int(info.max)
-            if held and dtype.is_float and math.isfinite(item):
-                with np.errstate(over="ignore"):
-                    held = bool(np.isfinite(np.float64(item).astype(dtype.numpy)))
-            if not held:
-                self.fail(f"{print_attribute(item)} is no {dtype.value}")
+            if not _holds(dtype, item):
+                self.fail(f"{print_attribute(item)} is no {dtype.value}", at)
         wide = np.float64 if dtype.is_float else dtype.numpy
         return np.array(items, wide).astype(dtype.numpy).reshape(type.shape)
 
     def origin(self) -> list[str]:
-        origin: list[str] = []
-        if self.take("loc"):
-            self.expect("(")
-            while not self.take(")"):
-                origin.append(self.string())
-                if self.token != ")":
-                    self.expect(",")
-        return origin
+        if not self.take("loc"):
+            return []
+        self.expect("(")
+        return self.listed(")", self.string)
 
     def attributes(self, op_class: type[Op], at: int) -> Op:
+        declared = {f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)}
         given: dict[str, Any] = {}
+
+        def attribute() -> None:
+            if self.kind != "word":
+                self.fail("expected an attribute name")
+            at, name = self.start, self.advance()
+            if name not in declared:
+                self.fail(f"{op_class.name} has no attribute {name!r}", at)
+            if name in given:
+                self.fail(f"{name} is given twice", at)
+            self.expect("=")
+            at, given[name] = self.start, self.attribute()
+            if not _fits(declared[name], given[name]):
+                self.fail(f"{name} takes {declared[name]}", at)
+
         if self.take("{"):
-            while not self.take("}"):
-                if self.kind != "word":
-                    self.fail("expected an attribute name")
-                name_at, name = self.start, self.advance()
-                declared = {
-                    f.name: str(f.type if isinstance(f.type, str) else f.type.__name__) for f in _fields(op_class)
-                }
-                if name not in declared or name in given:
-                    self.start = name_at
-                    known = name in declared
-                    self.fail(f"{name} is given twice" if known else f"{op_class.name} has no attribute {name!r}")
-                self.expect("=")
-                value_at, value = self.start, self.attribute()
-                if declared[name] == "float" and isinstance(value, int) and not isinstance(value, bool):
-                    value = float(value)
-                if declared[name] == "tuple[float, ...]" and isinstance(value, tuple):
-                    items = cast("tuple[Any, ...]", value)
-                    value = tuple(float(v) if type(v) is int else v for v in items)
-                if not _fits(declared[name], value):
-                    self.start = value_at
-                    self.fail(f"{name} takes {declared[name]}")
-                given[name] = value
-                if self.token != "}":
-                    self.expect(",")
+            self.listed("}", attribute)
         try:
             return op_class(**given)
         except TypeError:
-            self.start = at
             missing = [f.name for f in _fields(op_class) if f.name not in given and f.default is MISSING]
-            self.fail(f"{op_class.name} needs {', '.join(f'{name}=…' for name in missing)}")
+            self.fail(f"{op_class.name} needs {', '.join(f'{name}=…' for name in missing)}", at)
 
     def attribute(self, depth: int = 0) -> Any:
         if self.kind == "string":
@@ -301,12 +283,7 @@ class _Parser:
         if depth == _MAX_NESTING and self.token == "[":
             self.fail(f"lists nested deeper than {_MAX_NESTING}")
         if self.take("["):
-            items: list[Any] = []
-            while not self.take("]"):
-                items.append(self.attribute(depth + 1))
-                if self.token != "]":
-                    self.expect(",")
-            return tuple(items)
+            return tuple(self.listed("]", lambda: self.attribute(depth + 1)))
         if self.kind == "word" and self.token in ("true", "false", "none"):
             return {"true": True, "false": False, "none": None}[self.advance()]
         if self.kind == "word" and self.token in _DTYPES:
@@ -326,28 +303,21 @@ class _Parser:
         shape = self.integers("[", "]")
         order = self.integers("{", "}") if self.token == "{" else ()
         within = self.integers("[", "]") if self.take("of") else ()
-        after, self.start = self.start, at
         try:
             type = TensorType(shape, dtype, order)
             type = replace(type, within=within) if within else type
         except VerifyError as error:
-            self.fail(str(error))
-        self.check_size(type)
-        self.start = after
+            self.fail(str(error), at)
+        self.check_rank(type, at)
         return type
 
-    def check_size(self, type: TensorType) -> None:
+    def check_rank(self, type: TensorType, at: int) -> None:
         if type.rank > _MAX_RANK:
-            self.fail(f"a tensor of {type.rank} dims; {_MAX_RANK} is the most")
+            self.fail(f"a tensor of {type.rank} dims; {_MAX_RANK} is the most", at)
 
     def integers(self, open: str, close: str) -> tuple[int, ...]:
         self.expect(open)
-        items: list[int] = []
-        while not self.take(close):
-            items.append(self.integer())
-            if self.token != close:
-                self.expect(",")
-        return tuple(items)
+        return tuple(self.listed(close, self.integer))
 
 
 _DTYPES = {d.value: d for d in DType}
@@ -358,15 +328,31 @@ def _fields(op_class: type[Op]) -> Any:
 
 
 def _fits(declared: str, value: Any) -> bool:
-    """Tell if a parsed value has the attribute's declared type."""
+    """Tell if a parsed value has the declared type of its attribute. A float may be written as an integer."""
     if declared.startswith("tuple"):
         item = declared.removeprefix("tuple[").split(",")[0]
         return isinstance(value, tuple) and all(_fits(item, v) for v in cast("tuple[Any, ...]", value))
-    expected: type = {"int": int, "float": float, "bool": bool, "str": str, "DType": DType}[declared]
-    return type(value) is expected
+    if declared == "float":
+        return type(value) in (int, float)
+    return type(value) is {"int": int, "bool": bool, "str": str, "DType": DType}[declared]
+
+
+def _holds(dtype: DType, item: Any) -> bool:
+    """Tell if an element type holds a parsed number or bool."""
+    if not isinstance(item, int | float) or isinstance(item, bool) != (dtype is DType.BOOL):
+        return False
+    if dtype.is_int:
+        info = np.iinfo(dtype.numpy)
+        return isinstance(item, int) and int(info.min) <= item <= int(info.max)
+    if dtype.is_float and math.isfinite(item):
+        with np.errstate(over="ignore"):
+            return bool(np.isfinite(np.float64(item).astype(dtype.numpy)))
+    return True
 
 
 def _unquote(text: str) -> str:
+    """Remove the quotes of a string, and resolve its escapes."""
+
     def plain(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) > 1 else code

@@ -1,7 +1,8 @@
-"""A compiled model as one `.fusec` file: graphs, weights, programs and serialized plans, for one or more targets.
+"""Save a compiled model as one `.fusec` file, and load it: graphs, weights, programs and plans, for some targets.
 
-Loading asks nobody: no pass, no partitioning, no cuDNN. Nothing of a file is executed: a serialized plan is
-handed on only if this machine trusts it (`PlanStore.trusts`); else engine and knobs remain, to build it anew.
+Loading runs no pass and no partitioning, and asks cuDNN nothing.
+A serialized plan holds machine code. It is used only if this machine trusts it (`PlanStore.trusts`); for other plans,
+engine and knobs are used to build them again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fusec.passes.base import PRECISIONS, Options
 from fusec.passes.partition.equivalent_spellings import REWRITES
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry
-from fusec.plans.verdict import Legal, Refused, Verdict
+from fusec.plans.verdict import Legal, Verdict
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of
 from fusec.targets.target import Target
 from fusec.targets.target import load as load_target
@@ -40,16 +41,14 @@ FORMAT = 1
 SUFFIX = ".fusec"
 WEIGHTS, SOURCE, SOURCE_WEIGHTS = "weights.safetensors", "source.txt", "source.safetensors"
 
-Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cuDNN graph, best first
-
 
 @dataclass(frozen=True)
 class Artifact:
     """Contents of a file for one target.
 
     plans: by key of the cuDNN graph, best first.
-    lock: the choice of each step, for all targets.
-    notes: what the user should know, such as plans that are built again.
+    lock: the choices for all steps and targets.
+    notes: messages for the user, such as plans that must be built again.
     """
 
     compiled: Compiled
@@ -66,10 +65,10 @@ def versions() -> dict[str, str]:
 # writing -------------------------------------------------------------------------------------------
 
 
-def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = None) -> None:
-    """Write one model, compiled for one or more targets, into a file; it is there whole or not at all.
+def save(path: str | Path, compiled: Sequence[Compiled], plans: lockfile.Plans | None = None) -> None:
+    """Write a model that is compiled for one or more targets into a file, which is complete or not written at all.
 
-    Raises FusecError if these are not one model in one precision, or the file cannot be written.
+    Raises FusecError if models or options differ, a target occurs twice, or the file cannot be written.
     """
     first = compiled[0]
     for each in compiled:
@@ -84,7 +83,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
     weights = {x.digest: x for c in compiled for graph in _graphs(c) for x in _literals(graph)}
     rest = {x.digest: x for x in _literals(first.source) if x.digest not in weights}
     with written(Path(path)) as file:
-        # the large members last but one: what is read first lies together
+        # the large members come last, before the manifest, so that the members that are read first are together
         file.add(SOURCE, source.encode())
         for c in compiled:
             _save_program(file, c, plans or {})
@@ -110,7 +109,7 @@ def _text(graph: Graph) -> str:
     return print_graph(graph, locations=True, label=lambda literal: literal.digest) + "\n"
 
 
-def _save_program(file: container.Writer, compiled: Compiled, plans: Plans) -> None:
+def _save_program(file: container.Writer, compiled: Compiled, plans: lockfile.Plans) -> None:
     name, program = compiled.target.name, compiled.program
     number = {node: i for i, node in enumerate(program.graph.nodes)}
     keys = [None if lowered is None else lowered.graph.key for lowered in compiled.lowered]
@@ -148,7 +147,7 @@ def _save_program(file: container.Writer, compiled: Compiled, plans: Plans) -> N
 
 
 class _LateJudge:
-    """Whom to ask again, for reports: brought up when first asked."""
+    """A judge that starts its worker processes when it is first asked, because only reports ask it."""
 
     def __init__(self, target: Target, tensor_cores: bool):
         self._target = target
@@ -163,25 +162,24 @@ class _LateJudge:
 
 
 def targets(path: str | Path) -> tuple[str, ...]:
-    """The targets a file was compiled for."""
+    """List the targets that a file was compiled for."""
     return tuple(_open(Path(path)).manifest["targets"])
 
 
 def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
-    """Read what a file holds for a target; weights of the model as imported are read at first use.
+    """Read the contents of a file for a target. Weights that only the imported model has are read at first use.
 
-    store: says which serialized plans are trusted (default: this machine's).
-    Raises ModelError naming the member if anything in the file is damaged, TargetError for an unknown target.
+    store: tells which serialized plans are trusted; default: the plan cache of this machine.
+    Raises ModelError that names a damaged member, TargetError for an unknown target.
     """
     file = _open(Path(path))
     manifest = file.manifest
     if target not in manifest["targets"]:
         raise ModelError(f"{path}: was compiled for {', '.join(manifest['targets'])}, not for {target}")
-    goal = load_target(target)
-    told = manifest["options"]
-    state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
-    orders = tuple((str(name), tuple(map(int, order))) for name, order in told.get("orders", ()))
-    options = Options.from_names(told["precision"], told["disable"], state=state, orders=orders)
+    gpu, saved = load_target(target), manifest["options"]
+    state = tuple((str(name), str(output)) for name, output in saved.get("state", ()))
+    orders = tuple((str(name), tuple(map(int, order))) for name, order in saved.get("orders", ()))
+    options = Options.from_names(saved["precision"], saved["disable"], state=state, orders=orders)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     graph = _graph(file, f"{target}/graph.txt", weights)
     source = _graph(file, SOURCE, {**_late_weights(file), **weights})
@@ -189,8 +187,8 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     data = file.json(member)
     try:
         program = _program(graph, data, weights)
-        judge = None if deviceless.is_absent() else _LateJudge(goal, options.tensor_cores)
-        compiled = Compiled(source, program, goal, options, judge)
+        judge = None if deviceless.is_absent() else _LateJudge(gpu, options.tensor_cores)
+        compiled = Compiled(source, program, gpu, options, judge)
         keys = {lowered.graph.key for lowered in compiled.lowered if lowered is not None}
         return _with_plans(file, compiled, data["plans"], keys, store)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError, VerifyError) as error:
@@ -215,20 +213,21 @@ def _open(path: Path) -> Reader:
         and _are_orders(options.get("orders", []))
         and all(isinstance(manifest.get(name), str) for name in ("fusec", "cudnn", "frontend"))
     ):
-        raise ModelError(f"{path}: {container.MANIFEST}: is not as fusec writes it")
+        raise ModelError(f"{path}: {container.MANIFEST}: has other fields than fusec writes")
     return file
 
 
-def _are_orders(told: Any) -> bool:
-    """Tell if memory orders by name are as fusec writes them."""
-    pairs: list[Any] = cast("list[Any]", told) if isinstance(told, list) else [None]
-    for pair in pairs:
-        match pair:
-            case [str(), [*dims]] if sorted(map(repr, dims)) == sorted(map(repr, range(len(dims)))):
-                continue
-            case _:
-                return False
-    return True
+def _are_orders(saved: Any) -> bool:
+    """Tell if data is a list of pairs of a name and a memory order."""
+    return isinstance(saved, list) and all(map(_is_order, cast("list[Any]", saved)))
+
+
+def _is_order(pair: Any) -> bool:
+    match pair:
+        case [str(), [*dims]]:
+            return sorted(map(repr, dims)) == sorted(map(repr, range(len(dims))))
+        case _:
+            return False
 
 
 def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
@@ -239,7 +238,7 @@ def _weights(file: Reader, member: str, data: memoryview) -> dict[str, Literal]:
 
 
 def _late_weights(file: Reader) -> dict[str, Literal]:
-    """Those only the model as imported has; nothing needs them to run, so they are checked when first read."""
+    """Return the weights that only the imported model has. They are checked at first use, as no step reads them."""
     room, lock, checked = file.room(SOURCE_WEIGHTS), threading.Lock(), list[bool]()
     file.fill(SOURCE_WEIGHTS, room[:8])
     file.fill(SOURCE_WEIGHTS, room[: header_bytes(room)])
@@ -269,24 +268,23 @@ def _program(graph: Graph, data: Mapping[str, Any], weights: Mapping[str, Litera
     nodes = list(graph.nodes)
     steps: list[Partition] = []
     for item in data["steps"]:
-        taken = _nodes(nodes, item["nodes"])
-        body = body_of(graph, taken) if item["body"] is None else parse(item["body"], weights)
+        members = _nodes(nodes, item["nodes"])
+        body = body_of(graph, members) if item["body"] is None else parse(item["body"], weights)
         if unknown := [name for name in item["spelling"] if name not in REWRITES]:
             raise ValueError(f"no rewrite is named {unknown[0]!r}")
         verdict = None if item["verdict"] is None else decode(item["verdict"])
         if verdict is not None and not isinstance(verdict, Legal):
             raise ValueError("a step that cuDNN refused")
-        steps.append(Partition(taken, Kind(item["kind"]), body, tuple(map(str, item["spelling"])), verdict))
+        steps.append(Partition(members, Kind(item["kind"]), body, tuple(map(str, item["spelling"])), verdict))
     refusals: list[Refusal] = []
     for item in data["refusals"]:
-        taken, reason = _nodes(nodes, item["nodes"]), item["reason"]
-        if not taken:
+        members = _nodes(nodes, item["nodes"])
+        if not members:
             raise ValueError("a refusal of no nodes")
-        why = reason if isinstance(reason, str) else decode(reason)
-        if isinstance(why, Legal):
+        reason = item["reason"] if isinstance(item["reason"], str) else decode(item["reason"])
+        if isinstance(reason, Legal):
             raise ValueError("a refusal that cuDNN accepted")
-        assert isinstance(why, str | Refused)
-        refusals.append(Refusal(taken, body_of(graph, taken), why))
+        refusals.append(Refusal(members, body_of(graph, members), reason))
     program = Program(graph, tuple(steps), tuple(refusals))
     program.verify()
     return program
@@ -301,22 +299,22 @@ def _nodes(nodes: Sequence[Node], numbers: Sequence[int]) -> tuple[Node, ...]:
 def _with_plans(
     file: Reader, compiled: Compiled, data: Mapping[str, Any], keys: set[str], store: PlanStore | None
 ) -> Artifact:
-    """The plans of the graphs the program has. Of other versions, or not trusted: without their blobs."""
+    """Read the plans of the program's graphs. Blobs of other versions, or that are not trusted, are left out."""
     here, manifest = versions(), file.manifest
     made = {name: manifest[name] for name in here}
     stale = [f"{name} {made[name] or 'none'}, here {here[name]}" for name in here if here[name] not in ("", made[name])]
     if manifest["targets"][compiled.target.name] != compiled.target.digest:
         stale.append(f"another description of {compiled.target.name}")
     plans: dict[str, tuple[Entry, ...]] = {}
-    strange = 0
+    untrusted = 0
     for key, items in data.items():
         entries: list[Entry] = []
         for item in items:
             blob = None if item["blob"] is None or stale else bytes(file.check(item["blob"]))
             if blob is not None:
-                store = store or PlanStore()  # not before there is a plan: the cache folder may be read-only
+                store = store or PlanStore()  # opened only for a plan, because the cache folder may be read-only
                 if not store.trusts(blob):
-                    strange += 1
+                    untrusted += 1
                     blob = None
             entries.append(Entry(Choice.from_json(item["choice"]), blob))
         if key in keys:
@@ -324,16 +322,18 @@ def _with_plans(
     notes: list[str] = []
     if stale and data:
         notes.append(f"{file.path}: made with {'; '.join(stale)}: its plans are built anew")
-    if strange:
-        notes.append(f"{file.path}: {strange} of its plans were not built here and are built anew")
+    if untrusted:
+        notes.append(f"{file.path}: {untrusted} of its plans were not built here and are built anew")
     if data.keys() - keys:
-        notes.append(f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs fusec now writes otherwise")
+        notes.append(
+            f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs that fusec now lowers otherwise"
+        )
     lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
     return Artifact(replace(compiled, tuned=lock), plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:
-    """Trust every serialized plan of a file from now on, for its maker is known; returns how many there are."""
+    """Trust the serialized plans of a file, whose maker the user knows, and return their number."""
     file, keeper = _open(Path(path)), store or PlanStore()
     try:
         blobs = [
@@ -344,6 +344,6 @@ def trust(path: str | Path, store: PlanStore | None = None) -> int:
             if item["blob"] is not None
         ]
     except (KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path}: its lists of plans are not as fusec writes them: {error!r}") from error
+        raise ModelError(f"{path}: its lists of plans have another form than fusec writes: {error!r}") from error
     keeper.trust(*blobs)
     return len(blobs)

@@ -1,7 +1,7 @@
-"""Weights in the safetensors format inside a larger file: written in one go, read as views of its memory.
+"""Write weights in the safetensors format inside a larger file, and read them as views of its memory.
 
-The format: eight bytes, the length of a JSON header; the header with dtype, shape and place of each tensor;
-their bytes, row-major, without gaps.
+The format has three parts: the length of a JSON header in eight bytes; the header, with dtype, shape and place of each
+tensor; and the row-major bytes of the tensors, without gaps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusec.errors import ModelError, VerifyError
 from fusec.ir import DType, Literal, TensorType
 from fusec.system.untrusted import read_json
 
-# The format's names. Narrow types it has no name for, or packs, are bytes; the metadata says of what type.
+# Names of the format. Narrow types that it has no name for, or packs, are bytes, with their type in the metadata.
 _NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} | {
     DType.F8E4M3: "F8_E4M3",
     DType.F8E5M2: "F8_E5M2",
@@ -25,12 +25,12 @@ _NAMES = {dtype: dtype.value.upper() for dtype in DType if not dtype.is_narrow} 
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _BYTES = "U8"
-MAX_HEADER_BYTES = 100 << 20  # as the format's own library
-_ALIGNMENT = 64  # of the first tensor; the wider types come first, so that every element is aligned
+MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors library
+_ALIGNMENT = 64  # of the first tensor; wider types come first, so that every element is aligned
 
 
 def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
-    """Write literals, named by their digests, labels in the metadata; returns the SHA-256 of what was written."""
+    """Write literals by digest, with their labels in the metadata; return the SHA-256 of the written bytes."""
     wide_first = sorted({x.digest: x for x in literals}.values(), key=lambda x: (-x.type.dtype.itemsize, x.digest))
     labels = {x.digest: x.label for x in wide_first}
     unnamed = {f"dtype:{x.digest}": x.type.dtype.value for x in wide_first if x.type.dtype not in _NAMES}
@@ -56,16 +56,16 @@ def write(file: IO[bytes], literals: Iterable[Literal]) -> str:
 
 
 def read(data: memoryview) -> dict[str, Literal]:
-    """The literals by name; they share the memory of `data`. ModelError with the reason for anything else."""
+    """Return the literals by name; they share the memory of `data`. Raises ModelError for damaged data."""
     try:
         start = header_bytes(data)
         if start < 8:
-            raise ModelError("cut short, or no safetensors")
+            raise ModelError("truncated, or no safetensors")
         header: dict[str, Any] = read_json(bytes(data[8:start]))
-        said: dict[str, str] = header.pop("__metadata__", {})
+        metadata: dict[str, str] = header.pop("__metadata__", {})
         body = data[start:]
         return {
-            name: _literal(body, entry, str(said.get(name, name)), said.get(f"dtype:{name}"))
+            name: _literal(body, entry, str(metadata.get(name, name)), metadata.get(f"dtype:{name}"))
             for name, entry in header.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, VerifyError) as error:
@@ -73,7 +73,7 @@ def read(data: memoryview) -> dict[str, Literal]:
 
 
 def header_bytes(data: memoryview) -> int:
-    """Return how many bytes come before the tensors, from the first eight; 0 for another kind of file."""
+    """Count the bytes before the tensors, from the first eight bytes; 0 for another kind of file."""
     length = int.from_bytes(data[:8], "little")
     return 0 if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES) else 8 + length
 
@@ -85,7 +85,7 @@ def _literal(body: memoryview, entry: Any, label: str, unnamed: str | None) -> L
     type = TensorType(tuple(map(int, entry["shape"])), dtype)
     start, end = map(int, entry["data_offsets"])
     if not 0 <= start <= end <= len(body) or end - start != type.nbytes:
-        raise ModelError(f"{label!r}: {type} does not lie at bytes {start} to {end}")
+        raise ModelError(f"{label!r}: {type} is not stored at bytes {start} to {end}")
 
     def view() -> np.ndarray[Any, Any]:
         return np.frombuffer(body[start:end], type.dtype.numpy).reshape(type.shape)

@@ -1,4 +1,4 @@
-"""Hold the numbers of a constant: loaded when first needed, immutable, identified by a digest."""
+"""Hold the data of a constant, which is immutable and loaded when it is first needed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from fusec.graph.types import DType, TensorType
 
 
 class Literal:
-    """An immutable tensor payload, loaded when first needed; compared by identity.
+    """The data of a constant, loaded when it is first needed. Literals are compared by identity.
 
-    type: shape and dtype of the payload load: returns an array of that shape and dtype; it is called once, by
-    whichever thread comes first label: name of the constant in the model key: equal for literals that are computed
-    equally from equal ones, and known before they are loaded; default: unique
+    type: shape and element type; the memory order is dropped, because `array` is row-major.
+    load: returns an array of that type; called once, by the first thread that needs the data.
+    label: name of the constant in the model.
+    key: equal for literals that were derived in the same way from the same data, so that they are recognised without
+        being loaded; default: a unique key.
     """
 
     __slots__ = ("__weakref__", "_array", "_digest", "_load", "_lock", "key", "label", "type")
@@ -38,16 +40,16 @@ class Literal:
 
     @classmethod
     def of(cls, array: Any, label: str = "") -> Literal:
-        """Make a literal of `array` (copied to a read-only row-major array)."""
-        held = np.array(array, order="C", copy=True)
-        held.flags.writeable = False
-        literal = cls(TensorType(held.shape, DType.of(held.dtype)), lambda: held, label)
-        literal._array = held
+        """Make a literal from a copy of `array`."""
+        copy = np.array(array, order="C", copy=True)
+        copy.flags.writeable = False
+        literal = cls(TensorType(copy.shape, DType.of(copy.dtype)), lambda: copy, label)
+        literal._array = copy
         return literal
 
     @property
     def array(self) -> np.ndarray[Any, Any]:
-        """Return the payload as a read-only NumPy array."""
+        """Return the data as a read-only NumPy array."""
         if self._array is None:
             with self._lock:
                 self._array = self._loaded() if self._array is None else self._array
@@ -65,7 +67,7 @@ class Literal:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of type and bytes, in hexadecimal."""
+        """Return the SHA-256 of the type and the data, in hexadecimal."""
         if not self._digest:
             sha = hashlib.sha256(str(self.type).encode())
             sha.update(np.ascontiguousarray(self.array).view(np.uint8).reshape(-1).data)
@@ -74,7 +76,7 @@ class Literal:
 
 
 def load_all(literals: Iterable[Literal]) -> None:
-    """Load literals on all cores, because NumPy, which derives and transposes weights, runs threads in parallel."""
+    """Load literals on all cores. Threads help because NumPy, which derives and transposes weights, frees the GIL."""
     wanted = list(dict.fromkeys(literals))
     with ThreadPoolExecutor(max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
         for _ in pool.map(lambda literal: literal.array, wanted):

@@ -9,22 +9,22 @@ from fusec.errors import VerifyError
 from fusec.graph.literal import Literal
 from fusec.graph.types import TensorType
 
-Array = Any  # numpy.ndarray or cupy.ndarray: the reference semantics are written for both
+Array = Any  # numpy.ndarray or cupy.ndarray, because `reference` runs with both
 
 
 class Op:
     """Base of every op: a frozen dataclass whose fields are the attributes.
 
-    `infer` maps operand types to result types, and raises VerifyError with the bare reason. `reference` computes the
-    results from arrays with the array module `xp` (numpy or cupy), in the operands' own precision (float64 included).
-    Memory order never changes meaning.
+    `infer` returns the result types for operand types, and raises VerifyError with the reason for types it refuses.
+    `reference` computes the results from arrays with the array module `xp` (numpy or cupy). It computes in the
+    precision of the operands, float64 included. It is the meaning of the op; memory order does not change it.
     """
 
     name: ClassVar[str] = ""
     commutative: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        # 2 where a float is declared becomes 2.0: equal ops print alike
+        # An int in a float attribute becomes a float, so that equal ops have equal text.
         for f in fields(cast(Any, self)):
             value = getattr(self, f.name)
             if f.type in ("float", float) and type(value) is int:

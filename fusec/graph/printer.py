@@ -15,25 +15,25 @@ from fusec.graph.types import DType
 if TYPE_CHECKING:
     from fusec.ir import Graph, Node
 
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]\Z")  # the parser takes a last colon for punctuation
-INLINE_ELEMENTS = 16  # a constant of at most this many elements is printed in full
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.$/:-]*[A-Za-z0-9_.$/-]\Z")  # no colon at the end: it comes before a type
+INLINE_ELEMENTS = 16  # constants of at most this many elements are printed with their numbers
 
 
 def quote(name: str) -> str:
-    """Return `%name`, in quotes where the name has characters with another meaning in the text form."""
+    """Return `%name`, with quotes around a name whose characters the parser would read otherwise."""
     if _PLAIN_NAME.match(name):
         return f"%{name}"
     return f"%{quote_string(name)}"
 
 
 def quote_string(text: str) -> str:
-    """Quote a string, with backslash escapes for quotes, backslashes and unprintable characters."""
+    """Quote a string, and escape quotes, backslashes and unprintable characters by backslashes."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped if escaped.isprintable() else "".join(map(_escaped, escaped))}"'
 
 
 def _escaped(character: str) -> str:
-    """Escape a character that a terminal obeys, such as ESC, as its number."""
+    """Write an unprintable character as its number, because a terminal obeys some of them, such as ESC."""
     code = ord(character)
     if character.isprintable():
         return character
@@ -60,7 +60,7 @@ def print_attribute(value: Any) -> str:
 
 
 def print_literal(literal: Literal) -> str:
-    """Print small payloads in full (floats exactly, as repr), large ones as `weight("label")`."""
+    """Print a small constant with its numbers (floats exactly, as repr does), a large one as `weight("label")`."""
     if literal.type.size > INLINE_ELEMENTS:
         return f"weight({quote_string(literal.label)})"
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
@@ -72,13 +72,17 @@ def print_literal(literal: Literal) -> str:
 
 
 def print_node(node: Node, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
-    """Print one line, without indentation. With `label` every constant is a weight of that name."""
+    """Print a node as one line.
+
+    locations: append the names of the source-model nodes it was made from.
+    label: name each constant, whatever its size, by this function, and leave its numbers out.
+    """
     left = ", ".join(quote(v.name) for v in node.results)
     if isinstance(node.op, Constant):
         literal = node.op.literal
         body = f"constant {f'weight({quote_string(label(literal))})' if label else print_literal(literal)}"
     elif isinstance(node.op, Return):
-        outputs = zip(node.operands, node.op.names, strict=False)  # a return that is ill-formed still prints
+        outputs = zip(node.operands, node.op.names, strict=False)  # not strict, so that a malformed return prints too
         body = "return " + ", ".join(
             quote(v.name) if v.name == n else f"{quote(v.name)} as {quote_string(n)}" for v, n in outputs
         )
@@ -96,11 +100,7 @@ def print_node(node: Node, locations: bool = False, label: Callable[[Literal], s
 
 
 def print_graph(graph: Graph, locations: bool = False, label: Callable[[Literal], str] | None = None) -> str:
-    """Print the whole graph.
-
-    locations: adds the source-model nodes that each line was made from
-    label: see `print_node`
-    """
+    """Print a graph. locations, label: see `print_node`."""
     head = ", ".join(f"{quote(v.name)}: {v.type}" for v in graph.inputs)
     lines = [f"graph {quote_string(graph.name)} ({head}) {{"]
     lines += [f"  {print_node(node, locations, label)}" for node in [*graph.nodes, graph.return_node]]

@@ -13,12 +13,12 @@ import numpy as np
 
 from fusec.errors import SizeError, VerifyError
 
-MAX_TENSOR_BYTES = 1 << 36  # 64 GiB; a larger shape is a mistake, and nothing is allocated for it
-MAX_CONSTANT_BYTES = 1 << 31  # a model cannot hold a larger one inline, so fusec computes no larger one
+MAX_TENSOR_BYTES = 1 << 36  # a larger tensor is refused as a mistake, before anything is allocated
+MAX_CONSTANT_BYTES = 1 << 31  # constants that fusec computes; an ONNX model cannot hold a larger one inline either
 
 
 class DType(enum.Enum):
-    """An element type; the value is its spelling in the text form."""
+    """An element type. The enum's value is its name in the text form."""
 
     F64 = "f64"
     F32 = "f32"
@@ -46,7 +46,7 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Return the NumPy dtype; bf16 comes from ml_dtypes."""
+        """Return the NumPy dtype; bf16 and the narrow types are those of ml_dtypes."""
         return _NUMPY[self]
 
     @property
@@ -64,7 +64,7 @@ class DType(enum.Enum):
 
     @property
     def is_narrow(self) -> bool:
-        """Return True for floats of 8 bits or fewer and integers below 8: stored, moved and cast only."""
+        """Tell if it is a float of 8 bits or fewer, or an integer below 8 bits; ops only move and cast these."""
         return self in _NARROW
 
     @property
@@ -73,7 +73,7 @@ class DType(enum.Enum):
 
     @property
     def saturates(self) -> bool:
-        """Return True if a cast may clamp values beyond the range of a narrow float to its greatest value."""
+        """Tell if a cast to it may clamp numbers that are out of its range to its greatest number."""
         return self in _NARROW and not self.is_narrow_int and self is not DType.F8E8M0
 
     @property
@@ -83,7 +83,7 @@ class DType(enum.Enum):
 
     @property
     def least(self) -> float:
-        """Smallest positive number of a floating type that GPUs keep, who flush all denormals but those of fp16."""
+        """Return the smallest positive number that GPUs keep; they flush denormals to zero, except those of fp16."""
         if not self.is_float:
             return 0.0
         info = ml_dtypes.finfo(_NUMPY[self])
@@ -91,9 +91,9 @@ class DType(enum.Enum):
 
     @classmethod
     def of(cls, dtype: Any) -> DType:
-        """Return the DType of a NumPy dtype (or anything numpy.dtype takes).
+        """Return the DType of a NumPy dtype, or of anything that `numpy.dtype` takes.
 
-        Raises VerifyError: when there is none.
+        Raises VerifyError if there is none.
         """
         try:
             return _FROM_NUMPY[np.dtype(dtype)]
@@ -101,7 +101,7 @@ class DType(enum.Enum):
             raise VerifyError(f"element type {dtype} is not one fusec knows") from None
 
 
-HALVES = (DType.F16, DType.BF16)  # the floating-point types of 16 bits
+HALVES = (DType.F16, DType.BF16)  # floating-point types of 16 bits
 _FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 _NARROW: dict[DType, np.dtype[Any]] = {
     DType.F8E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
@@ -136,13 +136,12 @@ _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape, element type and memory order of a tensor.
+    """Shape, element type and layout of a tensor.
 
-    `order` lists the dims from outermost to innermost in memory; `()` stands for row-major. NHWC storage of an
-    NCHW-shaped tensor is `order=(0, 2, 3, 1)`.
-
-    Storage is packed, unless the tensor is part of a larger one: `within` is then the larger shape, whose strides it
-    has. The ops that use the tensor say where it begins there.
+    order: the dims from outermost to innermost in memory; `()` is row-major. An NCHW shape in NHWC memory has
+        `order=(0, 2, 3, 1)`.
+    within: shape of a larger tensor of which this one is a part. The part has the strides of the larger tensor; the
+        memory plan decides where it begins. `()`: the tensor is packed.
     """
 
     shape: tuple[int, ...]
@@ -180,7 +179,7 @@ class TensorType:
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """Return the strides in elements, by logical dim."""
+        """Return the stride of each dim, in elements."""
         shape = self.within or self.shape
         strides = [0] * self.rank
         step = 1
@@ -191,7 +190,7 @@ class TensorType:
 
     @property
     def span(self) -> int:
-        """Count elements of memory from the first to the last, both included."""
+        """Count the elements of memory from the first to the last one of the tensor, both included."""
         if not self.within or not self.size:
             return self.size
         return 1 + sum((d - 1) * stride for d, stride in zip(self.shape, self.strides, strict=True))
@@ -203,7 +202,7 @@ class TensorType:
         return TensorType(self.shape, self.dtype, order)
 
     def same_value_type(self, other: TensorType) -> bool:
-        """Return True for equal shape and dtype; memory order is storage, not meaning."""
+        """Tell if shape and dtype are equal; the layout is not compared, because it does not change the value."""
         return self.shape == other.shape and self.dtype == other.dtype
 
     def __str__(self) -> str:
@@ -213,5 +212,5 @@ class TensorType:
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """Return the memory order N, spatial…, C for a tensor of shape N, C, spatial… (rank 3 and up)."""
+    """Return the memory order N, spatial dims, C for a tensor of shape N, C, spatial dims (rank 3 or more)."""
     return (0, *range(2, rank), 1)

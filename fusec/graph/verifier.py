@@ -1,6 +1,6 @@
-"""Verify a graph: links, names, use lists, order, and result types that the ops agree with."""
+"""Verify a graph: its links, names, uses and order, and that each op agrees with the types of its results."""
 
-# the links and use lists of a graph, which this module checks, are private to `fusec.ir`
+# Links and uses are private to `fusec.ir`; this module only reads them.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def check(graph: Graph) -> None:
-    """Check every rule.
+    """Check every rule of the IR.
 
-    Raises VerifyError: names the first node that breaks one.
+    Raises VerifyError that names the first node that breaks one.
     """
     defined: set[Value] = set()
     names: set[str] = set()
     for index, value in enumerate(graph.inputs):
-        _value(graph, value, None, index, names)
+        _check_value(graph, value, None, index, names)
         defined.add(value)
     members = [*graph.nodes, graph.return_node]
     previous: Node | None = None
     for node in members:
         if node.graph is not graph or node._prev is not previous:
             raise VerifyError(f"{node!r}: is not linked to the node before it")
-        _node(node, defined)
+        _check_node(node, defined)
         for index, value in enumerate(node.results):
-            _value(graph, value, node, index, names)
+            _check_value(graph, value, node, index, names)
             defined.add(value)
         previous = node
     if len(members) != len(graph) + 1:
@@ -42,20 +42,19 @@ def check(graph: Graph) -> None:
     present = set(members)
     for value in defined:
         for node, index in value._uses:
-            there = node in present and index < len(node._operands) and node._operands[index] is value
-            if not there:
+            if node not in present or index >= len(node._operands) or node._operands[index] is not value:
                 raise VerifyError(f"{quote(value.name)} has a use in {node.op.name} that is not there")
 
 
-def _node(node: Node, defined: set[Value]) -> None:
+def _check_node(node: Node, defined: set[Value]) -> None:
     for index, operand in enumerate(node.operands):
         if operand not in defined:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} is not defined before its use")
         if (node, index) not in operand._uses:
             raise VerifyError(f"{node!r}: operand {quote(operand.name)} does not know of this use")
-    # an op's verdict depends on nothing else, and all of it is immutable, so it is asked once, not after every pass
-    said = (node.op, *(v.type for v in node.operands), *(v.type for v in node.results))
-    if len(said) == len(node._agreed) and all(map(is_, said, node._agreed)):
+    # `infer` depends only on these immutable objects, so it is not called again for the same ones after each pass.
+    checked = (node.op, *(v.type for v in node.operands), *(v.type for v in node.results))
+    if len(checked) == len(node._checked) and all(map(is_, checked, node._checked)):
         return
     try:
         inferred = node.op.infer(*(v.type for v in node.operands))
@@ -66,10 +65,10 @@ def _node(node: Node, defined: set[Value]) -> None:
     for value, type in zip(node.results, inferred, strict=True):
         if not value.type.same_value_type(type):
             raise VerifyError(f"{node!r}: {quote(value.name)} is {value.type} but the op gives {type}")
-    node._agreed = said
+    node._checked = checked
 
 
-def _value(graph: Graph, value: Value, node: Node | None, index: int, names: set[str]) -> None:
+def _check_value(graph: Graph, value: Value, node: Node | None, index: int, names: set[str]) -> None:
     if value.graph is not graph or value.node is not node or value.index != index:
         raise VerifyError(f"{quote(value.name)} does not know where it is made")
     if value.name in names:

@@ -1,7 +1,7 @@
-"""Make a `fusec.lock`, and apply one: it names the candidate, plan or kernel that runs each step on each target.
+"""Make a `fusec.lock`, and apply one. A lock names the candidate, plan or kernel that runs each step on each target.
 
-A step is known by what it computes (its work), not by its place or names, so the same layer in another model finds the
-same entry. The same lock gives the same choices anywhere.
+A step is identified by a digest of what it computes, its `work`. Names and places do not matter, so the same layer in
+another model has the same entry. With one lock, all machines make the same choices.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fusec.gpu.autotune.step_candidates import TunedChoices, apply_choices, step
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
+    before_choices,
     cudnn_parts,
     cudnn_steps,
     digest_of,
-    first_of,
-    formed_steps,
     interface_of,
     is_order,
     other_kernel,
     shapes_of,
+    steps_with_candidates,
     tries,
     unoffered,
     versions,
@@ -49,32 +49,32 @@ __all__ = [
     "LockedProgram",
     "Plans",
     "apply",
-    "as_it_runs",
     "cudnn_steps",
-    "formed_steps",
     "in_order",
     "make",
     "parse",
     "read",
     "shapes_of",
     "side_by_side",
+    "steps_with_candidates",
     "text_of",
     "variants",
     "versions",
     "whole_work",
+    "with_choices",
     "work_of",
     "write",
 ]
 
-_ANEW = "write a new lock with `fusec lock`"
+_REMEDY = "write a new lock with `fusec lock`"
 
 Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cuDNN graph, best first
 
 
 def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
-    """Make the lock of a model on its targets, from tuned choices, or from what would run without tuning.
+    """Make the lock of a model from its choices on each target; without tuning, from what a device would run.
 
-    Plans are the first of `plans`, else the first that cuDNN built when it was asked.
+    plans: the plans to lock; for other graphs the lock names the first plan that cuDNN built when it was asked.
     """
     entries: dict[tuple[str, str], Locked] = {}
     for c in compiled:
@@ -82,7 +82,7 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
         if isinstance(c.tuned, Lock):
             found = [entry for entry in c.tuned.entries if entry.target == c.target.name]
         else:
-            ready = as_it_runs(c)
+            ready = with_choices(c)
             assert isinstance(ready.tuned, TunedChoices)
             found = _entries(ready, ready.tuned, plans or {})
         for entry in found:
@@ -90,17 +90,17 @@ def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
     return Lock(versions(), in_order(list(entries.values())))
 
 
-def as_it_runs(c: Compiled) -> Compiled:
-    """Return the program that a device would run without tuning; one with choices stays as it is."""
-    if c.tuned is not None:
-        return c
-    concats = concat_choices(concats_in_place(c.program), c.program)
-    program = apply_choices(c.program, {}, c.options.as_source)
-    return replace(c, program=program, tuned=TunedChoices(c.program, {}, {}, concats))
+def with_choices(compiled: Compiled) -> Compiled:
+    """Return a program with the choices of a device that tunes nothing; a program that has choices is unchanged."""
+    if compiled.tuned is not None:
+        return compiled
+    concats = concat_choices(concats_in_place(compiled.program), compiled.program)
+    program = apply_choices(compiled.program, {}, compiled.options.as_source)
+    return replace(compiled, program=program, tuned=TunedChoices(compiled.program, {}, {}, concats))
 
 
 def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]:
-    """Yield the entries of concats, of kernels as they run, of cuDNN's steps as partitioned, and of the whole."""
+    """Yield the entries of the concats, the kernels that run, the steps with candidates, and the whole program."""
     cores, target = c.options.tensor_cores, c.target.name
 
     def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
@@ -114,19 +114,19 @@ def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]
             kernel = kernels.find(step.nodes, step.outputs)
             key = "" if kernel is None else tuned.variants.get(kernel.key, kernel.key)
             yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
-    for step in formed_steps(first_of(tuned.partitioned, c.options.as_source)):
-        form = tuned.steps.get(step_key(c.graph, step), (Part(0, step.kind.value, step.spelling),))
-        form = (replace(form[0], nodes=0),) if len(form) == 1 else form
-        choices = _choices(step, c, form, plans)
-        yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
+    for step in steps_with_candidates(before_choices(tuned.partitioned, c.options.as_source)):
+        split = tuned.steps.get(step_key(c.graph, step), (Part(0, step.kind.value, step.spelling),))
+        split = (replace(split[0], nodes=0),) if len(split) == 1 else split
+        choices = _choices(step, c, split, plans)
+        yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(split)))
     order = LockedPart(Part(0, ORDERS[tuned.side_by_side]))
     yield Locked(WHOLE, whole_work(tuned.partitioned, cores), target, interface_of(c.graph), (order,))
 
 
-def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
-    """Return the known plans of the parts that cuDNN runs, by the place of the part."""
+def _choices(step: Partition, c: Compiled, split: Sequence[Part], plans: Plans) -> dict[int, Choice]:
+    """Return the known plans of the parts that cuDNN runs, by the number of the part."""
     found: dict[int, Choice] = {}
-    for place, part in cudnn_parts(c.graph, step, form):
+    for place, part in cudnn_parts(c.graph, step, split):
         chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
         offered = () if part.verdict is None else part.verdict.plans
         if chosen:
@@ -135,7 +135,7 @@ def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -
             choice = Choice.of(next((p for p in offered if p.built), offered[0]))
         else:
             continue
-        found[place] = replace(choice, complete=True)  # a lock leaves nothing to be tried
+        found[place] = replace(choice, complete=True)  # no further plan is timed for a locked step
     return found
 
 
@@ -154,42 +154,43 @@ class LockedProgram:
 
 
 def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> LockedProgram:
-    """Return the program with the choices of a lock. Types change where the lock copies the operands of a concat.
+    """Give a program the choices of a lock. Layouts change where the lock copies the operands of a concat.
 
-    builds: is asked about plans that cuDNN did not list (default: cuDNN tries to build them, without a device).
+    builds: tells if cuDNN builds a plan that it did not list (default: let cuDNN try, without a device).
     Raises CheckError unless the lock has a fitting entry for each step, and its plans and kernels still exist.
     """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
-    try_ = builds or tries(target)
-    forms: dict[str, tuple[Part, ...]] = {}
+    builds = builds or tries(target)
+    splits: dict[str, tuple[Part, ...]] = {}
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
     copies: set[str] = set()
-    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
+    for work, concat in concat_choices(concats_in_place(compiled.program), compiled.program).items():
         entry = lock.entry(digest_of(work, True), target.name)
         if entry is None:
-            raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
+            raise CheckError(f"{lock.origin}: concat {concat.shapes} on {target.name}: has no entry; {_REMEDY}")
         used[entry.work] = entry
-        copies |= {work} if entry.form[0].runs == "copy" else set[str]()
+        if entry.split[0].runs == "copy":
+            copies.add(work)
     compiled = replace(compiled, program=copy_concats(compiled.program, copies))
-    for step in formed_steps(first_of(compiled.program, as_source)):
+    for step in steps_with_candidates(before_choices(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
-        forms[step_key(compiled.graph, step)] = entry.form
+        splits[step_key(compiled.graph, step)] = entry.split
         try:
-            for place, part in cudnn_parts(compiled.graph, step, entry.form):
+            for place, part in cudnn_parts(compiled.graph, step, entry.split):
                 if (choice := entry.parts[place].choice) is not None:
-                    if problem := unoffered(part, choice, target, cores, try_):
+                    if problem := unoffered(part, choice, target, cores, builds):
                         raise _broken(lock, step, target, problem)
                     choices[lower(part.body, cores).graph.key] = choice
         except (ValueError, StopIteration, LoweringError) as error:
             raise _broken(lock, step, target, str(error)) from error
     try:
-        program = apply_choices(compiled.program, forms, as_source)
+        program = apply_choices(compiled.program, splits, as_source)
     except ValueError as error:
-        raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
-    ways: dict[str, str] = {}
+        raise CheckError(f"{lock.origin}: {error}; {_REMEDY}") from error
+    kernel_variants: dict[str, str] = {}
     for step in program.steps:
         if step.kind is Kind.KERNEL:
             entry = _required(lock, step, compiled)
@@ -198,36 +199,36 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
             if problem := other_kernel(kernel, entry):
                 raise _broken(lock, step, target, problem)
             if kernel is not None:
-                ways[kernel.key] = entry.parts[0].kernel
+                kernel_variants[kernel.key] = entry.parts[0].kernel
         elif step.kind is Kind.CUDNN and lower(step.body, cores).graph.key not in choices:
             raise _broken(lock, step, target, "has no plan")
     order = _order(lock, compiled)
     used[order.work] = order
     tuned = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
-    parallel = order.form[0].runs == ORDERS[True]
-    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, ways, parallel)
+    parallel = order.split[0].runs == ORDERS[True]
+    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, kernel_variants, parallel)
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:
-    """Return the entry of the whole program; in order, if the lock's format has no such entry."""
+    """Return the entry of the whole program; steps run in order if the lock's format has no such entry."""
     target, interface = partitioned.target.name, interface_of(partitioned.graph)
-    own = partitioned.tuned.entries if isinstance(partitioned.tuned, Lock) else ()  # of a file
+    own = partitioned.tuned.entries if isinstance(partitioned.tuned, Lock) else ()  # of the `.fusec` file it is from
     known = (entry.work for entry in own if entry.target == target and is_order(entry))
     work = next(known, "") or whole_work(partitioned.program, partitioned.options.tensor_cores)
     entry = lock.entry(work, target)
     if entry is None and lock.format >= FORMAT:
         what = f"{WHOLE} {interface} on {target}"
-        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_ANEW}")
+        raise CheckError(f"{lock.origin}: {what}: nothing says whether its steps run side by side; {_REMEDY}")
     return entry or Locked(WHOLE, work, target, interface, (LockedPart(Part(0, ORDERS[False])),))
 
 
 def side_by_side(lock: Lock, target: Target) -> bool:
-    """Tell if the lock of one model, as a file holds it, runs its steps side by side on a target."""
-    return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
+    """Tell if the lock of one model runs its steps side by side on a target."""
+    return any(entry.target == target.name and entry.split[0].runs == ORDERS[True] for entry in lock.entries)
 
 
 def variants(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
-    """Return the variants that a lock names for kernels of a program, both by key."""
+    """Return the key of the variant that a lock names for each kernel of a program, by the key of the kernel."""
     found: dict[str, str] = {}
     for step in program.steps:
         kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None
@@ -248,4 +249,4 @@ def _required(lock: Lock, step: Partition, compiled: Compiled) -> Locked:
 
 def _broken(lock: Lock, step: Partition, target: Target, problem: str) -> CheckError:
     what = f"{step.signature} {shapes_of(step)}"
-    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; {_ANEW}")
+    return CheckError(f"{lock.origin}: {what} on {target.name}: {problem}; {_REMEDY}")

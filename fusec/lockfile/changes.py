@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
@@ -12,17 +11,17 @@ from fusec.gpu.autotune.step_candidates import apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
+    before_choices,
     cudnn_parts,
     cudnn_steps,
     digest_of,
-    first_of,
-    formed_steps,
     is_order,
     is_unknown,
     library_of,
     other_kernel,
     plan_name,
     shapes_of,
+    steps_with_candidates,
     tries,
     unoffered,
     versions,
@@ -30,24 +29,20 @@ from fusec.lockfile.entries import (
     work_of,
 )
 from fusec.plans.lock_record import Lock, Locked, LockedPart
-from fusec.plans.plan_record import ORDERS, Part
+from fusec.plans.plan_record import ORDERS, Choice, Part
 from fusec.schedule.program import Kind, Partition
 
 
 def differences(old: Lock, new: Lock) -> list[str]:
-    """Return what another lock says differently, a line each; measured figures do not count."""
-    lines = [
-        f"{name}: {old.versions.get(name) or 'none'} -> {new.versions.get(name) or 'none'}"
-        for name in dict.fromkeys((*old.versions, *new.versions))
-        if old.versions.get(name) != new.versions.get(name)
-    ]
+    """Compare two locks: return a line for each difference. Measured times and errors are not compared."""
+    lines = _version_lines(old.versions, new.versions)
     for entry in old.entries:
         other = new.entry(entry.work, entry.target)
         if other is None:
             lines.append(f"- {entry}: is in {old.origin} alone")
             continue
-        if entry.form != other.form:
-            lines.append(f"~ {entry}: {_form(entry.form)} -> {_form(other.form)}")
+        if entry.split != other.split:
+            lines.append(f"~ {entry}: {_split_text(entry.split)} -> {_split_text(other.split)}")
             continue
         for mine, theirs in zip(entry.parts, other.parts, strict=True):
             if (mine.kernel, _identity(mine)) != (theirs.kernel, _identity(theirs)):
@@ -61,97 +56,128 @@ def differences(old: Lock, new: Lock) -> list[str]:
 
 
 def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> list[str]:
-    """Return what this machine's cuDNN and fusec would change of a lock, a line each.
+    """Compare a lock with this machine: return a line for each thing that its cuDNN and fusec would change.
 
     Lines name steps that fuse differently, spellings that were not measured, plans and kernels that no longer exist.
     builds: as for `lockfile.apply`.
     """
-    target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
-    compiled.require_answers(f"{lock.origin}: comparing it for {target.name}")
-    lines = [
-        f"{name}: {lock.versions.get(name) or 'none'} -> {version or 'none'}"
-        for name, version in versions().items()
-        if lock.versions.get(name) != version
-    ]
-    try_ = builds or tries(target)
-    if isinstance(compiled.tuned, Lock):  # of a file, whose program has its forms already
-        return lines + _changes_of_file(lock, compiled, compiled.tuned, try_)
-    forms: dict[str, tuple[Part, ...]] = {}
-    seen: set[str] = set()
-
-    def looked_up(step: Partition) -> tuple[Locked | None, str]:
-        work, what = work_of(step, compiled.graph, cores), f"{step.signature} {shapes_of(step)} on {target.name}"
-        entry = None if work in seen else lock.entry(work, target.name)
-        if entry is None and work not in seen:
-            lines.append(f"+ {what}: fuses so now")
-        seen.add(work)
-        return entry, what
-
-    copies: set[str] = set()
-    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
-        entry = lock.entry(digest_of(work, True), target.name)
-        seen.add(digest_of(work, True))
-        if entry is None:
-            lines.append(f"+ concat {each.shapes} on {target.name}: is in place now")
-        elif entry.form[0].runs == "copy":
-            copies.add(work)
-    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
-    for step in formed_steps(first_of(compiled.program, as_source)):
-        entry, what = looked_up(step)
-        if entry is None:
-            continue
-        try:
-            parts = cudnn_parts(compiled.graph, step, entry.form)
-        except (ValueError, StopIteration) as error:
-            lines.append(f"~ {what}: {error}")
-            continue
-        forms[step_key(compiled.graph, step)] = entry.form
-        unmeasured = entry.choice is not None and entry.choice.time_us is None
-        spelling = next((part.spelling for part in entry.form), ())
-        if unmeasured and spelling != step.spelling:
-            lines.append(f"~ {what}: spelled {_words(spelling)} -> {_words(step.spelling)}")
-            continue
-        for place, part in parts:
-            choice = entry.parts[place].choice
-            if choice is not None and (problem := unoffered(part, choice, target, cores, try_)):
-                lines.append(f"~ {what}: {problem}")
-            elif choice is not None and is_unknown(part, choice, target):
-                lines.append(f"? {what}: {plan_name(choice)}: {library_of(choice)} tells of it on the device alone")
-    for step in apply_choices(compiled.program, forms, as_source).steps:
-        entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
-        if entry is not None and (problem := other_kernel(kernels.find(step.nodes, step.outputs), entry)):
-            lines.append(f"~ {what}: {problem}")
-    if not any(entry.target == target.name for entry in lock.entries):
-        lines.append(f"nothing is locked for {target.name}")
-    lines += [
-        f"- {entry}: fuses so no more"
-        for entry in lock.entries
-        if entry.target == target.name and entry.work not in seen and not is_order(entry)
-    ]
-    known = any(entry.target == target.name and is_order(entry) for entry in lock.entries)
-    if known and lock.entry(whole_work(compiled.program, cores), target.name) is None:
-        lines.append(f"~ {WHOLE} on {target.name}: its steps are others, or connected otherwise")
+    compiled.require_answers(f"{lock.origin}: comparing it for {compiled.target.name}")
+    here = versions()
+    lines = _version_lines({name: lock.versions.get(name, "") for name in here}, here)
+    comparison = _Comparison(lock, compiled, builds or tries(compiled.target), lines)
+    if isinstance(compiled.tuned, Lock):  # the program of a `.fusec` file is split into parts already
+        comparison.compare_file(compiled.tuned)
+        return list(dict.fromkeys(lines))
+    comparison.compare_concats()
+    comparison.compare_cudnn_steps()
+    comparison.compare_kernels()
+    comparison.compare_whole()
     return lines
 
 
-def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
-    """Return how the lock of a file differs from another one, and which of its plans no longer exist."""
-    target, cores = compiled.target, compiled.options.tensor_cores
-    old, new = (
-        Lock({}, tuple(e for e in each.entries if e.target == target.name), each.origin) for each in (lock, own)
-    )
-    lines = differences(old, new)
-    for step in cudnn_steps(compiled.program):
-        entry = old.entry(work_of(step, compiled.graph, cores), target.name)
-        if entry is not None and entry.choice is not None:
-            what = f"{step.signature} {shapes_of(step)} on {target.name}"
-            if problem := unoffered(step, entry.choice, target, cores, builds):
-                lines.append(f"~ {what}: {problem}")
-            elif is_unknown(step, entry.choice, target):
-                lines.append(
-                    f"? {what}: {plan_name(entry.choice)}: {library_of(entry.choice)} tells of it on the device alone"
-                )
-    return list(dict.fromkeys(lines))
+class _Comparison:
+    """Adds lines about a program that differs from its entries in a lock.
+
+    seen: the `work` of entries that were looked up. splits: how the lock splits steps, by `step_key`.
+    """
+
+    def __init__(self, lock: Lock, compiled: Compiled, builds: Builds, lines: list[str]):
+        self.lock, self.compiled, self.builds, self.lines = lock, compiled, builds, lines
+        self.target, self.cores = compiled.target, compiled.options.tensor_cores
+        self.program = compiled.program
+        self.seen: set[str] = set()
+        self.splits: dict[str, tuple[Part, ...]] = {}
+
+    def compare_concats(self) -> None:
+        """Compare the concats, and copy the operands of those that the lock does not run in place."""
+        copies: set[str] = set()
+        for work, concat in concat_choices(concats_in_place(self.program), self.program).items():
+            entry = self.lock.entry(digest_of(work, True), self.target.name)
+            self.seen.add(digest_of(work, True))
+            if entry is None:
+                self.lines.append(f"+ concat {concat.shapes} on {self.target.name}: is in place now")
+            elif entry.split[0].runs == "copy":
+                copies.add(work)
+        self.program = copy_concats(self.program, copies)
+
+    def compare_cudnn_steps(self) -> None:
+        """Compare the steps that have candidates: how they are split and spelled, and the plans of cuDNN."""
+        for step in steps_with_candidates(before_choices(self.program, self.compiled.options.as_source)):
+            entry = self._entry(step)
+            if entry is None:
+                continue
+            try:
+                parts = cudnn_parts(self.compiled.graph, step, entry.split)
+            except (ValueError, StopIteration) as error:
+                self.lines.append(f"~ {self._what(step)}: {error}")
+                continue
+            self.splits[step_key(self.compiled.graph, step)] = entry.split
+            unmeasured = entry.choice is not None and entry.choice.time_us is None
+            spelling = entry.split[0].spelling
+            if unmeasured and spelling != step.spelling:
+                self.lines.append(f"~ {self._what(step)}: spelled {_words(spelling)} -> {_words(step.spelling)}")
+                continue
+            for place, part in parts:
+                self._compare_plan(self._what(step), part, entry.parts[place].choice)
+
+    def compare_kernels(self) -> None:
+        """Compare the kernels, after the steps of cuDNN are split as the lock says."""
+        for step in apply_choices(self.program, self.splits, self.compiled.options.as_source).steps:
+            entry = self._entry(step) if step.kind is Kind.KERNEL else None
+            if entry is not None and (problem := other_kernel(kernels.find(step.nodes, step.outputs), entry)):
+                self.lines.append(f"~ {self._what(step)}: {problem}")
+
+    def compare_whole(self) -> None:
+        """Name the entries that no step of the program has, and compare how all steps are connected."""
+        entries = [entry for entry in self.lock.entries if entry.target == self.target.name]
+        if not entries:
+            self.lines.append(f"nothing is locked for {self.target.name}")
+        unused = (entry for entry in entries if entry.work not in self.seen and not is_order(entry))
+        self.lines += [f"- {entry}: fuses so no more" for entry in unused]
+        work = whole_work(self.program, self.cores)
+        if any(map(is_order, entries)) and self.lock.entry(work, self.target.name) is None:
+            self.lines.append(f"~ {WHOLE} on {self.target.name}: its steps are others, or connected otherwise")
+
+    def compare_file(self, own: Lock) -> None:
+        """Compare the lock with the one of a file, and its plans with those of cuDNN here."""
+        old, new = (
+            Lock({}, tuple(e for e in each.entries if e.target == self.target.name), each.origin)
+            for each in (self.lock, own)
+        )
+        self.lines += differences(old, new)
+        for step in cudnn_steps(self.program):
+            entry = old.entry(work_of(step, self.compiled.graph, self.cores), self.target.name)
+            self._compare_plan(self._what(step), step, None if entry is None else entry.choice)
+
+    def _entry(self, step: Partition) -> Locked | None:
+        """Return the entry of a step the first time it is looked up; name a step that has none."""
+        work = work_of(step, self.compiled.graph, self.cores)
+        if work in self.seen:
+            return None
+        self.seen.add(work)
+        entry = self.lock.entry(work, self.target.name)
+        if entry is None:
+            self.lines.append(f"+ {self._what(step)}: fuses so now")
+        return entry
+
+    def _compare_plan(self, what: str, step: Partition, choice: Choice | None) -> None:
+        if choice is None:
+            return
+        if problem := unoffered(step, choice, self.target, self.cores, self.builds):
+            self.lines.append(f"~ {what}: {problem}")
+        elif is_unknown(step, choice, self.target):
+            self.lines.append(f"? {what}: {plan_name(choice)}: {library_of(choice)} tells of it on the device alone")
+
+    def _what(self, step: Partition) -> str:
+        return f"{step.signature} {shapes_of(step)} on {self.target.name}"
+
+
+def _version_lines(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return [
+        f"{name}: {old.get(name) or 'none'} -> {new.get(name) or 'none'}"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    ]
 
 
 def _identity(locked: LockedPart) -> object:
@@ -164,16 +190,16 @@ def _runner(locked: LockedPart) -> str:
     return f"kernel {locked.kernel}" if locked.kernel else "joined with a kernel"
 
 
-def _form(form: Sequence[Part]) -> str:
+def _split_text(split: Sequence[Part]) -> str:
     """Describe how a step is split: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
     words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"} | {
         order: order for order in ORDERS
     }
-    said = [words.get(part.runs) or f"spelled {_words(part.spelling)}" for part in form]
-    if len(form) == 1:
+    said = [words.get(part.runs) or f"spelled {_words(part.spelling)}" for part in split]
+    if len(split) == 1:
         return said[0]
     return ", then ".join(
-        f"{part.nodes} {'op' if part.nodes == 1 else 'ops'} {w}" for part, w in zip(form, said, strict=True)
+        f"{part.nodes} {'op' if part.nodes == 1 else 'ops'} {w}" for part, w in zip(split, said, strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""Describe a step in a lock, and check that the plan or kernel it names still exists."""
+"""Identify the steps of a program in a lock, and check that the plan or kernel that an entry names still exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
 from fusec.gpu.kernels import Kernel
-from fusec.ir import Graph
+from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.lock_record import Locked
@@ -22,13 +22,13 @@ from fusec.plans.plan_record import BLAS, ORDERS, Choice, Part
 from fusec.schedule.program import Kind, Partition, Program
 from fusec.targets.target import Target
 
-WHOLE = "model"  # the name of the entry for all steps
+WHOLE = "model"  # name of the entry for all steps
 
-Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
+Builds = Callable[[CudnnGraph, Choice], bool]  # tells if cuDNN builds a plan
 
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
-    """Return what a step computes, as a digest: ops, attributes, types, wiring; not names, weights or choices."""
+    """Return the digest of what a step computes: ops, attributes, types and wiring, without names and weights."""
     return digest_of(step_key(graph, step), tensor_cores)
 
 
@@ -38,11 +38,19 @@ def digest_of(work: str, tensor_cores: bool) -> str:
 
 def shapes_of(step: Partition) -> str:
     """Return the types read and written, for people: `f16[8,64,28,28]{0,2,3,1} -> f16[8,64,28,28]{0,2,3,1}`."""
-    read, made = (", ".join(str(v.type) for v in values) for values in (step.inputs, step.outputs))
-    return f"{read} -> {made}"
+    return _types(step.inputs, step.outputs)
 
 
-def formed_steps(program: Program) -> list[Partition]:
+def interface_of(graph: Graph) -> str:
+    """Return the types of inputs and outputs, for people."""
+    return _types(graph.inputs, graph.outputs)
+
+
+def _types(given: Sequence[Value], made: Sequence[Value]) -> str:
+    return " -> ".join(", ".join(str(v.type) for v in values) for values in (given, made))
+
+
+def steps_with_candidates(program: Program) -> list[Partition]:
     """Return the steps that have several candidates."""
     return [step for step in program.steps if has_candidates(step)]
 
@@ -62,7 +70,7 @@ def versions() -> dict[str, str]:
 
 
 def whole_work(program: Program, tensor_cores: bool = True) -> str:
-    """Return what all steps compute, as partitioned, and how they are connected, as a digest."""
+    """Return the digest of what the steps of a partitioned program compute, and how they are connected."""
     number: dict[str, int] = {}
     lines: list[str] = []
     for step in program.steps:
@@ -71,50 +79,47 @@ def whole_work(program: Program, tensor_cores: bool = True) -> str:
     return digest_of("\n".join(lines), tensor_cores)
 
 
-def interface_of(graph: Graph) -> str:
-    given, made = (", ".join(str(v.type) for v in values) for values in (graph.inputs, graph.outputs))
-    return f"{given} -> {made}"
-
-
-def first_of(program: Program, as_source: bool) -> Program:
-    """Return the program whose steps have candidates: see `step_candidates.arrange`."""
+def before_choices(program: Program, as_source: bool) -> Program:
+    """Return the program whose steps `step_candidates.apply_choices` replaces by their choices."""
     return program if as_source else fuse_steps(program, products=True)
 
 
-def cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
-    """Return the parts that cuDNN runs, each with its place. Raises ValueError if the split does not fit the step."""
-    made = iter(steps_of_choice(graph, step, tuple(form)))
+def cudnn_parts(graph: Graph, step: Partition, split: Sequence[Part]) -> list[tuple[int, Partition]]:
+    """Return the parts of a step that cuDNN runs, as steps, each with the number of the part.
+
+    Raises ValueError if the split does not fit the step.
+    """
+    steps = iter(steps_of_choice(graph, step, tuple(split)))
     found: list[tuple[int, Partition]] = []
-    for place, part in enumerate(form):
+    for place, part in enumerate(split):
         if part.runs == "cudnn":
-            found.append((place, next(made)))
-        elif part.runs == "kernel":
-            next(made)
-        else:  # each op by itself
-            for _ in range(part.nodes):
-                next(made)
+            found.append((place, next(steps)))
+        else:
+            for _ in range(1 if part.runs == "kernel" else part.nodes):  # ops that run one by one are a step each
+                next(steps)
     return found
 
 
 def is_order(entry: Locked) -> bool:
-    return entry.form[0].runs in ORDERS
+    """Tell if an entry is about the order of all steps."""
+    return entry.split[0].runs in ORDERS
 
 
 def tries(target: Target) -> Builds:
-    """Return a check that lets cuDNN build a plan, because without a device it does not list all that it builds."""
+    """Return a function that lets cuDNN build a plan, because without a device its list of plans is incomplete."""
     return plan_serialization.Tries(target)
 
 
 def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
     """Tell if only the device can say that a plan exists."""
-    if choice.engine == BLAS:  # it is looked for when the plan is built
+    if choice.engine == BLAS:  # cuBLASLt looks for the algorithm when the plan is built
         return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
     return not listed and choice.engine in plan_serialization.DEVICE_ONLY and not device.is_present(target)
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:
-    """Return why a plan does not exist; empty if it does, or only the device can say."""
+    """Return the reason why a plan does not exist; empty if it exists, or only the device can say."""
     offered = step.verdict.plans if step.verdict is not None else ()
     if any((plan.engine, plan.knobs) == choice.identity for plan in offered) or is_unknown(step, choice, target):
         return ""
@@ -128,7 +133,7 @@ def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: boo
 
 
 def other_kernel(kernel: Kernel | None, entry: Locked) -> str:
-    """Return why a kernel is not the one of an entry; empty if it is, or can be."""
+    """Return the reason why a step does not run the kernel of an entry; empty if it does, or one of its variants."""
     named = entry.parts[0].kernel
     if kernel is None:
         return f"no kernel runs it any more, {named} did" if named else ""

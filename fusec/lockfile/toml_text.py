@@ -1,4 +1,4 @@
-"""A lock as text: TOML, a table for each step, equal locks as equal text; mistakes are named by file and line."""
+"""Write a lock as TOML, and read it. Equal locks have equal text; errors name file and line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusec.plans.lock_record import FORMAT, NAME, Lock, Locked, LockedPart, in_o
 from fusec.plans.plan_record import Choice, Part
 from fusec.system import atomic_write
 
-# 1: one plan for each of cuDNN's steps, which had no parts; nothing of kernels. 2: nothing of steps side by side
+# Format 1 has one plan for each step of cuDNN, no parts and no kernels. Format 2 has no entry for the order of steps.
 READS = (1, 2, FORMAT)
 _HEAD = "# Which form, plan or kernel runs each step. Written by `fusec lock`; `fusec lock diff` compares.\n"
 _TABLE = re.compile(r"\s*\[\[\s*partition\s*\]\]")
@@ -27,7 +27,7 @@ _KEYS = ("name", "shapes", "target", "work")
 
 
 def write(path: str | Path, lock: Lock) -> None:
-    """Write a lock: equal locks as equal text, whole or not at all."""
+    """Write a lock to a file, which is complete or not written at all. Raises FusecError if it cannot be written."""
     try:
         with atomic_write.written(Path(path).resolve(), durable=True) as file:
             file.write(text_of(lock).encode())
@@ -36,7 +36,7 @@ def write(path: str | Path, lock: Lock) -> None:
 
 
 def text_of(lock: Lock) -> str:
-    """Return the lock as TOML, a table for each step. Measured figures have four digits."""
+    """Return a lock as TOML, with a table for each entry. Measured figures have four digits."""
     lines = [_HEAD, f"format = {FORMAT}"]
     lines += [f"{name} = {json.dumps(lock.versions[name])}" for name in sorted(lock.versions)]
     for entry in in_order(lock.entries):
@@ -71,7 +71,7 @@ def _part_lines(locked: LockedPart) -> Iterator[str]:
 
 
 def read(path: str | Path) -> Lock:
-    """Read a lock from its file. Raises ModelError naming file, line and reason."""
+    """Read a lock from its file. Raises ModelError that names file, line and reason."""
     try:
         return parse(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -81,7 +81,7 @@ def read(path: str | Path) -> Lock:
 
 
 def parse(text: str, origin: str = NAME) -> Lock:
-    """Read a lock from its text; `origin` names it in messages."""
+    """Read a lock from its text. origin: its name in messages. Raises ModelError."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -104,9 +104,8 @@ def parse(text: str, origin: str = NAME) -> Lock:
         )
         try:
             entry = _locked(table)
-        except (KeyError, ValueError) as error:
-            reason = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
-            raise ModelError(f"{where}: {reason}") from error
+        except ValueError as error:
+            raise ModelError(f"{where}: {error}") from error
         if (entry.work, entry.target) in seen:
             raise ModelError(f"{where}: {entry.name} on {entry.target} is locked twice")
         seen.add((entry.work, entry.target))
@@ -115,65 +114,57 @@ def parse(text: str, origin: str = NAME) -> Lock:
 
 
 def _locked(table: Any) -> Locked:
-    """Read one table as an entry; KeyError and ValueError say what is wrong."""
-    if not isinstance(table, dict):
-        raise ValueError("partition is no table")
-    data = cast("dict[str, Any]", table)
+    """Read one table as an entry. Raises ValueError with the reason."""
+    data = _table(table, "partition")
     for key in _KEYS:
-        if not isinstance(data[key], str):
-            raise ValueError(f"{key} is {data[key]!r}, not a string")
+        if not isinstance(data.get(key), str):
+            raise ValueError(f"{key} is {data[key]!r}, not a string" if key in data else f"{key} is missing")
     if not _WORK.fullmatch(data["work"]):
         raise ValueError(f"work is {data['work']!r}, not a SHA-256")
     rest = {key: value for key, value in data.items() if key not in _KEYS}
     if "part" not in rest:
         if "nodes" in rest:
             raise ValueError("nodes belong to the parts of a step")
-        parts = (_part(rest, 0),)
+        parts = (_part({**rest, "nodes": 0}),)
     else:
         tables = rest.pop("part")
         if rest or not isinstance(tables, list) or len(cast("list[Any]", tables)) < 2:
             raise ValueError(f"a step has parts, two or more, or {', '.join(rest) or 'none'}")
-        listed = cast("list[dict[str, Any]]", tables)
-        parts = tuple(_part(part, part["nodes"]) for part in listed)
+        parts = tuple(_part(_table(part, "part")) for part in cast("list[Any]", tables))
     return Locked(data["name"], data["work"], data["target"], data["shapes"], parts)
 
 
-def _part(table: Mapping[str, Any], nodes: Any) -> LockedPart:
-    for key in table:
-        if key not in _PART:
-            raise ValueError(f"unknown key {key!r}")
+def _table(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is no table")
+    return cast("dict[str, Any]", value)
+
+
+def _part(table: Mapping[str, Any]) -> LockedPart:
+    if unknown := [key for key in table if key not in _PART]:
+        raise ValueError(f"unknown key {unknown[0]!r}")
     kernel = table.get("kernel", "")
     if not isinstance(kernel, str):
         raise ValueError(f"kernel is {kernel!r}, not the name of one")
     runs = table.get("runs", "kernel" if kernel else "cudnn")
-    spelling = table["spelling"] if runs == "cudnn" else table.get("spelling", [])
-    if not isinstance(spelling, list) or not all(isinstance(name, str) for name in cast("list[Any]", spelling)):
-        raise ValueError(f"spelling is {spelling!r}, not a list of names")
+    part = Part.from_json({"runs": runs, **({} if runs == "cudnn" else {"spelling": []}), **table})
     if kernel and runs != "kernel":
         raise ValueError(f"a kernel is named where {runs!r} runs")
-    if type(nodes) is not int or nodes < 0:
-        raise ValueError(f"nodes is {nodes!r}, not a whole number")
-    part = Part.from_json({"nodes": nodes, "runs": runs, "spelling": spelling})
-    if any(key in table for key in _PLAN):
-        if runs != "cudnn":
-            raise ValueError(f"a plan is named where {runs!r} runs")
-        return LockedPart(part, _choice(table))
-    return LockedPart(part, None, kernel)
+    if not any(key in table for key in _PLAN):
+        return LockedPart(part, None, kernel)
+    if runs != "cudnn":
+        raise ValueError(f"a plan is named where {runs!r} runs")
+    return LockedPart(part, _choice(table))
 
 
 def _choice(table: Mapping[str, Any]) -> Choice:
-    knobs = table["knobs"]
-    if not isinstance(knobs, dict) or not all(
-        k.isdecimal() and type(v) is int for k, v in cast("dict[str, Any]", knobs).items()
-    ):
-        raise ValueError(f"knobs are {knobs!r}, not numbers by number")
-    for key in ("engine", "workspace_bytes"):
-        if type(table[key]) is not int or table[key] < 0:
-            raise ValueError(f"{key} is {table[key]!r}, not a whole number")
-    measured = [table.get(key) for key in _MEASURED]
-    for key, figure in zip(_MEASURED, measured, strict=True):
-        if figure is not None and (type(figure) not in (int, float) or not math.isfinite(figure) or figure < 0):
+    knobs = table.get("knobs")
+    if isinstance(knobs, dict):  # the keys of a TOML table are strings
+        pairs = cast("dict[str, Any]", knobs).items()
+        table = {**table, "knobs": [[int(knob) if knob.isdecimal() else knob, value] for knob, value in pairs]}
+    choice = Choice.from_json(table)
+    for key in _MEASURED:
+        figure = getattr(choice, key)
+        if figure is not None and not 0 <= figure < math.inf:
             raise ValueError(f"{key} is {figure!r}, not a number")
-    time_us, error = (None if figure is None else float(figure) for figure in measured)
-    pairs = tuple(sorted((int(k), v) for k, v in cast("dict[str, int]", knobs).items()))
-    return Choice(table["engine"], pairs, table["workspace_bytes"], time_us, error)
+    return choice

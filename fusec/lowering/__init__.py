@@ -1,4 +1,4 @@
-"""Describe steps as cuDNN graphs, plain data, and simulate them in NumPy.
+"""Describe steps as cuDNN graphs, which are plain data, and simulate them in NumPy.
 
 `fusec.lower_cudnn` has the table of ops.
 """

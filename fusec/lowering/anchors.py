@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fusec.errors import LoweringError
-from fusec.ir import DType, Literal, Node, TensorType, Value, quote
-from fusec.lowering.attention_heads import DTYPES, attention_frame, require_aligned
+from fusec.ir import HALVES, DType, Literal, Node, TensorType, Value, quote
+from fusec.lowering.attention_heads import attention_folding, require_aligned
 from fusec.lowering.cudnn_graph import Attribute
-from fusec.lowering.dim_folding import Frame, spatial_frame, trace
+from fusec.lowering.dim_folding import DimFolding, spatial_folding, trace
 from fusec.lowering.graph_builder import ConstantBinding, CudnnBuilder
 from fusec.ops import (
     Attention,
@@ -37,26 +37,26 @@ def _convolution(b: CudnnBuilder, node: Node) -> None:
     assert isinstance(node.op, (Conv, ConvTranspose))
     _require_float(node)
     x, w = node.operands
-    image = b.operand(x, spatial_frame(x.type.shape))
-    weight = b.operand(w, spatial_frame(w.type.shape))
+    image = b.operand(x, spatial_folding(x.type.shape))
+    weight = b.operand(w, spatial_folding(w.type.shape))
     b.images.update(uid for uid in (image, weight) if uid not in b.uids.values())
     name = "conv_fprop" if isinstance(node.op, Conv) else "conv_dgrad"
-    b.call(name, (image, weight), b.result(node.result, b.frames[node]), attributes=_window(node.op))
+    b.call(name, (image, weight), b.result(node.result, b.foldings[node]), attributes=_window(node.op))
 
 
 def _filter_gradient(b: CudnnBuilder, node: Node) -> None:
     assert isinstance(node.op, ConvWgrad)
     _require_float(node)
     x, dy = node.operands
-    image, loss = (b.operand(v, spatial_frame(v.type.shape)) for v in (x, dy))
+    image, loss = (b.operand(v, spatial_folding(v.type.shape)) for v in (x, dy))
     if image == loss and image not in b.uids.values():
         loss = b.alias(image)
     b.images.update(uid for uid in (image, loss) if uid not in b.uids.values())
-    b.call("conv_wgrad", (image, loss), b.result(node.result, b.frames[node]), attributes=_window(node.op))
+    b.call("conv_wgrad", (image, loss), b.result(node.result, b.foldings[node]), attributes=_window(node.op))
 
 
 def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
-    """Return the attributes of a convolution; one spatial dim gets a dim of size 1 before it."""
+    """Return the attributes of a convolution; one spatial dim gets a dim of 1 before it."""
     n = len(op.strides)
     unit, none = ((1,), (0,)) if n == 1 else ((), ())
     return {
@@ -69,11 +69,11 @@ def _window(op: Conv | ConvTranspose | ConvWgrad) -> dict[str, Attribute]:
 
 def _matmul(b: CudnnBuilder, node: Node) -> None:
     _require_float(node)
-    _, frames = b.anchor_frames(node)
-    left, right = (b.operand(value, frame) for value, frame in frames)
+    _, foldings = b.anchor_foldings(node)
+    left, right = (b.operand(value, folding) for value, folding in foldings)
     if left == right and left not in b.uids.values():
         right = b.alias(left)
-    b.call("matmul", (left, right), b.result(node.result, b.frames[node]))
+    b.call("matmul", (left, right), b.result(node.result, b.foldings[node]))
 
 
 def _attention(b: CudnnBuilder, node: Node) -> None:
@@ -81,13 +81,13 @@ def _attention(b: CudnnBuilder, node: Node) -> None:
     assert isinstance(op, (Attention, AttentionTrain, AttentionBackward))
     calls = {"attention": ("sdpa", 3), "attention_train": ("sdpa_train", 3), "attention_backward": ("sdpa_backward", 5)}
     call, heads = calls[op.name]
-    if node.results[0].type.dtype not in DTYPES:
+    if node.results[0].type.dtype not in HALVES:
         raise LoweringError(f"{op.name} in {node.results[0].type.dtype.value}: only 16 bits are lowered")
     uids: list[int] = []
     for place, value in enumerate(node.operands):
         if place < heads:
             require_aligned(quote(value.name), trace(value))
-        uid = b.operand(value, attention_frame(value.type.shape))
+        uid = b.operand(value, attention_folding(value.type.shape))
         uids.append(b.alias(uid) if uid in uids else uid)
     results: list[int] = []
     for value in node.results:
@@ -96,7 +96,7 @@ def _attention(b: CudnnBuilder, node: Node) -> None:
         name, strides = b.stored[value]
         if value.type.shape[-1] != 1 and strides[-1] != 1:
             raise LoweringError(f"{quote(name)}: the last dim of an attention's result must be contiguous in memory")
-        results.append(b.result(value, attention_frame(value.type.shape)))
+        results.append(b.result(value, attention_folding(value.type.shape)))
     attributes: dict[str, Attribute] = {"attn_scale": op.scale, "use_causal_mask": op.causal}
     if isinstance(op, AttentionBackward) and op.ordered:
         attributes["use_deterministic_algorithm"] = True
@@ -107,34 +107,34 @@ def _row_norm(b: CudnnBuilder, node: Node) -> None:
     op = node.op
     assert isinstance(op, (LayerNorm, RmsNorm))
     _require_float(node)
-    frame, x = b.frames[node], node.operands[0]
+    folding, x = b.foldings[node], node.operands[0]
     normal = x.type.shape[op.axis % x.type.rank :]
     for parameter in node.operands[1:]:
         if math.prod(parameter.type.shape) != math.prod(normal):
             raise LoweringError(
                 f"{op.name}: {quote(parameter.name)} must have the whole normalised shape {list(normal)}"
             )
-    image = b.operand(x, frame)
+    image = b.operand(x, folding)
     parameters: list[int] = []
     for operand in node.operands[1:]:
-        uid = _parameter(b, operand, normal, frame)
-        # with one tensor as scale and bias, the plan fails when it runs
+        uid = _parameter(b, operand, normal, folding)
+        # an alias, because a plan with one tensor for scale and bias fails when it runs
         parameters.append(b.alias(uid) if uid in parameters else uid)
     if isinstance(op, LayerNorm) and len(parameters) == 1:
         zero = Literal.of(np.zeros(normal, x.type.dtype.numpy))
-        uid = b.tensor(frame.place("zero bias", normal, TensorType(normal, x.type.dtype).strides), x.type.dtype)
+        uid = b.tensor(folding.place("zero bias", normal, TensorType(normal, x.type.dtype).strides), x.type.dtype)
         b.constants.append(ConstantBinding(uid, zero, zero.type))
         parameters.append(uid)
     name = "layernorm" if isinstance(op, LayerNorm) else "rmsnorm"
-    epsilon = b.scalar(op.epsilon, len(frame.groups))
-    b.call(name, (image, *parameters, epsilon), b.result(node.result, frame))
+    epsilon = b.scalar(op.epsilon, len(folding.groups))
+    b.call(name, (image, *parameters, epsilon), b.result(node.result, folding))
 
 
-def _parameter(b: CudnnBuilder, value: Value, shape: tuple[int, ...], frame: Frame) -> int:
-    """Return a norm's scale or bias; here a single element is a tensor, never a scalar passed by value."""
+def _parameter(b: CudnnBuilder, value: Value, shape: tuple[int, ...], folding: DimFolding) -> int:
+    """Return the tensor of a norm's scale or bias, also for one element, because norms take no number by value."""
     if value.scalar() is None or value.literal is None:
-        return b.operand(value, frame)
-    dims = (1,) * len(frame.groups)
+        return b.operand(value, folding)
+    dims = (1,) * len(folding.groups)
     uid = b.tensor((dims, dims), value.type.dtype)
     b.constants.append(ConstantBinding(uid, value.literal, value.type))
     return uid
@@ -143,12 +143,12 @@ def _parameter(b: CudnnBuilder, value: Value, shape: tuple[int, ...], frame: Fra
 def _instance_norm(b: CudnnBuilder, node: Node) -> None:
     assert isinstance(node.op, InstanceNorm)
     _require_float(node)
-    frame, (x, scale, bias) = b.frames[node], node.operands
+    folding, (x, scale, bias) = b.foldings[node], node.operands
     channels = (1, x.type.shape[1], *([1] * (x.type.rank - 2)))
-    image = b.operand(x, frame)
+    image = b.operand(x, folding)
     uids: list[int] = []
     for value in (scale, bias):
-        placed = frame.place(quote(value.name), channels, tuple(1 for _ in channels))
+        placed = folding.place(quote(value.name), channels, tuple(1 for _ in channels))
         uid = b.tensor(placed, value.type.dtype)
         if value.literal is not None:
             b.constants.append(ConstantBinding(uid, value.literal, value.type))
@@ -157,8 +157,8 @@ def _instance_norm(b: CudnnBuilder, node: Node) -> None:
         else:
             raise LoweringError(f"{quote(value.name)}: a computed parameter of instance_norm")
         uids.append(uid)
-    epsilon = b.scalar(node.op.epsilon, len(frame.groups))
-    b.call("instancenorm", (image, *uids, epsilon), b.result(node.result, frame))
+    epsilon = b.scalar(node.op.epsilon, len(folding.groups))
+    b.call("instancenorm", (image, *uids, epsilon), b.result(node.result, folding))
 
 
 def _reduction(b: CudnnBuilder, node: Node) -> None:
@@ -171,22 +171,22 @@ def _reduction(b: CudnnBuilder, node: Node) -> None:
         raise LoweringError("reduce: cuDNN stores its result in fp32 only")
     if node.result not in b.stored:
         raise LoweringError("reduce: its result may not feed another op of the graph")
-    frame, x = b.frames[node], node.operands[0].type
-    image = b.operand(node.operands[0], frame)
+    folding, x = b.foldings[node], node.operands[0].type
+    image = b.operand(node.operands[0], folding)
     kept = TensorType(tuple(1 if i in op.axes else d for i, d in enumerate(x.shape)), DType.F32, x.order)
     name, strides = b.stored[node.result]
     wide = [d for d in range(x.rank) if kept.shape[d] != 1]
     written = [s for s, d in zip(strides, node.result.type.shape, strict=True) if d != 1]
     if written != [kept.strides[d] for d in wide]:
         raise LoweringError("reduce: the result's memory order differs from the operand's")
-    uid = b.tensor(frame.place(quote(node.result.name), kept.shape, kept.strides), DType.F32)
+    uid = b.tensor(folding.place(quote(node.result.name), kept.shape, kept.strides), DType.F32)
     b.outputs.append((uid, name))
     b.uids[node.result] = uid
     b.call("reduction", (image,), uid, modes[op.kind])
 
 
 def _channel_sums(b: CudnnBuilder, node: Node) -> None:
-    """Lower the sums of channels after a convolution, whose result stays as it is (genstats)."""
+    """Lower the sums of channels after a convolution to genstats; the result of the convolution is stored, too."""
     (x,) = node.operands
     if x.node is None or not isinstance(x.node.op, Conv) or x not in b.uids:
         raise LoweringError("channel_sums: cuDNN computes them after a convolution only")
@@ -197,7 +197,7 @@ def _channel_sums(b: CudnnBuilder, node: Node) -> None:
     uids: list[int] = []
     for value in node.results:
         name, _ = b.stored[value]
-        uid = b.uids[value] = b.tensor(b.frames[node].place(quote(value.name), kept.shape, kept.strides), DType.F32)
+        uid = b.uids[value] = b.tensor(b.foldings[node].place(quote(value.name), kept.shape, kept.strides), DType.F32)
         b.outputs.append((uid, name))
         uids.append(uid)
     b.call("genstats", (b.uids[x],), tuple(uids))

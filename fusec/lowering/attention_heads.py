@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from fusec.errors import LoweringError
-from fusec.ir import HALVES
-from fusec.lowering.dim_folding import Frame, Strided
+from fusec.lowering.dim_folding import DimFolding, Strided
 
-ALIGNMENT = 16  # bytes, which the bulk copies of the kernels need
-DTYPES = HALVES
+ALIGNMENT = 16  # bytes; the bulk copies of attention kernels need it
 
 
-def attention_frame(shape: tuple[int, ...]) -> Frame:
-    """Return a frame of four separate dims; a bias of fewer gets leading dims of 1."""
+def attention_folding(shape: tuple[int, ...]) -> DimFolding:
+    """Return a folding of four dims, none merged; a bias of fewer dims gets leading dims of 1."""
     full = (1,) * (4 - len(shape)) + shape
-    return Frame(full, ((0,), (1,), (2,), (3,)), (0, 1, 2, 3))
+    return DimFolding(full, ((0,), (1,), (2,), (3,)), (0, 1, 2, 3))
 
 
 def require_aligned(what: str, view: Strided) -> None:
-    """Check that the last dim is contiguous and the first element aligned.
+    """Raise LoweringError unless the last dim is contiguous and the first element aligned.
 
-    Raises LoweringError: when one of them is not.
-
-    what: name of the tensor, for the message
+    what: name of the tensor, for the message.
     """
     if view.shape[-1] != 1 and view.strides[-1] != 1:
         raise LoweringError(f"{what}: the last dim of an attention's operand must be contiguous in memory")

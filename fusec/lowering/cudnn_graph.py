@@ -1,7 +1,7 @@
-"""Describe a cuDNN frontend graph as plain, frozen data.
+"""Describe a graph of the cuDNN frontend as plain, frozen data.
 
-`lower_cudnn` makes it, `gpu/cudnn/emit.py` replays it on `cudnn.pygraph`, `simulator` runs it in NumPy, caches use it
-as key, and tests print it. It holds no names of the model, so equal steps have equal text.
+`lower_cudnn` makes it, `gpu/cudnn/emit.py` replays it on `cudnn.pygraph`, and `simulator` runs it in NumPy.
+It has no names of the model, so that equal steps have equal graphs and share verdicts and plans in the caches.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Attribute = int | float | bool | str | tuple[int, ...]
 class CudnnTensor:
     """A tensor of the graph; strides in elements.
 
-    A virtual tensor never reaches memory. It is rounded to no storage type, except where `dtype` says so (prologues
-    need the I/O type). `value` makes it a scalar passed by value, with all dims 1.
+    virtual: the tensor never reaches memory. Its `dtype` is fp32, unless it must be rounded: the result of a prologue
+        has the type of the operand.
+    value: a number that is passed by value; all dims are then 1.
     """
 
     uid: int
@@ -51,15 +52,15 @@ class CudnnCall:
         return dict(self.attributes).get(name, default)
 
 
-# op -> (input ports, output ports, attributes). Tuples of ints have one entry per spatial dim.
+# For each op: input ports, output ports and attributes. Attributes that are tuples have one entry per spatial dim.
 PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "conv_fprop": (("image", "weight"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
-    # image here is dy (the input of a transposed convolution); y's dims are given on the tensor
+    # the loss is dy, the input of a transposed convolution; the dims of y are given on the tensor
     "conv_dgrad": (("loss", "filter"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     # y is the gradient of the filters, whose dims are given on the tensor
     "conv_wgrad": (("image", "loss"), ("y",), ("pre_padding", "post_padding", "stride", "dilation")),
     "matmul": (("a", "b"), ("c",), ()),
-    # one to three inputs in the order of the frontend's method; attributes as that method takes them
+    # one to three inputs and the attributes, as the frontend's method takes them
     "pointwise": (("a", "b", "c"), ("y",), ("negative_slope", "lower_clip", "upper_clip", "alpha", "beta", "axis")),
     "sdpa": (("q", "k", "v", "bias"), ("o",), ("attn_scale", "use_causal_mask")),  # bias may be left out
     # stats: logarithms of the sums of exponentials, of each row of scores
@@ -79,10 +80,9 @@ PORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class CudnnGraph:
-    """Tensors by ascending uid (from 1), calls in topological order.
+    """Tensors by ascending uid (from 1), and calls in topological order.
 
-    With `tensor_cores` False, plans that round fp32 operands to tf32 (numeric note TENSOR_CORE) are excluded: true
-    fp32.
+    tensor_cores: False excludes plans that round fp32 operands to tf32 (those with the numeric note TENSOR_CORE).
     """
 
     tensors: tuple[CudnnTensor, ...]
@@ -98,51 +98,36 @@ class CudnnGraph:
 
     @property
     def inputs(self) -> tuple[CudnnTensor, ...]:
-        """List stored tensors that no call computes, without scalars passed by value."""
+        """List the stored tensors that no call computes, without numbers passed by value."""
         made = {uid for call in self.calls for uid in call.outputs}
         return tuple(t for t in self.tensors if t.uid not in made and t.value is None)
 
     @property
     def outputs(self) -> tuple[CudnnTensor, ...]:
-        """List stored tensors that a call computes."""
+        """List the stored tensors that a call computes."""
         made = {uid for call in self.calls for uid in call.outputs}
         return tuple(t for t in self.tensors if t.uid in made and not t.virtual)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` gives back an equal graph."""
-        return {
-            "tensor_cores": self.tensor_cores,
-            "tensors": [
-                {
-                    "uid": t.uid,
-                    "dims": list(t.dims),
-                    "strides": list(t.strides),
-                    "dtype": t.dtype.value,
-                    "virtual": t.virtual,
-                    "value": None if t.value is None else repr(t.value),
-                }
-                for t in self.tensors
-            ],
-            "calls": [
-                {
-                    "op": c.op,
-                    "mode": c.mode,
-                    "inputs": list(c.inputs),
-                    "outputs": list(c.outputs),
-                    "attributes": {
-                        k: list(v) if isinstance(v, tuple) else (repr(v) if isinstance(v, float) else v)
-                        for k, v in c.attributes
-                    },
-                    "floats": [k for k, v in c.attributes if isinstance(v, float)],
-                    "compute": c.compute.value,
-                }
-                for c in self.calls
-            ],
-        }
+        """Return plain data; `from_json` reads an equal graph from it. Floats are text, so that infinities survive."""
+        tensors = [
+            {**vars(t), "dtype": t.dtype.value, "value": None if t.value is None else repr(t.value)}
+            for t in self.tensors
+        ]
+        calls = [
+            {
+                **vars(c),
+                "attributes": {k: repr(v) if isinstance(v, float) else v for k, v in c.attributes},
+                "floats": [k for k, v in c.attributes if isinstance(v, float)],
+                "compute": c.compute.value,
+            }
+            for c in self.calls
+        ]
+        return {"tensor_cores": self.tensor_cores, "tensors": tensors, "calls": calls}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CudnnGraph:
-        """Inverse of `to_json`."""
+        """Read what `to_json` returned, also after it was written as JSON."""
         tensors = tuple(
             CudnnTensor(
                 t["uid"],
@@ -172,21 +157,21 @@ class CudnnGraph:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the canonical JSON."""
+        """Return the SHA-256 of the graph as JSON with sorted keys."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
     @cached_property
-    def kin(self) -> Hashable:
-        """Key that graphs of other sizes share: everything except dims above 1, and strides that follow from them."""
+    def size_free_key(self) -> Hashable:
+        """Return a key that graphs of other sizes share: it has no dims above 1, nor strides that follow from them."""
         tensors: list[Hashable] = []
         for t in self.tensors:
             order = sorted(range(len(t.dims)), key=lambda i: (-t.strides[i], i))
-            laid = tuple(i for i in order if t.dims[i] != 1)
-            tensors.append((t.uid, tuple(min(d, 2) for d in t.dims), laid, t.dtype, t.virtual, repr(t.value)))
+            wide = tuple(i for i in order if t.dims[i] != 1)
+            tensors.append((t.uid, tuple(min(d, 2) for d in t.dims), wide, t.dtype, t.virtual, repr(t.value)))
         return (tuple(tensors), self.calls, self.tensor_cores)
 
     def __str__(self) -> str:
-        """One line per call: `y:f16[8,64,28,28](50176,1,1792,64) = conv_fprop(image, weight) {…}`."""
+        """Print a line for each call: `#3:f16[8,64,28,28](50176,1,1792,64) = conv_fprop(#1:…, #2:…) stride=[1, 1]`."""
 
         def show(uid: int) -> str:
             t = self.tensor(uid)

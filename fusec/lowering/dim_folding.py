@@ -1,7 +1,7 @@
-"""Describe tensors of a body as cuDNN sees them: views as strides, and dims merged to a common frame.
+"""Fold the dims of a step to the few dims that cuDNN takes, and describe views of tensors by strides.
 
-cuDNN takes rank 3 for matmul and pointwise graphs and rank 4 or 5 for convolutions, with explicit strides. A frame
-says which dims of the iteration space form each dim that cuDNN sees.
+cuDNN takes rank 3 for matmul and pointwise graphs, and rank 4 or 5 for convolutions, with explicit strides. A
+DimFolding says which dims of the step are merged to each dim of cuDNN.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusec.ops import PART_VIEWS, STRIDED_VIEWS, Relayout, Slice, Split, Transpo
 
 @dataclass(frozen=True)
 class Strided:
-    """A tensor as a view of the memory of `root`: strides and offset of the first element, in elements of `root`."""
+    """A tensor as a view of the memory of `root`. Strides and offset are in elements."""
 
     root: Value
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class Strided:
 
 
 def trace(value: Value) -> Strided:
-    """Follow views back to the input, constant or computed value whose memory a value shares."""
+    """Follow views back to the value whose memory they share: an input, a constant or a computed value."""
     node = value.node
     if node is None or not isinstance(node.op, STRIDED_VIEWS):
         return Strided(value, value.type.shape, value.type.strides)
@@ -61,7 +61,10 @@ def _forward(node: Node, source: Strided) -> tuple[int, ...]:
 
 
 def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute strides of a view node's operand such that its result is stored with `strides`."""
+    """Compute the strides of the operand of a view, for a result that is stored with `strides`.
+
+    Raises LoweringError if there are none.
+    """
     source = node.operands[0].type.shape
     if isinstance(node.op, PART_VIEWS):
         raise LoweringError(f"{quote(node.results[0].name)}: part of a result whose rest is not stored")
@@ -78,11 +81,8 @@ def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:
 def reshape_strides(
     node: Node, shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Compute the strides of a reshape that copies nothing.
-
-    Raises LoweringError: when it would have to copy.
-    """
-    # one byte represents the whole tensor, because only strides are computed and nothing is read
+    """Compute the strides of the result of a reshape. Raises LoweringError if the reshape needs a copy."""
+    # NumPy computes the strides. One byte stands for the whole tensor, because nothing is read.
     dummy = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), shape, strides)
     try:
         return tuple(dummy.reshape(target, copy=False).strides)
@@ -93,10 +93,11 @@ def reshape_strides(
 
 
 @dataclass(frozen=True)
-class Frame:
-    """cuDNN's dims as groups of dims of the iteration space `shape`; an empty group is a dim of 1.
+class DimFolding:
+    """The dims of cuDNN, each a group of dims of `shape` that are merged; an empty group is a dim of 1.
 
-    `order` lists cuDNN's dims from outermost to innermost in memory, for tensors that are free to choose.
+    shape: the iteration space of the step, to which all tensors broadcast.
+    order: the dims of cuDNN from outermost to innermost in memory, for tensors whose layout is free.
     """
 
     shape: tuple[int, ...]
@@ -110,9 +111,8 @@ class Frame:
     def place(self, what: str, shape: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return dims and strides of a tensor that broadcasts to the iteration space.
 
-        Raises LoweringError: when its memory does not allow the grouping.
-
-        what: name of the tensor, for the message
+        what: name of the tensor, for the message.
+        Raises LoweringError if the strides do not let its dims be merged.
         """
         lead = len(self.shape) - len(shape)
         if lead < 0:
@@ -137,14 +137,14 @@ class Frame:
         return tuple(dims), self._fill(dims, placed)
 
     def packed(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return dims and packed strides, in the frame's order, of a tensor that is free to choose."""
+        """Return dims and strides of a tensor whose layout is free; it is packed in `order`."""
         lead = len(self.shape) - len(shape)
         full = [1] * lead + list(shape)
         dims = [math.prod(full[i] for i in group) for group in self.groups]
         return tuple(dims), self._fill(dims, [None] * len(dims))
 
     def _fill(self, dims: Sequence[int], strides: Sequence[int | None]) -> tuple[int, ...]:
-        """Give dims without a stride (broadcast, size 1, or free) the stride of a packed tensor."""
+        """Give dims without a stride (broadcast, of size 1, or free) the stride of a packed tensor."""
         filled = list(strides)
         step = 1
         for axis in reversed(self.order):
@@ -158,8 +158,8 @@ class Frame:
 def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """Give dims of size 1 the strides that a packed tensor of rank 4 or 5 has.
 
-    These strides address nothing, but cuDNN recognises row-major filters and images by them. With others, every engine
-    misread filters [1, 4, 2, 1].
+    No address depends on these strides, but cuDNN recognises row-major filters and images by them. With other strides
+    every engine misread filters [1, 4, 2, 1].
     """
     rank = len(dims)
     if rank not in (4, 5):
@@ -176,29 +176,29 @@ def regular_strides(dims: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
     return strides
 
 
-def spatial_frame(shape: tuple[int, ...]) -> Frame:
-    """Return a frame of separate dims, channels last; one spatial dim gets a dim of 1 before it.
+def spatial_folding(shape: tuple[int, ...]) -> DimFolding:
+    """Return a folding that merges no dims, channels last.
 
-    The runtime engines take rank 4 and 5 only.
+    One spatial dim gets a dim of 1 before it, because the runtime engines take rank 4 and 5 only.
     """
     axes: list[tuple[int, ...]] = [(i,) for i in range(len(shape))]
     if len(shape) == 3:
         axes.insert(2, ())
-    return Frame(shape, tuple(axes), (0, *range(2, len(axes)), 1))
+    return DimFolding(shape, tuple(axes), (0, *range(2, len(axes)), 1))
 
 
-def matrix_frame(shape: tuple[int, ...], fold_batch: bool) -> Frame:
+def matrix_folding(shape: tuple[int, ...], fold_batch: bool) -> DimFolding:
     """Return [batch, rows, columns]; with `fold_batch` the batch dims join the rows: [1, batch*rows, columns]."""
     last = len(shape) - 1
     if fold_batch:
-        return Frame(shape, ((), tuple(range(last)), (last,)), (0, 1, 2))
-    return Frame(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))
+        return DimFolding(shape, ((), tuple(range(last)), (last,)), (0, 1, 2))
+    return DimFolding(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))
 
 
-def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Sequence[Strided]) -> Frame:
-    """Merge neighbouring dims in memory order wherever every tensor allows, to at most three dims.
+def pointwise_folding(shape: tuple[int, ...], order: Sequence[int], tensors: Sequence[Strided]) -> DimFolding:
+    """Merge neighbouring dims in memory order wherever the strides of every tensor allow it.
 
-    Raises LoweringError: when more than three remain.
+    Raises LoweringError if more than three dims remain.
     """
     rank = len(shape)
     aligned = [
@@ -224,16 +224,16 @@ def pointwise_frame(shape: tuple[int, ...], order: Sequence[int], tensors: Seque
         groups = _split_long_row(shape, groups[0])
     if len(groups) > 3:
         raise LoweringError(f"a pointwise graph over {list(shape)} needs {len(groups)} dims; cuDNN takes 3")
-    return Frame(shape, tuple([()] * (3 - len(groups)) + groups), (0, 1, 2))
+    return DimFolding(shape, tuple([()] * (3 - len(groups)) + groups), (0, 1, 2))
 
 
-# One long row is slower than the same elements in rows of a good length, and the launch grid ends at 65,535 tiles of
+# A long row is split, because it is slower than rows of a good length, and a launch grid has at most 65,535 tiles of
 # 128 columns.
 _LONG_ROW, _GOOD_ROW = 1 << 16, 1 << 10
 
 
 def _split_long_row(shape: tuple[int, ...], group: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Split dims that form one long row into rows of a better length, if there is more than one dim."""
+    """Split the dims of one long row into rows of a better length, if there is more than one dim."""
 
     def distance(split_at: int) -> float:
         return abs(math.log(math.prod(shape[a] for a in group[split_at:]) / _GOOD_ROW))

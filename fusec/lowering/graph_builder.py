@@ -1,7 +1,7 @@
-"""Build a cuDNN graph: the frame in which each node computes, and the tensor of each value.
+"""Build a cuDNN graph: choose the dims in which each node computes, and add a tensor for each value.
 
-Anchors decide the frame, that is the dims cuDNN sees. Pointwise ops before (prologue) and after (epilogue) are placed
-in it. Views become strides.
+The anchor decides the dims. The pointwise ops of its epilogue have the dims of its result, those of a prologue the dims
+of its operand. Views become strides.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 
 from fusec.errors import LoweringError
 from fusec.ir import Array, Constant, DType, Graph, Literal, Node, TensorType, Value, quote
-from fusec.lowering.attention_heads import attention_frame
+from fusec.lowering.attention_heads import attention_folding
 from fusec.lowering.cudnn_graph import Attribute, CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.dim_folding import (
-    Frame,
+    DimFolding,
     Strided,
     backward,
-    matrix_frame,
-    pointwise_frame,
+    matrix_folding,
+    pointwise_folding,
     regular_strides,
-    spatial_frame,
+    spatial_folding,
     trace,
 )
 from fusec.lowering.known_bugs import two_of_three
@@ -58,10 +58,11 @@ class ConstantBinding:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A cuDNN graph, and its tensors: uids of the body's inputs and outputs by name, and of constants.
+    """A cuDNN graph, and which values of the body its tensors hold.
 
-    One value of the body may have several uids (read in two shapes, or in slices). `offsets` gives for slices how many
-    elements after the value's start they begin.
+    inputs, outputs: (uid, name of the value); a value that is read in two shapes, or in slices, has several uids.
+    constants: tensors that hold literals.
+    offsets: (uid, element of the value at which the tensor begins), for slices.
     """
 
     graph: CudnnGraph
@@ -71,24 +72,31 @@ class Lowered:
     offsets: tuple[tuple[int, int], ...] = ()
 
     def part(self, uid: int, buffer: Array) -> Array:
-        """Return the flat memory of a tensor of the graph within the buffer of its value."""
-        start = next((offset for known, offset in self.offsets if known == uid), 0)
-        return buffer[start:] if start else buffer
+        """Return the flat memory of a tensor of the graph, from the buffer of its value."""
+        return buffer[dict(self.offsets).get(uid, 0) :]
 
 
 @dataclass
 class CudnnBuilder:
-    """The state of a graph under construction, which `lower_cudnn` fills in op by op."""
+    """A cuDNN graph under construction, to which the functions of `lower_cudnn.LOWER` add calls.
+
+    fold_batch: merge the batch dims of a matmul with its rows.
+    pointwise_only: the body has no anchor.
+    uids: tensors of computed values; bound: tensors of inputs and constants, by root, dims, strides and offset.
+    stored: for computed values that outputs hold, the name of the output and the strides.
+    feeds_anchor: values that a prologue computes.
+    images: stored tensors that a convolution reads.
+    """
 
     body: Graph
     tensor_cores: bool
-    fold_batch: bool
-    pointwise_only: bool
-    for_cudnn: bool
+    fold_batch: bool = False
+    pointwise_only: bool = False
+    for_cudnn: bool = True
     tensors: list[CudnnTensor] = field(default_factory=list[CudnnTensor])
     calls: list[CudnnCall] = field(default_factory=list[CudnnCall])
-    uids: dict[Value, int] = field(default_factory=dict[Value, int])  # of computed values
-    frames: dict[Node, Frame] = field(default_factory=dict[Node, Frame])
+    uids: dict[Value, int] = field(default_factory=dict[Value, int])
+    foldings: dict[Node, DimFolding] = field(default_factory=dict[Node, DimFolding])
     stored: dict[Value, tuple[str, tuple[int, ...]]] = field(default_factory=dict[Value, tuple[str, tuple[int, ...]]])
     feeds_anchor: set[Value] = field(default_factory=set[Value])
     bound: dict[tuple[Value, tuple[int, ...], tuple[int, ...], int], int] = field(
@@ -96,16 +104,16 @@ class CudnnBuilder:
     )
     offsets: dict[int, int] = field(default_factory=dict[int, int])
     scalars: dict[tuple[float, float, int], int] = field(default_factory=dict[tuple[float, float, int], int])
-    images: set[int] = field(default_factory=set[int])  # stored tensors that a convolution reads
+    images: set[int] = field(default_factory=set[int])
     aliases: dict[int, int] = field(default_factory=dict[int, int])
     inputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     outputs: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     constants: list[ConstantBinding] = field(default_factory=list[ConstantBinding])
 
-    # stored values and frames -----------------------------------------
+    # stored values and dims --------------------------------------------------------------------------------
 
     def find_stored(self) -> None:
-        """Follow views back from the outputs to find the computed values that are stored, and their strides."""
+        """Find the computed values that are stored, and their strides, through the views before each output."""
         for name, value in zip(self.body.output_names, self.body.outputs, strict=True):
             strides = value.type.strides
             at = value
@@ -118,57 +126,57 @@ class CudnnBuilder:
                 raise LoweringError(f"{quote(name)} and {quote(self.stored[at][0])} are two views of one result")
             self.stored[at] = (name, strides)
 
-    def assign_frames(self, anchors: list[Node], compute: list[Node]) -> None:
-        """Choose the frame in which each node computes."""
+    def assign_foldings(self, anchors: list[Node], compute: list[Node]) -> None:
+        """Choose the dims in which each node computes."""
         for anchor in reversed(anchors):
-            main, operands = self.anchor_frames(anchor)
-            self.frames[anchor] = main
-            for value, frame in operands:
-                self._claim(value, frame)
-        rest = [n for n in compute if n not in self.frames]
+            main, operands = self.anchor_foldings(anchor)
+            self.foldings[anchor] = main
+            for value, folding in operands:
+                self._assign_prologue(value, folding)
+        rest = [n for n in compute if n not in self.foldings]
         if not rest:
             return
         if anchors:
-            main = self.frames[anchors[-1]]
+            main = self.foldings[anchors[-1]]
         else:
-            main = self._pointwise_frame(compute)
+            main = self._pointwise_folding(compute)
         for node in rest:
-            self.frames[node] = main
+            self.foldings[node] = main
 
-    def _claim(self, value: Value, frame: Frame) -> None:
-        """Give the pointwise ops that compute an anchor's operand (its prologue) the operand's frame."""
+    def _assign_prologue(self, value: Value, folding: DimFolding) -> None:
+        """Let the pointwise ops that compute an operand of an anchor compute in the dims of the operand."""
         node = value.node
         if node is None or isinstance(node.op, (Constant, *STRIDED_VIEWS, *ANCHORS)):
             return
         self.feeds_anchor.add(value)
-        self.frames[node] = frame
+        self.foldings[node] = folding
         for operand in node.operands:
-            self._claim(operand, frame)
+            self._assign_prologue(operand, folding)
 
-    def anchor_frames(self, anchor: Node) -> tuple[Frame, list[tuple[Value, Frame]]]:
-        """Return the frame of an anchor, and the frames of operands that differ from it."""
+    def anchor_foldings(self, anchor: Node) -> tuple[DimFolding, list[tuple[Value, DimFolding]]]:
+        """Return the folding of an anchor's result, and those of operands that have others."""
         shape = anchor.results[0].type.shape
         if isinstance(anchor.op, CONVOLUTIONS):
-            return spatial_frame(shape), [(v, spatial_frame(v.type.shape)) for v in anchor.operands]
+            return spatial_folding(shape), [(v, spatial_folding(v.type.shape)) for v in anchor.operands]
         if isinstance(anchor.op, MatMul):
             a, b = anchor.operands
             batch = shape[:-2]
             fold = self.fold_batch and math.prod(b.type.shape[:-2]) == 1
-            frames = [
-                (a, matrix_frame((*batch, *a.type.shape[-2:]), fold)),
-                (b, matrix_frame((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
+            foldings = [
+                (a, matrix_folding((*batch, *a.type.shape[-2:]), fold)),
+                (b, matrix_folding((*((1,) * len(batch) if fold else batch), *b.type.shape[-2:]), False)),
             ]
-            return matrix_frame(shape, fold), frames
+            return matrix_folding(shape, fold), foldings
         if isinstance(anchor.op, ATTENTION_OPS):
-            return attention_frame(shape), []
+            return attention_folding(shape), []
         if isinstance(anchor.op, InstanceNorm):
-            return spatial_frame(shape), []
+            return spatial_folding(shape), []
         if isinstance(anchor.op, (LayerNorm, RmsNorm)):
-            return _rows_frame(shape, anchor.op.axis % len(shape)), []
+            return _rows_folding(shape, anchor.op.axis % len(shape)), []
         assert isinstance(anchor.op, Reduce)
-        return self._reduction_frame(anchor, anchor.op), []
+        return self._reduction_folding(anchor, anchor.op), []
 
-    def _reduction_frame(self, anchor: Node, op: Reduce) -> Frame:
+    def _reduction_folding(self, anchor: Node, op: Reduce) -> DimFolding:
         """Return [rows, columns, 1, 1] in channels-last memory, where rows or columns are reduced."""
         x = anchor.operands[0].type
         order = [a for a in (x.order or range(x.rank)) if x.shape[a] != 1]
@@ -178,9 +186,9 @@ class CudnnBuilder:
         split = reduced.index(not reduced[0]) if not all(reduced) else 0
         if any(r != (not reduced[0]) for r in reduced[split:]) and not all(reduced):
             raise LoweringError("reduce: the reduced dims are neither the outermost nor the innermost in memory")
-        return Frame(x.shape, (tuple(order[:split]), tuple(order[split:]), (), ()), (0, 2, 3, 1))
+        return DimFolding(x.shape, (tuple(order[:split]), tuple(order[split:]), (), ()), (0, 2, 3, 1))
 
-    def _pointwise_frame(self, compute: list[Node]) -> Frame:
+    def _pointwise_folding(self, compute: list[Node]) -> DimFolding:
         values = dict.fromkeys(v for n in compute for v in (*n.results, *n.operands))
         shape = np.broadcast_shapes(*(v.type.shape for v in values))
         tensors: list[Strided] = []
@@ -199,12 +207,12 @@ class CudnnBuilder:
                 order = tuple(sorted(range(len(shape)), key=lambda d: (-strided.strides[d], d)))
         order = order or tuple(range(len(shape)))
         made = {v for n in compute for v in n.results}
-        for value in values:  # virtual values take part with their broadcast pattern
+        for value in values:  # a virtual value has no strides, but dims along which it broadcasts
             if value in made and value not in self.stored:
                 lead = len(shape) - value.type.rank
                 own = tuple(a - lead for a in order if a >= lead)
                 tensors.append(Strided(value, value.type.shape, value.type.with_order(own).strides))
-        return pointwise_frame(shape, order, tensors)
+        return pointwise_folding(shape, order, tensors)
 
     # tensors ---------------------------------------------------------------------------------------------
 
@@ -221,20 +229,20 @@ class CudnnBuilder:
         return uid
 
     def scalar(self, value: float, rank: int) -> int:
-        """Return the uid of a number passed by value."""
+        """Return the uid of a number that is passed by value."""
         key = (value, math.copysign(1.0, value), rank)  # 0.0 and -0.0 are one number but two scalars
         if key not in self.scalars:
             ones = (1,) * rank
             self.scalars[key] = self.tensor((ones, ones), DType.F32, value=value)
         return self.scalars[key]
 
-    def operand(self, value: Value, frame: Frame) -> int:
-        """Return the uid of a value read by a node that computes in `frame`."""
+    def operand(self, value: Value, folding: DimFolding) -> int:
+        """Return the uid of a value as an operand of a node that computes in the dims of `folding`."""
         if value in self.uids:
             return self.uids[value]
         number = value.scalar()
-        if number is not None and not self._in_memory(value, frame):
-            return self.scalar(number, len(frame.groups))
+        if number is not None and not self._in_memory(value, folding):
+            return self.scalar(number, len(folding.groups))
         view = trace(value)
         root = view.root
         if root.node is not None and not isinstance(root.node.op, Constant):
@@ -242,14 +250,14 @@ class CudnnBuilder:
         what = quote(value.name)
         if root.type.dtype not in STORED:
             raise LoweringError(f"{what} is {root.type.dtype.value}, which cuDNN graphs do not take here")
-        placed = frame.place(what, view.shape, view.strides)
+        placed = folding.place(what, view.shape, view.strides)
         key = (root, *placed, view.offset)
         if key not in self.bound:
             literal = root.literal
             if literal is not None and view.offset:
                 raise LoweringError(f"{what}: a slice of a constant, which the fold_constants pass should have folded")
-            if literal is not None and self.pointwise_only and two_of_three(placed[0], frame.dims):
-                return self.bound.setdefault(key, self._expanded(root, placed, frame))
+            if literal is not None and self.pointwise_only and two_of_three(placed[0], folding.dims):
+                return self.bound.setdefault(key, self._expanded(root, placed, folding))
             uid = self.bound[key] = self.tensor(placed, root.type.dtype)
             if view.offset:
                 self.offsets[uid] = view.offset
@@ -259,28 +267,28 @@ class CudnnBuilder:
                 self.constants.append(ConstantBinding(uid, literal, root.type))
         return self.bound[key]
 
-    def _in_memory(self, value: Value, frame: Frame) -> bool:
-        """Return True if a one-element constant must be a tensor, not a number passed by value.
+    def _in_memory(self, value: Value, folding: DimFolding) -> bool:
+        """Tell if a constant of one element must be a tensor instead of a number passed by value.
 
-        It must be one as an operand of a product, and where a precompiled engine takes it for the bias of a
-        convolution's only filter. Engines read both from device memory, and a number's host address there was an
-        illegal access.
+        That is so for an operand of a product, and after a convolution with one filter, where precompiled engines take
+        the constant for a bias. Engines read both from device memory, and the host address of a number was an illegal
+        access.
         """
-        anchored = [n for n in self.frames if isinstance(n.op, (*ATTENTION_OPS, *PRODUCTS))]
+        anchored = [n for n in self.foldings if isinstance(n.op, (*ATTENTION_OPS, *PRODUCTS))]
         if any(value in n.operands for n in anchored):
             return True
-        return frame.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
+        return folding.dims[1] == 1 and any(isinstance(n.op, (Conv, ConvTranspose)) for n in anchored)
 
-    def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], frame: Frame) -> int:
-        """Repeat a constant that broadcasts along two of three dims, along the smaller one.
+    def _expanded(self, root: Value, placed: tuple[tuple[int, ...], tuple[int, ...]], folding: DimFolding) -> int:
+        """Add a constant that broadcasts along two of three dims, repeated along the smaller of the two.
 
-        cuDNN computes broadcasts along one dim right (docs/hazards.md).
+        cuDNN computes wrong results for two such dims, and right ones for one (docs/hazards.md).
         """
         literal = root.literal
         assert literal is not None
         dims, strides = list(placed[0]), placed[1]
-        axis = min((a for a, d in enumerate(dims) if d == 1), key=lambda a: frame.dims[a])
-        shape = tuple(frame.dims[a] if a == axis else d for a, d in enumerate(dims))
+        axis = min((a for a, d in enumerate(dims) if d == 1), key=lambda a: folding.dims[a])
+        shape = tuple(folding.dims[a] if a == axis else d for a, d in enumerate(dims))
 
         def load() -> np.ndarray[Any, Any]:
             stored = pack(np, literal.array, root.type)
@@ -294,13 +302,13 @@ class CudnnBuilder:
         return uid
 
     def shared_alias(self, uid: int) -> int:
-        """Return the one alias of a tensor that several calls share."""
+        """Return an alias of a tensor; further calls return the same one."""
         if uid not in self.aliases:
             self.aliases[uid] = self.alias(uid)
         return self.aliases[uid]
 
     def alias(self, uid: int) -> int:
-        """Add another tensor for the same memory as an input or constant of the graph."""
+        """Add another tensor with the memory of an input or constant of the graph."""
         tensor = self.tensors[uid - 1]
         other = self.tensor((tensor.dims, tensor.strides), tensor.dtype)
         self.inputs += [(other, name) for known, name in self.inputs if known == uid]
@@ -309,24 +317,24 @@ class CudnnBuilder:
             self.offsets[other] = self.offsets[uid]
         return other
 
-    def result(self, value: Value, frame: Frame) -> int:
+    def result(self, value: Value, folding: DimFolding) -> int:
         """Add a tensor for a computed value: stored if the body returns it, else virtual."""
         if value in self.stored:
             name, strides = self.stored[value]
             if value.type.dtype not in STORED:
                 raise LoweringError(f"{quote(value.name)} is {value.type.dtype.value}; cuDNN graphs do not store that")
-            uid = self.tensor(frame.place(quote(value.name), value.type.shape, strides), value.type.dtype)
+            uid = self.tensor(folding.place(quote(value.name), value.type.shape, strides), value.type.dtype)
             self.outputs.append((uid, name))
         else:
-            # fp32 in registers; a prologue's result is declared in the I/O type, or no engine takes it
+            # registers hold fp32, but engines take the result of a prologue only in the type of the operand
             dtype = value.type.dtype if value.type.dtype is DType.BOOL or value in self.feeds_anchor else DType.F32
-            uid = self.tensor(frame.packed(value.type.shape), dtype, virtual=True)
+            uid = self.tensor(folding.packed(value.type.shape), dtype, virtual=True)
         self.uids[value] = uid
         return uid
 
-    def hidden(self, frame: Frame, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
-        """Add a virtual tensor for an intermediate result of one op's expansion."""
-        return self.tensor(frame.packed(shape), dtype, virtual=True)
+    def hidden(self, folding: DimFolding, shape: tuple[int, ...], dtype: DType = DType.F32) -> int:
+        """Add a virtual tensor for an intermediate result of an op that is lowered to several calls."""
+        return self.tensor(folding.packed(shape), dtype, virtual=True)
 
     def call(
         self,
@@ -341,6 +349,6 @@ class CudnnBuilder:
         self.calls.append(CudnnCall(op, inputs, outputs, mode, tuple((attributes or {}).items()), compute))
 
 
-def _rows_frame(shape: tuple[int, ...], axis: int) -> Frame:
+def _rows_folding(shape: tuple[int, ...], axis: int) -> DimFolding:
     """Return [rows, normalised, 1, 1], the shape that cuDNN's norms expect."""
-    return Frame(shape, (tuple(range(axis)), tuple(range(axis, len(shape))), (), ()), (0, 2, 3, 1))
+    return DimFolding(shape, (tuple(range(axis)), tuple(range(axis, len(shape))), (), ()), (0, 2, 3, 1))

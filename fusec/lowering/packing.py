@@ -10,10 +10,10 @@ from fusec.ir import Array, TensorType
 
 
 def pack(xp: Any, array: Array, type: TensorType) -> Array:
-    """Copy `array` into a flat, contiguous buffer in the type's memory order; share memory if possible.
+    """Return a flat buffer with the array in the type's memory order; it shares the array's memory if possible.
 
-    A tensor within a larger one gets zeros around it. The type may split dims to order the pieces, so only its size
-    must be the array's.
+    A tensor within a larger one gets zeros around it. The type may split dims of the array, so only the sizes must be
+    equal.
     """
     if type.within:
         buffer = xp.zeros(type.span, type.dtype.numpy)
@@ -33,7 +33,7 @@ def unpack(buffer: Array, type: TensorType) -> Array:
 
 
 def is_packed_as(array: Array, type: TensorType) -> bool:
-    """Return True if an array is packed in the type's memory order; strides of dims of 1 do not count."""
+    """Tell if an array is packed in the type's memory order; strides of dims of 1 do not matter."""
     return not type.within and (array.transpose(type.order) if type.order else array).flags.c_contiguous
 
 
@@ -59,5 +59,5 @@ def _strided(buffer: Array, type: TensorType) -> Array:
     strides = tuple(stride * buffer.itemsize for stride in type.strides)
     if isinstance(buffer, np.ndarray):
         return np.lib.stride_tricks.as_strided(buffer, type.shape, strides, subok=True)
-    module: Any = buffer.__class__  # CuPy's array, which is made like this
+    module: Any = buffer.__class__  # cupy.ndarray, whose constructor takes strides
     return module(type.shape, buffer.dtype, memptr=buffer.data, strides=strides)

@@ -16,27 +16,27 @@ class CallWriter:
     """Writes one op as a sequence of cuDNN pointwise calls; the last one computes the op's result."""
 
     def __init__(self, b: CudnnBuilder, node: Node):
-        self.b, self.node, self.frame = b, node, b.frames[node]
-        # an epilogue reads the image of its convolution through an alias, because with one tensor for both the plan
-        # was an illegal access or failed when it ran
-        found = [b.operand(v, self.frame) for v in node.operands]
+        self.b, self.node, self.folding = b, node, b.foldings[node]
+        # An epilogue reads the image of its convolution through an alias. With one tensor for both, plans failed when
+        # they ran, or accessed illegal addresses.
+        found = [b.operand(v, self.folding) for v in node.operands]
         self.operands = [b.shared_alias(uid) if uid in b.images else uid for uid in found]
 
     def number(self, value: float) -> int:
-        return self.b.scalar(value, len(self.frame.groups))
+        return self.b.scalar(value, len(self.folding.groups))
 
     def step(self, mode: str, *inputs: int, dtype: DType = DType.F32, **attributes: Attribute) -> int:
         shape = self.node.result.type.shape
-        uid = self.b.hidden(self.frame, shape, dtype)
+        uid = self.b.hidden(self.folding, shape, dtype)
         self.b.call("pointwise", inputs, uid, mode, attributes=attributes)
         return uid
 
     def above(self, x: int, number: float) -> int:
-        """Compare x with a number: a mask that is false for NaN."""
+        """Return the mask x > number, which is false for NaN."""
         return self.step("cmp_gt", x, self.number(number), dtype=DType.BOOL)
 
     def last(self, mode: str, *inputs: int, **attributes: Attribute) -> None:
-        output = self.b.result(self.node.result, self.frame)
+        output = self.b.result(self.node.result, self.folding)
         compute = DType.BOOL if mode.startswith("logical") else DType.F32
         self.b.call("pointwise", inputs, output, mode, compute, attributes)
 
@@ -53,7 +53,7 @@ def _direct(b: CudnnBuilder, node: Node) -> None:
     a = node.op.attributes
     match node.op.name:
         case "leaky_relu" if not 0.0 <= a["alpha"] <= 1.0:
-            # cuDNN computes the maximum of x and slope * x, which picks the wrong one for such a slope
+            # a select, because cuDNN computes max(x, slope * x), which is wrong for such a slope
             (x,) = steps.operands
             steps.last("binary_select", x, steps.step("mul", x, steps.number(a["alpha"])), steps.above(x, 0.0))
         case "leaky_relu":
@@ -91,7 +91,7 @@ def _elu(b: CudnnBuilder, node: Node) -> None:
 def _exponential_below_zero(b: CudnnBuilder, node: Node, *, above: float, inner: float, outer: float) -> None:
     """Write above * x where x > 0, and outer * (exp(inner * x) - 1) elsewhere.
 
-    A select, because cuDNN's max and min would turn NaN into a number. An exponential that overflows is not selected.
+    This is a select, because cuDNN's max and min turn NaN into a number. An exponential that overflows is not selected.
     """
     steps = CallWriter(b, node)
     (x,) = steps.operands
@@ -171,7 +171,7 @@ def _thresholded_relu(b: CudnnBuilder, node: Node) -> None:
 def _prelu(b: CudnnBuilder, node: Node) -> None:
     steps = CallWriter(b, node)
     x, slope = steps.operands
-    # a select, not max(x, 0) + slope * min(x, 0): an infinite slope times zero would be NaN
+    # a select, because max(x, 0) + slope * min(x, 0) is NaN for an infinite slope and a positive x
     above = steps.step("cmp_ge", x, steps.number(0.0), dtype=DType.BOOL)
     steps.last("binary_select", x, steps.step("mul", x, slope), above)
 
@@ -183,7 +183,7 @@ def _cast(b: CudnnBuilder, node: Node) -> None:
     value = node.operands[0]
     virtual = node.result not in b.stored and node.result not in b.feeds_anchor
     if virtual and source.is_float and value.scalar() is None:
-        b.uids[node.result] = b.operand(value, b.frames[node])  # registers hold fp32: nothing to do
+        b.uids[node.result] = b.operand(value, b.foldings[node])  # no call, because registers hold fp32
         return
     steps = CallWriter(b, node)
     steps.last("identity", *steps.operands)

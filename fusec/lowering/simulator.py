@@ -1,10 +1,9 @@
-"""Run a CudnnGraph in NumPy from its own description: dims, strides, dtypes, virtual flags.
+"""Run a CudnnGraph in NumPy from dims, strides, dtypes and virtual flags alone.
 
-Arithmetic is fp32, as cuDNN's compute type, except for the sums of products. No engine promises their order, so they
-are summed in float64 and rounded to fp32 once. The result then does not depend on how NumPy's BLAS splits the sum.
-
-A value is rounded where it is stored, or where a virtual tensor is declared in another type than fp32. The simulator
-knows nothing of the model, so a wrong stride, a lost pad or a misplaced operand gives a wrong answer.
+The simulator does not see the model, so a wrong stride, a lost pad or a misplaced operand gives a wrong answer.
+Arithmetic is fp32, cuDNN's compute type. Sums of products are added in float64 and rounded to fp32 once, because no
+engine promises an order, and the result must not depend on the order of NumPy's BLAS.
+A value is rounded where it is stored, or where a virtual tensor has another type than fp32.
 """
 
 from __future__ import annotations
@@ -33,10 +32,7 @@ def extent(tensor: CudnnTensor) -> int:
 
 
 def view(tensor: CudnnTensor, buffer: Buffer) -> Buffer:
-    """View a flat buffer of the tensor's dtype as the strided tensor.
-
-    Raises ExecutionError: when it does not fit.
-    """
+    """View a flat buffer as the strided tensor. Raises ExecutionError if dtype or size do not fit."""
     if buffer.ndim != 1 or buffer.dtype != tensor.dtype.numpy or buffer.size < extent(tensor):
         raise ExecutionError(
             f"tensor {tensor.uid} needs {extent(tensor)} elements of {tensor.dtype.value}, "
@@ -47,7 +43,7 @@ def view(tensor: CudnnTensor, buffer: Buffer) -> Buffer:
 
 
 def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
-    """Read the graph's input tensors from flat `buffers` by uid and write its outputs into theirs."""
+    """Run a graph: read its inputs from flat buffers, by uid, and write its outputs into theirs."""
     values: dict[int, Buffer] = {}
     for tensor in graph.tensors:
         if tensor.value is not None:
@@ -67,7 +63,7 @@ def simulate(graph: CudnnGraph, buffers: Mapping[int, Buffer]) -> None:
                     shapes = f"{list(result.shape)}, declared {list(tensor.dims)}"
                     raise ExecutionError(f"{call.op} {call.mode}: gives {shapes}")
                 if tensor.virtual:
-                    # a later call of the same kernel reads the register, rounded only if declared so
+                    # later calls read the register, which is rounded only if the tensor is declared so
                     values[uid] = _compute_type(result.astype(tensor.dtype.numpy, copy=False))
                 else:
                     view(tensor, _buffer(buffers, tensor))[...] = result
@@ -121,7 +117,7 @@ def _matmul(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
 
 
 def _sdpa(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buffer:
-    """Run attention; a query whose every score is -infinity gets zeros, as cuDNN writes them (docs/hazards.md)."""
+    """Run attention. A query whose scores are all -infinity gets zeros, as from cuDNN (docs/hazards.md)."""
     op = Attention(call.attribute("attn_scale"), call.attribute("use_causal_mask"))
     q, k, v, *bias = (array.astype(np.float64) for array in inputs)
     (result,) = op.reference(np, q, k, v, *bias)
@@ -136,16 +132,16 @@ def _sdpa_train(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tup
 
 
 def _sdpa_backward(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> tuple[Buffer, ...]:
-    """Run the gradients of attention; a query without keys gets none, and adds nothing to those of keys and values."""
+    """Run the gradients of attention. A query whose scores are all -infinity gets zeros and adds zeros."""
     scale, causal = call.attribute("attn_scale"), call.attribute("use_causal_mask")
     dy, q, k, v, y, sums, *bias = inputs
-    # exp(-infinity - infinity) is the weight of each key then
+    # then the weight of each key is exp(-infinity - infinity), which is 0
     sums = np.where(_hidden(Attention(scale, causal), q, k, *bias), np.inf, sums)
     return _several(AttentionBackward(scale, causal), [dy, q, k, v, y, sums, *bias])
 
 
 def _hidden(op: Attention, q: Buffer, k: Buffer, *bias: Buffer) -> Buffer:
-    """Find the queries [B,H,S,1] whose every score is -infinity."""
+    """Find the queries whose scores are all -infinity, as a mask [B,H,S,1]."""
     return np.isneginf(op.scores(np, q, k, *bias)).all(axis=-1, keepdims=True)
 
 
@@ -174,11 +170,11 @@ def _pointwise(graph: CudnnGraph, call: CudnnCall, inputs: list[Buffer]) -> Buff
 
 
 def _quick_quotient(x: Buffer, y: Buffer) -> Buffer:
-    """Divide as CUDA's __fdividef, which takes a divisor beyond 2**126 for infinity, and infinity by it for NaN."""
+    """Divide as CUDA's __fdividef: a divisor beyond 2**126 gives 0, or NaN for an infinite dividend."""
     return np.where(np.abs(y) > np.float32(2.0**126), x * np.copysign(np.float32(0), y), x / y)
 
 
-# Modes in which cuDNN treats edge values in another way than the ops that are lowered to them (docs/hazards.md).
+# Modes of cuDNN that treat NaN and infinities in another way than the ops that are lowered to them (docs/hazards.md).
 _UNLIKE_REFERENCE: Mapping[str, Callable[..., Buffer]] = {
     "binary_select": lambda x, y, mask: np.where(mask.astype(bool), x, y),
     "div": _quick_quotient,
@@ -216,7 +212,7 @@ def _standardize(x: Buffer, axes: tuple[int, ...], epsilon: Buffer) -> Buffer:
 
 
 def _normalised_axes(x: Buffer, scale: Buffer) -> tuple[int, ...]:
-    """List the dims that cuDNN normalises: those where the scale is not 1."""
+    """List the dims that cuDNN normalises: those where the scale has another size than 1."""
     return tuple(i for i, d in enumerate(scale.shape) if d != 1)
 
 

@@ -10,18 +10,18 @@ import numpy as np
 from fusec.ir import HALVES, Constant, DType, Node, Value
 from fusec.ops import LINEAR_OPS, STRIDED_VIEWS
 
-ROUNDED = "rounded"  # to its storage type, before a product
+ROUNDED = "rounded"  # rounded to its storage type, because a product reads it
 SAME = "same"  # not rounded, but the op that reads it commutes with rounding
 WIDE = "fp32"  # not rounded
-OWN = "own"  # its type is one that registers hold exactly
+OWN = "own"  # of a type that registers hold exactly
 
-# f(round(x)) = round(f(x)) for operands that are each rounded to one type: rounding is monotone and odd.
+# f(round(x)) = round(f(x)) for these ops, because rounding is monotone and odd.
 _COMMUTES = frozenset({"relu", "neg", "abs", "max", "min", "where", "identity"})
 
 
 @dataclass(frozen=True)
 class ValueUse:
-    """A value computed and read inside one step; `rounding` is one of the four words above."""
+    """A value that is computed and read inside one step. rounding: one of the four words above."""
 
     value: Value
     user: Node
@@ -29,7 +29,7 @@ class ValueUse:
 
 
 def value_uses(nodes: Sequence[Node]) -> Iterator[ValueUse]:
-    """Yield the uses of values between the computing nodes of one step (or body), in order."""
+    """Yield each use of a value inside one step, in order of the nodes; constants and views do not count."""
     inside = {n for n in nodes if not isinstance(n.op, (Constant, *STRIDED_VIEWS))}
     for node in nodes:
         for value in node.results if node in inside else ():
@@ -45,7 +45,7 @@ def _rounding(value: Value, user: Node) -> str:
 
 
 def _commutes(user: Node, dtype: DType) -> bool:
-    """Return True if rounding the operands of the op gives the same as rounding its result."""
+    """Tell if rounding the operands of an op gives the same as rounding its result."""
     if len(user.results) != 1 or user.result.type.dtype is not dtype:
         return False
     if user.op.name == "clip":

@@ -1,4 +1,4 @@
-"""Define attention as one op, whose kernel need not store scores, and the rotary embedding of its operands."""
+"""Define attention as one op, so that a kernel need not store the scores, and the rotary embedding of its operands."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, Op, TensorType
-from fusec.ops.spec import require, require_arity, require_float, widened
+from fusec.ops.spec import broadcasts_to, require, require_arity, require_float, widened
 
 
 @dataclass(frozen=True)
 class Attention(Op):
     """softmax(scale * q @ k^T + bias) @ v: q[B,H,S,D], k[B,G,T,D], v[B,G,T,E], bias to [B,H,S,T].
 
-    H is a multiple of G: H/G consecutive heads of q share one of k and v. `causal` adds -infinity where a key comes
-    after the query (counted from the first of each). `hides` makes a score -infinity where -infinity is added, even if
-    it was NaN. `guarded` makes rows of weights zero that are NaN. `seen` is a known fact and changes nothing: the bias
-    leaves every query a key.
+    H is a multiple of G: H/G consecutive heads of q share one head of k and v. `causal` adds -infinity where a key
+    comes after the query (counted from the first of each). `hides` makes a score -infinity where -infinity is added,
+    even if it was NaN. `guarded` makes weights zero that are NaN. `seen` records that the bias leaves every query a
+    key; it changes no result.
     """
 
     scale: float = 1.0
@@ -41,8 +41,7 @@ class Attention(Op):
         require(g > 0 and h % g == 0, f"{self.name}: {h} heads of q do not divide among {g} of k and v")
         for bias in operands[3:]:
             scores = (b, h, s, t)
-            own = (1,) * (4 - bias.rank) + bias.shape
-            fits = len(own) == 4 and all(d in (1, full) for d, full in zip(own, scores, strict=False))
+            fits = broadcasts_to(bias.shape, scores)
             require(fits, f"{self.name}: a bias of shape {list(bias.shape)} for scores {list(scores)}")
         return (TensorType((b, h, s, v.shape[3]), q.dtype),)
 
@@ -65,7 +64,7 @@ class Attention(Op):
 
     @staticmethod
     def _later(xp: Any, s: int, t: int, dtype: Any) -> Array:
-        """-infinity where key j comes after query i, else 0."""
+        """Return -infinity where key j comes after query i, else 0."""
         return xp.where(xp.arange(t)[None, :] > xp.arange(s)[:, None], -np.inf, 0.0).astype(dtype)
 
     def _softmax(self, xp: Any, scores: Array) -> Array:
@@ -78,9 +77,9 @@ class Attention(Op):
 
 @dataclass(frozen=True)
 class Rotary(Op):
-    """x * cos + rotated * sin, where rotated is x with the halves of its last dim exchanged and the first negated.
+    """Rotary position embedding: x * cos + rotated * sin, where cos and sin broadcast to x.
 
-    It is the rotary position embedding; cos and sin broadcast to x.
+    `rotated` is x with the halves of its last dim exchanged, and the new first half negated.
     """
 
     name: ClassVar[str] = "rotary"
@@ -91,15 +90,14 @@ class Rotary(Op):
         x, *angles = operands
         require(x.rank > 0 and x.shape[-1] % 2 == 0, f"{self.name}: x has shape {list(x.shape)}, not two halves")
         for t in angles:
-            own = (1,) * (x.rank - t.rank) + t.shape
-            fits = len(own) == x.rank and all(d in (1, full) for d, full in zip(own, x.shape, strict=False))
+            fits = broadcasts_to(t.shape, x.shape)
             require(fits, f"{self.name}: {list(t.shape)} does not broadcast to {list(x.shape)}")
         return (x,)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array, cos: Array, sin: Array) -> Array:
             half = x.shape[-1] // 2
-            turned = xp.concatenate((-x[..., half:], x[..., :half]), axis=-1)
-            return x * cos + turned * sin
+            rotated = xp.concatenate((-x[..., half:], x[..., :half]), axis=-1)
+            return x * cos + rotated * sin
 
         return (widened(compute, *operands),)

@@ -1,6 +1,6 @@
-"""Define attention for training: with the sums that its gradient needs, and that gradient.
+"""Define attention for training: a forward op that also returns sums of exponentials, and its gradient.
 
-Neither stores scores. The backward half recomputes them, and weights from them and the logarithms of their sums.
+Neither stores scores. The gradient computes the scores again, and the weights from scores and sums.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
 from fusec.ops.attention import Attention
-from fusec.ops.spec import is_half, require, require_arity
+from fusec.ops.spec import require, require_arity, wide
 
 
 @dataclass(frozen=True)
 class AttentionTrain(Op):
-    """Attention, and for each query the logarithm of the sum of its scores' exponentials.
+    """Attention, and for each query the logarithm of the sum of the exponentials of its scores.
 
-    The logarithms are [B, H, S, 1] in f32 (f64 of f64).
+    The logarithms are [B, H, S, 1] in f32; in f64 if the operands are f64.
     """
 
     scale: float = 1.0
@@ -33,10 +33,10 @@ class AttentionTrain(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            q, k, v, *bias = (_wide(xp, x) for x in operands)
-            scores = _scores(xp, q, k, bias, self.scale, self.causal)
+            q, k, v, *bias = map(wide, operands)
+            scores = Attention(self.scale, self.causal).scores(xp, q, k, *bias)
             top = scores.max(axis=-1, keepdims=True)
-            top = xp.where(xp.isinf(top), 0.0, top).astype(top.dtype)  # as log_sum_exp does
+            top = xp.where(xp.isinf(top), 0.0, top).astype(top.dtype)  # as `reduce` of kind log_sum_exp does
             sums = xp.log(xp.exp(scores - top).sum(axis=-1, keepdims=True)) + top
             result = _heads(xp.matmul(_groups(xp.exp(scores - sums), k), v[:, :, None]))
             return result.astype(operands[0].dtype), sums
@@ -46,8 +46,8 @@ class AttentionTrain(Op):
 class AttentionBackward(Op):
     """Gradients of q, k and v of attention_train, from dy, q, k, v, its two results, and its bias if it has one.
 
-    The sums may have the other operands' dtype, too. With `ordered` an engine must add in a fixed order, so that it
-    gives the same bits every time.
+    The logarithms may also have the dtype of the other operands. With `ordered` the gradients are added in a fixed
+    order, so that every call gives the same bits.
     """
 
     scale: float = 1.0
@@ -67,8 +67,8 @@ class AttentionBackward(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            dy, q, k, v, y, sums, *bias = (_wide(xp, x) for x in operands)
-            weights = xp.exp(_scores(xp, q, k, bias, self.scale, self.causal) - sums)
+            dy, q, k, v, y, sums, *bias = map(wide, operands)
+            weights = xp.exp(Attention(self.scale, self.causal).scores(xp, q, k, *bias) - sums)
             slopes = _heads(xp.matmul(_groups(dy, k), v[:, :, None].swapaxes(-1, -2)))
             slopes = weights * (slopes - (dy * y).sum(axis=-1, keepdims=True)) * q.dtype.type(self.scale)
             dq = _heads(xp.matmul(_groups(slopes, k), k[:, :, None]))
@@ -81,10 +81,6 @@ def _statistics(result: TensorType) -> TensorType:
     return TensorType((*result.shape[:3], 1), DType.F64 if result.dtype is DType.F64 else DType.F32)
 
 
-def _wide(xp: Any, x: Array) -> Array:
-    return x.astype(xp.float32) if is_half(x) else x
-
-
 def _groups(x: Array, k: Array) -> Array:
     """Reshape [B, H, …] to [B, G, H/G, …]: heads that share their keys become one dim."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
@@ -92,14 +88,3 @@ def _groups(x: Array, k: Array) -> Array:
 
 def _heads(x: Array) -> Array:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
-
-
-def _scores(xp: Any, q: Array, k: Array, bias: list[Array], scale: float, causal: bool) -> Array:
-    scores = _heads(xp.matmul(_groups(q, k), k[:, :, None].swapaxes(-1, -2))) * q.dtype.type(scale)
-    rows, columns = scores.shape[-2:]
-    if causal:
-        later = xp.arange(columns)[None, :] > xp.arange(rows)[:, None]
-        bias = [*bias, xp.where(later, -np.inf, 0.0).astype(q.dtype)]
-    for mask in bias:
-        scores = scores + mask
-    return scores

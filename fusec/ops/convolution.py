@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 from fusec.ir import Array, Op, TensorType
 from fusec.ops.spec import require, require_arity, require_float, widened
 
-IM2COL_BYTES = 1 << 26  # of one block, which bounds a convolution's memory in addition to its operands and result
+IM2COL_BYTES = 1 << 26  # memory that a convolution may use in addition to its operands and result
 
 
 @dataclass(frozen=True)
@@ -110,20 +111,14 @@ def check_window(op: str, n: int, strides: Sequence[int], pads: Sequence[int], d
 
 
 def check_padded(x: TensorType, spatial: Sequence[int]) -> None:
-    """Check the size of the padded image, because strides may leave the result small.
-
-    Raises SizeError: when it is too large.
-    """
+    """Raise SizeError if the padded image is too large; the result may be small because of strides."""
     TensorType((*x.shape[:2], *spatial), x.dtype)
 
 
 def windows_along(
     spatial: Sequence[int], window: Sequence[int], strides: Sequence[int], pads: Sequence[int], dilations: Sequence[int]
 ) -> tuple[int, ...]:
-    """Count windows along each spatial dim.
-
-    Raises VerifyError: when a dim is smaller than its window.
-    """
+    """Count the windows along each spatial dim. Raises VerifyError if a dim is smaller than its window."""
     n = len(spatial)
     result: list[int] = []
     for i, k, s, p0, p1, d in zip(spatial, window, strides, pads[:n], pads[n:], dilations, strict=True):
@@ -173,12 +168,12 @@ def correlate(xp: Any, x: Array, w: Array, op: Conv) -> Array:
             window = (slice(None),) * (x.ndim - 1)
             matrix = columns[image][(*window, block)].reshape(groups, taps, math.prod(shape))
             result[image, :, block] = xp.matmul(filters, matrix).reshape(w.shape[0], *shape)
-            del matrix  # before the next one is made
+            del matrix  # because the next one is allocated before this name is bound again
     return result
 
 
 def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
-    """Compute a transposed convolution: tap by tap, each input element adds its scaled filter to the output."""
+    """Compute a transposed convolution tap by tap: each input element adds its multiple of the filter to the output."""
     n, groups = x.ndim - 2, op.groups
     batch, channels = x.shape[:2]
     spatial, window = x.shape[2:], w.shape[2:]
@@ -201,8 +196,5 @@ def scatter(xp: Any, x: Array, w: Array, op: ConvTranspose) -> Array:
 
 
 def indices_of(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Yield every index of an array of that shape, the last dim fastest."""
-    indices: list[tuple[int, ...]] = [()]
-    for size in shape:
-        indices = [(*index, i) for index in indices for i in range(size)]
-    return indices
+    """Return every index of an array of that shape, the last dim fastest."""
+    return list(itertools.product(*map(range, shape)))

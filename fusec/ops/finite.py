@@ -1,4 +1,4 @@
-"""Test if tensors hold finite numbers only, as a step with scaled losses must know of all its gradients."""
+"""Test if tensors hold only finite numbers; training with scaled losses asks it of all gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.spec import is_half, require
+from fusec.ops.spec import require, wide
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,5 @@ class AllFinite(Op):
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         found = xp.ones((), bool)
         for x in operands:
-            found = found & xp.isfinite(x.astype(xp.float32) if is_half(x) else x).all()
+            found = found & xp.isfinite(wide(x)).all()
         return (found,)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.spec import normalize_axis, require, require_arity, widened
+from fusec.ops.spec import normalize_axis, require, require_arity, wide, widened
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
 _COMBINE: Mapping[str, Callable[[Any], Any]] = {
@@ -22,7 +22,7 @@ _COMBINE: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class TopK(Op):
-    """The `k` largest (or smallest) elements along `axis`, the first of equals first: values, and i64 indices."""
+    """The `k` largest (or smallest) elements along `axis`, and their i64 indices; the first of equal elements wins."""
 
     k: int
     axis: int = -1
@@ -40,8 +40,8 @@ class TopK(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         x, axis = operands[0], self.axis % operands[0].ndim
-        key = x.astype(xp.float32) if x.dtype.itemsize == 2 and DType.of(x.dtype).is_float else x
-        if self.largest:  # ascending from the back, so that of equals the first still comes first
+        key = wide(x)
+        if self.largest:  # a stable sort of the flipped array, so that the first of equal elements stays first
             order = xp.flip(xp.argsort(xp.flip(key, axis), axis=axis, kind="stable"), axis)
             order = x.shape[axis] - 1 - order
         else:
@@ -84,7 +84,7 @@ class Scatter(Op):
                 result[at] = updates
             elif xp is np or (self.reduction == "add" and x.dtype.char in "fdiIL"):
                 _COMBINE[self.reduction](xp).at(result, at, updates)
-            else:  # CuPy has few of these, and not for all types: one update after the other
+            else:  # one by one, because CuPy has few of these methods, and not for all types
                 for i in range(len(at)):
                     place = at[i : i + 1]
                     result[place] = _COMBINE[self.reduction](xp)(result[place], updates[i : i + 1])

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusec.ir import Array, Op, TensorType
-from fusec.ops.spec import broadcast, normalize_axis, require, require_arity, require_float, widened
-
-
-def _per_channel(x: Array, v: Array) -> Array:
-    return v.reshape(1, -1, *([1] * (x.ndim - 2)))
+from fusec.ops.spec import broadcasts_to, normalize_axis, per_channel, require, require_arity, require_float, widened
 
 
 def _check_channels(op: str, operands: Sequence[TensorType]) -> None:
@@ -24,7 +20,7 @@ def _check_channels(op: str, operands: Sequence[TensorType]) -> None:
 
 
 def _standardize(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    if x.size == 0:  # the mean of nothing is a warning
+    if x.size == 0:  # because NumPy warns about the mean of no elements
         return x
     centred = x - x.mean(axis=axes, keepdims=True)
     return centred / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + epsilon)
@@ -45,14 +41,14 @@ class BatchNorm(Op):
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
             factor = scale / xp.sqrt(var + self.epsilon)
-            return (x - _per_channel(x, mean)) * _per_channel(x, factor) + _per_channel(x, bias)
+            return (x - per_channel(x, mean)) * per_channel(x, factor) + per_channel(x, bias)
 
         return (widened(compute, *operands),)
 
 
 @dataclass(frozen=True)
 class InstanceNorm(Op):
-    """Each channel of each image by its own mean and variance; scale and bias of shape [C]."""
+    """Normalise each channel of each image by its own mean and variance, then scale and add bias, both of shape [C]."""
 
     epsilon: float = 1e-5
     name: ClassVar[str] = "instance_norm"
@@ -66,14 +62,14 @@ class InstanceNorm(Op):
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(x: Array, scale: Array, bias: Array) -> Array:
             normal = _standardize(xp, x, tuple(range(2, x.ndim)), self.epsilon)
-            return normal * _per_channel(x, scale) + _per_channel(x, bias)
+            return normal * per_channel(x, scale) + per_channel(x, bias)
 
         return (widened(compute, *operands),)
 
 
 @dataclass(frozen=True)
 class GroupNorm(Op):
-    """Channels in `groups` groups, each normalised over its channels and space; scale, bias of shape [C]."""
+    """Normalise each of `groups` groups of channels together, then scale and add bias, both of shape [C]."""
 
     groups: int
     epsilon: float = 1e-5
@@ -93,7 +89,7 @@ class GroupNorm(Op):
         def compute(x: Array, scale: Array, bias: Array) -> Array:
             grouped = x.reshape(x.shape[0], self.groups, math.prod(x.shape[1:]) // self.groups)
             normal = _standardize(xp, grouped, (2,), self.epsilon).reshape(x.shape)
-            return normal * _per_channel(x, scale) + _per_channel(x, bias)
+            return normal * per_channel(x, scale) + per_channel(x, bias)
 
         return (widened(compute, *operands),)
 
@@ -104,7 +100,7 @@ def _check_trailing(op: str, axis: int, operands: Sequence[TensorType]) -> int:
     axis = normalize_axis(axis, x.rank)
     for t in operands[1:]:
         require(
-            broadcast([t.shape, x.shape[axis:]]) == x.shape[axis:],
+            broadcasts_to(t.shape, x.shape[axis:]),
             f"{op}: parameter of shape {list(t.shape)} for normalised dims {list(x.shape[axis:])}",
         )
     return axis
@@ -112,7 +108,7 @@ def _check_trailing(op: str, axis: int, operands: Sequence[TensorType]) -> int:
 
 @dataclass(frozen=True)
 class LayerNorm(Op):
-    """Normalise over dims axis… together, then scale (and add bias) of the shape of those dims."""
+    """Normalise the dims from `axis` on together, then scale and add bias, if given, that broadcast to those dims."""
 
     axis: int = -1
     epsilon: float = 1e-5

@@ -17,5 +17,5 @@ CONVOLUTIONS = (Conv, ConvTranspose, ConvWgrad)
 PRODUCTS = (*CONVOLUTIONS, MatMul)
 EPILOGUE_ANCHORS = (*PRODUCTS, LayerNorm, RmsNorm, InstanceNorm)  # anchors that take pointwise ops after them
 ANCHORS = (*EPILOGUE_ANCHORS, *ATTENTION_OPS, Reduce)  # ops that a cuDNN partition grows around
-PART_VIEWS = (Slice, Split)  # views of their operand's memory, with gaps
+PART_VIEWS = (Slice, Split)  # views of a part of their operand, so that their memory has gaps
 STRIDED_VIEWS = (Reshape, Transpose, Relayout, *PART_VIEWS)  # ops that a cuDNN graph reads by strides

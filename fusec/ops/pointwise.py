@@ -23,7 +23,7 @@ Reference = Callable[..., Array]  # (xp, attributes, *operands) -> array
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table; `rule` names the dtypes that operands and result may have.
+    """A row of the table. `rule` names the dtypes that operands and result may have:
 
     float, number, any: operands of one such dtype, and a result of the same
     bool, integer: the same, for bools and integers
@@ -90,7 +90,7 @@ class Pointwise(Op):
 
 
 def _sigmoid(xp: Any, x: Array) -> Array:
-    """Compute 1/(1+exp(-x)) without overflow, and exact to the last digits where it is tiny."""
+    """Compute 1/(1+exp(-x)) without overflow, and without loss of digits where it is tiny."""
     z = xp.exp(-xp.abs(x))
     return xp.where(x >= 0, 1.0, z) / (1.0 + z)
 
@@ -272,7 +272,7 @@ TABLE: tuple[Row, ...] = (
 
 
 def _clip(xp: Any, a: Any, x: Array) -> Array:
-    """Limit; for integers the bounds are the nearest ones inside the interval that their type holds."""
+    """Clip to the bounds; for integers, to the nearest integers within the bounds that the type holds."""
     low, high = a.min, a.max
     if not DType.of(x.dtype).is_float:
         info = np.iinfo(x.dtype)
@@ -316,7 +316,7 @@ class Cast(Op):
 
 
 def _through(xp: Any, x: Array, to: DType) -> Array:
-    """Return the dtype between a narrow type and one it cannot be cast to or from directly."""
+    """Convert to a type that converts to `to`, because NumPy converts narrow types from and to few others."""
     dtype = DType.of(x.dtype)
     if not dtype.is_narrow and not to.is_narrow:
         return x

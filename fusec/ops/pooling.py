@@ -20,7 +20,7 @@ class Pool(Op):
 
     window: tuple[int, ...]
     strides: tuple[int, ...]
-    pads: tuple[int, ...]  # all the starts, then all the ends
+    pads: tuple[int, ...]  # all starts, then all ends
     dilations: tuple[int, ...]
     ceil_mode: bool = False
 
@@ -38,7 +38,7 @@ class Pool(Op):
         return (TensorType((*x.shape[:2], *self.counts(x.shape[2:])), x.dtype, x.order),)
 
     def padded(self, spatial: Sequence[int]) -> tuple[int, ...]:
-        """Return the length of each dim with its pads, and with what the last window needs of it."""
+        """Return the length of each dim with its pads, and beyond them as far as the last window extends."""
         n = len(spatial)
         need = [
             (c - 1) * s + d * (k - 1) + 1
@@ -59,7 +59,7 @@ class Pool(Op):
             spatial, self.window, self.strides, self.dilations, self.pads[:n], self.pads[n:], strict=True
         ):
             room = i + p0 + p1 - d * (k - 1) - 1
-            fits = room >= 0 or (self.ceil_mode and room > -s)  # one window, which hangs over
+            fits = room >= 0 or (self.ceil_mode and room > -s)  # one window, which extends beyond the end
             require(fits, f"a window of {k} (dilation {d}) does not fit {i} padded by {p0}+{p1}")
             count = (-(-room // s) if self.ceil_mode else room // s) + 1
             if self.ceil_mode and (count - 1) * s >= i + p0:
@@ -78,7 +78,7 @@ class Pool(Op):
 
 @dataclass(frozen=True)
 class MaxPool(Pool):
-    """Maximum over each window; padding never wins."""
+    """Maximum over each window; padding never counts."""
 
     name: ClassVar[str] = "max_pool"
 
@@ -92,9 +92,9 @@ class MaxPool(Pool):
 
 @dataclass(frozen=True)
 class AvgPool(Pool):
-    """Mean over each window; padding counts as zeros if `count_include_pad`, else not at all.
+    """Mean over each window; padding counts as zeros if `count_include_pad`, else it does not count.
 
-    Elements beyond the padded input in ceil_mode are never counted; the mean of no elements is 0.
+    With `ceil_mode`, elements beyond the padded input never count. The mean of no elements is 0.
     """
 
     count_include_pad: bool = False
@@ -120,13 +120,9 @@ class AvgPool(Pool):
         ones = xp.ones((1, 1, *spatial), dtype)
         if self.count_include_pad:
             ones = pad_spatial(xp, ones, self.pads, 1.0)
-            counts = self.counts(spatial)
-            need = [
-                max(0, (c - 1) * s + d * (k - 1) + 1 - i)
-                for c, s, d, k, i in zip(counts, self.strides, self.dilations, self.window, ones.shape[2:], strict=True)
-            ]
-            ones = pad_spatial(xp, ones, (*([0] * n), *need))
-            weight = sliding(xp, ones, self.window, self.strides, self.dilations, counts)
+            beyond = [m - size for m, size in zip(self.padded(spatial), ones.shape[2:], strict=True)]
+            ones = pad_spatial(xp, ones, (*([0] * n), *beyond))
+            weight = sliding(xp, ones, self.window, self.strides, self.dilations, self.counts(spatial))
         else:
             weight = self.windows(xp, ones, 0.0)
         return xp.maximum(weight.sum(axis=tuple(range(2, 2 + n))), 1)

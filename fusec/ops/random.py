@@ -42,7 +42,7 @@ class RandomBits(Op):
         index = xp.arange(-(-size // 4), dtype=xp.uint64)
         stream = xp.zeros_like(index) + xp.uint64(self.stream)
         counter = [index, stream, xp.zeros_like(index) + (state[1:] & low), xp.zeros_like(index) + (state[1:] >> half)]
-        for number in range(_ROUNDS):  # everything in u64, whose products of two 32-bit numbers are whole
+        for number in range(_ROUNDS):  # all in u64, because it holds the product of two 32-bit numbers
             bumped = [(k + xp.uint64(number * w & 0xFFFFFFFF)) & low for k, w in zip(key, _WEYL, strict=True)]
             first, second = (counter[2 * i] * xp.uint64(m) for i, m in enumerate(_MULTIPLIERS))
             counter = [

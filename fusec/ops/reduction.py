@@ -16,7 +16,7 @@ def _logsumexp(xp: Any, x: Array, axes: tuple[int, ...]) -> Array:
     return xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
 
 
-# every entry keeps the reduced dims as size 1
+# Each keeps the reduced dims, with size 1.
 _KINDS: Mapping[str, Callable[[Any, Array, tuple[int, ...]], Array]] = {
     "sum": lambda xp, x, axes: x.sum(axis=axes, keepdims=True, dtype=x.dtype),
     "mean": lambda xp, x, axes: x.mean(axis=axes, keepdims=True),

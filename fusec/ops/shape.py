@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fusec.ir import Array, DType, Op, TensorType
-from fusec.ops.spec import broadcast, normalize_axis, require, require_arity, widened
+from fusec.ops.spec import broadcasts_to, normalize_axis, require, require_arity, widened
 
 MAX_RANK = 64  # NumPy's
 
 
 @dataclass(frozen=True)
 class Reshape(Op):
-    """The same elements, in row-major order of the logical dims, under another shape."""
+    """The same elements, in row-major order of the dims, under another shape."""
 
     shape: tuple[int, ...]
     name: ClassVar[str] = "reshape"
@@ -78,9 +78,7 @@ class Expand(Op):
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         require_arity(self.name, operands, 1)
         x = operands[0]
-        require(
-            broadcast([x.shape, self.shape]) == self.shape, f"{list(x.shape)} does not expand to {list(self.shape)}"
-        )
+        require(broadcasts_to(x.shape, self.shape), f"{list(x.shape)} does not expand to {list(self.shape)}")
         return (TensorType(self.shape, x.dtype),)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
@@ -132,8 +130,8 @@ class Split(Op):
         return tuple(TensorType((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype, x.order) for size in self.sizes)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
-        cuts = [sum(self.sizes[:i]) for i in range(1, len(self.sizes))]
-        return tuple(xp.split(operands[0], cuts, axis=self.axis))
+        starts = [sum(self.sizes[:i]) for i in range(1, len(self.sizes))]
+        return tuple(xp.split(operands[0], starts, axis=self.axis))
 
 
 @dataclass(frozen=True)

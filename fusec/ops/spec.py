@@ -1,4 +1,4 @@
-"""Share code among ops: checks that give a reason, broadcasting, and precision of the reference."""
+"""Share code among ops: checks that give a reason, broadcasting, and the precision of references."""
 
 from __future__ import annotations
 
@@ -39,10 +39,7 @@ def normalize_axis(axis: int, rank: int) -> int:
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Broadcast shapes as NumPy does.
-
-    Raises VerifyError: when they do not agree.
-    """
+    """Broadcast shapes as NumPy does. Raises VerifyError if they do not agree."""
     rank = max(map(len, shapes), default=0)
     result: list[int] = []
     for dim in range(-rank, 0):
@@ -53,26 +50,41 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(result)
 
 
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Tell if a shape broadcasts to `target` and not beyond it."""
+    lead = len(target) - len(shape)
+    return lead >= 0 and all(d in (1, full) for d, full in zip(shape, target[lead:], strict=True))
+
+
 def result_order(shape: tuple[int, ...], operands: Sequence[TensorType]) -> tuple[int, ...]:
-    """Return the memory order of a pointwise result: that of the first operand of the whole shape."""
+    """Return the memory order of a pointwise result: that of the first operand with the shape of the result."""
     return next((t.order for t in operands if t.shape == shape), ())
 
 
 def is_half(x: Array) -> bool:
-    """Return True for an array of f16 or bf16: stored in 16 bits, computed in f32."""
+    """Tell if an array is of f16 or bf16, which references compute in f32."""
     return x.dtype.itemsize == 2 and DType.of(x.dtype).is_float
 
 
-def widened(compute: Callable[..., Array], *operands: Array) -> Array:
-    """Apply `compute` to the operands; 16-bit floats are raised to f32 and the result is rounded back once.
+def wide(x: Array) -> Array:
+    """Convert f16 and bf16 to f32; other arrays are returned as they are."""
+    return x.astype(np.float32) if is_half(x) else x
 
-    NaN and infinity come out as IEEE says, without a warning.
+
+def widened(compute: Callable[..., Array], *operands: Array) -> Array:
+    """Compute in f32 if the first operand is f16 or bf16, and round the result once.
+
+    NaN and infinity follow IEEE, without a warning.
     """
     with np.errstate(all="ignore"):
         if not is_half(operands[0]):
             return compute(*operands)
-        wide = [x.astype(np.float32) if is_half(x) else x for x in operands]
-        return compute(*wide).astype(operands[0].dtype)
+        return compute(*map(wide, operands)).astype(operands[0].dtype)
+
+
+def per_channel(x: Array, v: Array) -> Array:
+    """Reshape a vector of channels, so that it broadcasts to x[N, C, spatial…]."""
+    return v.reshape(1, -1, *([1] * (x.ndim - 2)))
 
 
 def special(xp: Any) -> Any:

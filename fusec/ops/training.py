@@ -1,4 +1,4 @@
-"""Define ops of training alone: gradients of filters and of max pooling, batch norm by the batch's own statistics."""
+"""Define ops that only training needs: gradients of filters, max pooling and norms, and batch norm over the batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fusec.ops.convolution import (
     windows_along,
 )
 from fusec.ops.pooling import Pool
-from fusec.ops.spec import is_half, normalize_axis, require, require_arity, require_float, widened
+from fusec.ops.spec import normalize_axis, per_channel, require, require_arity, require_float, wide, widened
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def correlate_batch(xp: Any, x: Array, dy: Array, op: ConvWgrad) -> Array:
     block = max(1, IM2COL_BYTES // max(1, groups * taps * math.prod(count) * x.dtype.itemsize))
     for first in range(0, x.shape[0], block):
         images = slice(first, min(first + block, x.shape[0]))
-        # the image's number next to the places, which both are summed over
+        # images and positions become one dim, because the product sums over both
         matrix = xp.moveaxis(columns[images], 0, 1 + len(count)).reshape(groups, taps, -1)
         loss = xp.moveaxis(dy[images], 0, 1).reshape(groups, dy.shape[1] // groups, -1)
         result += xp.matmul(loss, matrix.swapaxes(1, 2))
@@ -74,7 +74,10 @@ def correlate_batch(xp: Any, x: Array, dy: Array, op: ConvWgrad) -> Array:
 
 @dataclass(frozen=True)
 class MaxPoolBackward(Pool):
-    """Gradient of max_pool of the same attributes, from dy and the pooled x: all to each window's first maximum."""
+    """Gradient of max_pool of the same attributes, from dy and its operand x.
+
+    The first maximum of each window gets the whole gradient of the window.
+    """
 
     name: ClassVar[str] = "max_pool_backward"
 
@@ -88,31 +91,16 @@ class MaxPoolBackward(Pool):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         def compute(dy: Array, x: Array) -> Array:
-            n = x.ndim - 2
             windows = self.windows(xp, x, -math.inf)
             first = windows.reshape(*x.shape[:2], math.prod(self.window), *dy.shape[2:]).argmax(axis=2)
-            ends = [
-                max(p, (c - 1) * s + d * (k - 1) + 1 - i - p0)
-                for c, s, d, k, i, p0, p in zip(
-                    dy.shape[2:],
-                    self.strides,
-                    self.dilations,
-                    self.window,
-                    x.shape[2:],
-                    self.pads[:n],
-                    self.pads[n:],
-                    strict=True,
-                )
-            ]
-            padded = [i + p0 + p1 for i, p0, p1 in zip(x.shape[2:], self.pads, ends, strict=False)]
-            result = xp.zeros((*x.shape[:2], *padded), x.dtype)
+            result = xp.zeros((*x.shape[:2], *self.padded(x.shape[2:])), x.dtype)
             for number, tap in enumerate(indices_of(self.window)):
                 place = tuple(
                     slice(t * d, t * d + s * (c - 1) + 1, s)
                     for t, d, s, c in zip(tap, self.dilations, self.strides, dy.shape[2:], strict=True)
                 )
                 result[(slice(None), slice(None), *place)] += xp.where(first == number, dy, 0).astype(x.dtype)
-            crop = tuple(slice(p0, p0 + i) for p0, i in zip(self.pads[:n], x.shape[2:], strict=True))
+            crop = tuple(slice(p0, p0 + i) for p0, i in zip(self.pads, x.shape[2:], strict=False))
             return result[(slice(None), slice(None), *crop)]
 
         return (widened(compute, *operands),)
@@ -122,24 +110,15 @@ def _check_statistics(op: str, x: TensorType, parameters: tuple[TensorType, ...]
     require_float(op, x)
     require(x.rank >= 2, f"{op} needs a channel dim, x has shape {list(x.shape)}")
     require(x.size > 0, f"{op}: statistics of an empty batch {list(x.shape)}")
-    halves = HALVES
     for t in parameters:
         require(t.shape == (x.shape[1],), f"{op}: parameter of shape {list(t.shape)} for {x.shape[1]} channels")
-        same = t.dtype is parameters[0].dtype and (t.dtype is x.dtype or (t.dtype is DType.F32 and x.dtype in halves))
+        same = t.dtype is parameters[0].dtype and (t.dtype is x.dtype or (t.dtype is DType.F32 and x.dtype in HALVES))
         require(same, f"{op}: parameters of {t.dtype.value} with x of {x.dtype.value}")
-
-
-def _channels(x: Array, v: Array) -> Array:
-    return v.reshape(1, -1, *([1] * (x.ndim - 2)))
-
-
-def _wide(xp: Any, x: Array) -> Array:
-    return x.astype(xp.float32) if is_half(x) else x
 
 
 @dataclass(frozen=True)
 class BatchNormTrain(Op):
-    """x by the mean and variance of its batch, times scale plus bias; also that mean and 1/sqrt(variance + epsilon).
+    """Normalise x over its batch, times scale plus bias; also the mean and 1/sqrt(variance + epsilon) of the batch.
 
     With x in f16 or bf16, the parameters and so the statistics may be f32.
     """
@@ -155,19 +134,19 @@ class BatchNormTrain(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            x, scale, bias = (_wide(xp, v) for v in operands)
+            x, scale, bias = map(wide, operands)
             axes = (0, *range(2, x.ndim))
             mean = x.mean(axis=axes)
-            centred = x - _channels(x, mean)
+            centred = x - per_channel(x, mean)
             inverse = 1.0 / xp.sqrt((centred * centred).mean(axis=axes) + self.epsilon)
-            y = centred * _channels(x, inverse * scale) + _channels(x, bias)
-            kept = operands[1].dtype
-            return (y.astype(operands[0].dtype), mean.astype(kept), inverse.astype(kept))
+            y = centred * per_channel(x, inverse * scale) + per_channel(x, bias)
+            dtype = operands[1].dtype
+            return (y.astype(operands[0].dtype), mean.astype(dtype), inverse.astype(dtype))
 
 
 @dataclass(frozen=True)
 class ChannelSums(Op):
-    """Sum of each channel's elements, and sum of their squares; f32 for 16 bits."""
+    """Sum of the elements of each channel, and sum of their squares; in f32 if x has 16 bits."""
 
     name: ClassVar[str] = "channel_sums"
 
@@ -175,12 +154,12 @@ class ChannelSums(Op):
         require_arity(self.name, operands, 1)
         (x,) = operands
         _check_statistics(self.name, x, ())
-        kept = TensorType((x.shape[1],), DType.F64 if x.dtype is DType.F64 else DType.F32)
-        return (kept, kept)
+        statistics = TensorType((x.shape[1],), DType.F64 if x.dtype is DType.F64 else DType.F32)
+        return (statistics, statistics)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            x = _wide(xp, operands[0])
+            x = wide(operands[0])
             axes = (0, *range(2, x.ndim))
             return (x.sum(axis=axes), (x * x).sum(axis=axes))
 
@@ -189,8 +168,8 @@ class ChannelSums(Op):
 class BatchNormBySums(Op):
     """The results of batch_norm_train, from x, scale, bias and the channel_sums of x.
 
-    The variance is the mean of squares less the square of the mean, and no less than zero. A mean of many deviations
-    costs digits.
+    The variance is the mean of squares less the square of the mean, and at least zero. It loses digits where the mean
+    is many standard deviations.
     """
 
     epsilon: float = 1e-5
@@ -210,21 +189,21 @@ class BatchNormBySums(Op):
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            x, scale, bias = (_wide(xp, v) for v in operands[:3])
+            x, scale, bias = map(wide, operands[:3])
             count = x.size // x.shape[1]
             mean, squares = (v.astype(xp.float64) / count for v in operands[3:])
             inverse = 1.0 / xp.sqrt(xp.maximum(squares - mean * mean, 0.0) + self.epsilon)
             mean, inverse = mean.astype(x.dtype), inverse.astype(x.dtype)
-            y = (x - _channels(x, mean)) * _channels(x, inverse * scale) + _channels(x, bias)
-            kept = operands[1].dtype
-            return (y.astype(operands[0].dtype), mean.astype(kept), inverse.astype(kept))
+            y = (x - per_channel(x, mean)) * per_channel(x, inverse * scale) + per_channel(x, bias)
+            dtype = operands[1].dtype
+            return (y.astype(operands[0].dtype), mean.astype(dtype), inverse.astype(dtype))
 
 
 @dataclass(frozen=True)
 class BatchNormBackward(Op):
     """Gradients of x, scale and bias of batch_norm_train, from dy, x, scale, and its two statistics.
 
-    With `relu`, of the relu of its result: bias is then an operand too.
+    With `relu`, dy is the gradient of the relu of its result, and bias is an operand, too.
     """
 
     relu: bool = False
@@ -235,30 +214,31 @@ class BatchNormBackward(Op):
         dy, x, scale, *others = operands
         _check_statistics(self.name, x, (scale, *others))
         require(dy.same_value_type(x), f"dy is {dy}, x {x}")
-        kept = TensorType(scale.shape, scale.dtype)
-        return (x, kept, kept)
+        statistics = TensorType(scale.shape, scale.dtype)
+        return (x, statistics, statistics)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            dy, x, scale, mean, inverse, *bias = (_wide(xp, v) for v in operands)
+            dy, x, scale, mean, inverse, *bias = map(wide, operands)
             axes, count = (0, *range(2, x.ndim)), x.size // x.shape[1]
-            centred = x - _channels(x, mean)
-            for shift in bias:  # rounded as the result was, which may be what makes it zero
-                y = centred * _channels(x, inverse * scale) + _channels(x, shift)
+            centred = x - per_channel(x, mean)
+            for shift in bias:  # rounded like the forward result, because the rounding may make it zero
+                y = centred * per_channel(x, inverse * scale) + per_channel(x, shift)
                 dy = xp.where(y.astype(operands[1].dtype) > 0, dy, xp.zeros_like(dy))
-            normal = centred * _channels(x, inverse)
+            normal = centred * per_channel(x, inverse)
             dbias, dscale = dy.sum(axis=axes), (dy * normal).sum(axis=axes)
-            inner = dy - _channels(x, dbias / count) - normal * _channels(x, dscale / count)
-            dx = inner * _channels(x, scale * inverse)
-            kept = operands[2].dtype
-            return (dx.astype(operands[1].dtype), dscale.astype(kept), dbias.astype(kept))
+            inner = dy - per_channel(x, dbias / count) - normal * per_channel(x, dscale / count)
+            dx = inner * per_channel(x, scale * inverse)
+            dtype = operands[2].dtype
+            return (dx.astype(operands[1].dtype), dscale.astype(dtype), dbias.astype(dtype))
 
 
 @dataclass(frozen=True)
 class LayerNormBackward(Op):
-    """Gradients of x, scale and bias of layer_norm of the same attributes, from dy, x and scale, a full one.
+    """Gradients of x, scale and bias of layer_norm of the same attributes, from dy, x and scale.
 
-    Not `centred`: those of x and scale of rms_norm. With x in f16 or bf16, scale and so its gradient may be f32.
+    The scale has the whole shape of the normalised dims. Without `centred`, these are the gradients of x and scale of
+    rms_norm. With x in f16 or bf16, scale and its gradient may be f32.
     """
 
     axis: int = -1
@@ -277,12 +257,12 @@ class LayerNormBackward(Op):
         require(scale.shape == x.shape[axis:], f"{self.name}: {shapes}")
         same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
         require(same, f"{self.name}: parameters of {scale.dtype.value} with x of {x.dtype.value}")
-        kept = TensorType(scale.shape, scale.dtype)
-        return (x, kept, kept) if self.centred else (x, kept)
+        statistics = TensorType(scale.shape, scale.dtype)
+        return (x, statistics, statistics) if self.centred else (x, statistics)
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
-            dy, x, scale = (_wide(xp, v) for v in operands)
+            dy, x, scale = map(wide, operands)
             first = self.axis % x.ndim
             axes, rows = tuple(range(first, x.ndim)), tuple(range(first))
             centred = x - x.mean(axis=axes, keepdims=True) if self.centred else x
@@ -293,5 +273,5 @@ class LayerNormBackward(Op):
                 along = along + inner.mean(axis=axes, keepdims=True)
             dx, dscale = (inner - along) * inverse, (dy * normal).sum(axis=rows)
             sums = (dscale, dy.sum(axis=rows)) if self.centred else (dscale,)
-            kept = operands[2].dtype
-            return (dx.astype(operands[1].dtype), *(v.astype(kept) for v in sums))
+            dtype = operands[2].dtype
+            return (dx.astype(operands[1].dtype), *(v.astype(dtype) for v in sums))

@@ -1,8 +1,8 @@
-"""Hold a lock as data: the candidate, plan or kernel that runs each step of a model on each target."""
+"""Record a lock: the candidate, plan or kernel that runs each step of a model on each target."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -14,10 +14,10 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class LockedPart:
-    """One part of a step.
+    """One part of a step in a lock.
 
-    choice: cuDNN's plan; None for a part that a neighbouring kernel runs.
-    kernel: key of the kernel that runs the part, if it is a step of its own.
+    choice: the plan of cuDNN; None for a part that a kernel runs.
+    kernel: key of the kernel, if the part is a step of its own and not fused into the kernel of another step.
     """
 
     part: Part
@@ -29,9 +29,8 @@ class LockedPart:
 class Locked:
     """One entry of a lock, for one target.
 
-    It is about a step of cuDNN, as partitioned, with the parts that replace it; or about a kernel, as it runs;
-    or about the whole program, and says if steps run side by side.
-    `name` and `shapes` are for people; `work` identifies the entry.
+    There are three kinds: a step as partitioned, with the parts that replace it; a kernel that runs; and the whole
+    program, which says if steps run side by side. `work` identifies the entry; `name` and `shapes` are for people.
     """
 
     name: str
@@ -41,8 +40,8 @@ class Locked:
     parts: tuple[LockedPart, ...]
 
     @property
-    def form(self) -> tuple[Part, ...]:
-        """Return how the step is split, as `step_candidates.arranged` takes it."""
+    def split(self) -> tuple[Part, ...]:
+        """Return the parts of the step, as `step_candidates.steps_of_choice` takes them."""
         return tuple(each.part for each in self.parts)
 
     @property
@@ -80,7 +79,6 @@ class Lock:
         return None if found is None else found.choice
 
 
-def in_order(entries: object) -> tuple[Locked, ...]:
+def in_order(entries: Iterable[Locked]) -> tuple[Locked, ...]:
     """Sort entries as a lock does."""
-    assert isinstance(entries, (list, tuple))
     return tuple(sorted(entries, key=lambda e: (e.target, e.name, e.shapes, e.work)))

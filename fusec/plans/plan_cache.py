@@ -1,7 +1,7 @@
-"""Store chosen plans and candidates on disk, a file each, with plans found bad and the blobs this machine built.
+"""Cache chosen plans and candidates on disk, a file for each, with the plans that failed a check.
 
-Several processes share the folder. Readers see each file whole or not at all, also after kill -9.
-A file that fails its checksum is dropped, with a warning. A read-only folder still serves what it holds.
+Several processes share the folder. Readers see each file complete or not at all, also after kill -9.
+A file with a wrong checksum is deleted, with a warning. Entries of a read-only folder can still be read.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fusec.system import atomic_write
 from fusec.system.untrusted import read_json
 
 MAX_BYTES = 512 << 20  # a serialized plan takes 3 to 200 KB
-MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; the older half goes
-MAX_MEMBER_BYTES = 64 << 20  # of one file of an import
-SCAN_EVERY = 32  # puts between two looks at the size of the folder, which other processes fill too
-LOCK_S = 60.0
+MAX_TRUSTED_BYTES = 8 << 20  # of the list of trusted hashes, 65 bytes each; beyond it the older half is deleted
+MAX_MEMBER_BYTES = 64 << 20  # of one file in an export
+SCAN_EVERY = 32  # writes between two measurements of the folder, to which other processes write, too
+LOCK_S = 60.0  # how long to wait for another process
 _MAGIC = b"fusec plan 1\n"
 _PLAN = re.compile(r"(plans|forms)/[0-9a-f]{64}")
 _BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
@@ -40,11 +40,11 @@ _BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Info:
-    """Size and contents of the store."""
+    """Size and contents of the cache."""
 
     folder: Path
     entries: int
-    forms: int  # what was measured of steps and kernels
+    forms: int  # measurements of steps and kernels
     blobs: int  # entries with a serialized plan that this machine trusts
     bytes: int
     max_bytes: int
@@ -53,45 +53,41 @@ class Info:
 
 
 class PlanStore:
-    """Plans and candidates by key, in `folder` (default: `plans` in the cache folder).
+    """Cache of plans and measurements by key, which many threads and processes can share.
 
-    It holds at most `max_bytes`, blobs included, and drops first those unused for longest.
-    Many threads and processes can use it. Raises FusecError when the folder cannot be used.
+    folder: default: `plans` in the cache folder.
+    max_bytes: limit for all entries, blobs included. Beyond it, the entries that were unused for longest are deleted.
+    Raises FusecError if the folder cannot be used.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES):
         self.folder = folder or cache_folder() / "plans"
         self.max_bytes = max_bytes
         self._trusted: set[str] = set()
-        self._trust_read = 0  # bytes of the list that `_trusted` holds
+        self._trust_read = 0  # size of the list of hashes when `_trusted` was read
         self._until_scan = 0
-        self._room = 0
-        self._said = False  # that the folder cannot be written
+        self._room = 0  # bytes that may be written before the next scan
+        self._warned = False  # that the folder is read-only
         self._mutex = threading.Lock()
 
     # entries -----------------------------------------------------------------------------------------
 
     def get(self, key: PlanKey) -> Entry | None:
-        """Return the entry of that key, or None; without a blob that this machine did not build."""
-        path = self._place("plans", key.digest)
-        found = self._used(path)
+        """Return the entry of a key, or None. Its blob is left out unless this machine trusts it."""
+        found = self._used(self._place("plans", key.digest))
         if found is None:
             return None
         header, blob = found
-        try:
-            choice = Choice.from_json(header["choice"])
-        except (KeyError, ValueError) as error:
-            self._drop(path, str(error))
-            return None
+        choice = Choice.from_json(header["choice"])
         return Entry(choice, blob if blob and self.trusts(blob) else None)
 
     def put(self, key: PlanKey, entry: Entry) -> None:
-        """Write an entry built on this machine, and replace any other of that key; its blob is trusted."""
+        """Write an entry that was built on this machine, in place of any other of its key; its blob is trusted."""
         self.put_all({key: entry})
 
     def put_all(self, entries: Mapping[PlanKey, Entry]) -> None:
         """Write entries as `put` does."""
-        with self._remembers():
+        with self._warns_if_read_only():
             self.trust(*(entry.blob for entry in entries.values() if entry.blob))
             for key, entry in entries.items():
                 header = {"key": key.to_json(), "choice": entry.choice.to_json()}
@@ -99,32 +95,32 @@ class PlanStore:
                 self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
-        """Keep the choice of that key, and drop its serialized plan, which failed; warn with the reason."""
+        """Delete the serialized plan of a key, which failed, but not its choice; warn with the reason."""
         path = self._place("plans", key.digest)
         found = self._read(path)
         if found is not None and found[1]:
-            with self._remembers():
+            with self._warns_if_read_only():
                 self._write(path, _pack(key.digest, found[0], b""))
             warnings.warn(f"dropped the serialized plan in {path} ({reason}); it is built anew", stacklevel=4)
 
-    # forms -------------------------------------------------------------------------------------------
+    # measurements of steps and kernels ---------------------------------------------------------------
 
     def form(self, key: PlanKey) -> dict[str, Any] | None:
-        """Return what `put_form` stored for that key, or None."""
+        """Return the data that `put_form` stored for a key, or None."""
         found = self._used(self._place("forms", key.digest))
         return None if found is None else found[0]["form"]
 
     def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
-        """Store what was measured of a step, as plain data, and replace any other of that key."""
+        """Store the measurements of a step, as plain data, in place of any others of its key."""
         header = {"key": key.to_json(), "form": dict(form)}
-        with self._remembers():
+        with self._warns_if_read_only():
             self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
             self._bound()
 
     # trust -------------------------------------------------------------------------------------------
 
     def trusts(self, blob: bytes) -> bool:
-        """Tell if this machine built that serialized plan, or its user said to trust it."""
+        """Tell if this machine built a serialized plan, or its user trusts it."""
         return hashlib.sha256(blob).hexdigest() in self._hashes()
 
     def trust(self, *blobs: bytes) -> None:
@@ -138,10 +134,11 @@ class PlanStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and path.stat().st_size > MAX_TRUSTED_BYTES:
                 lines = path.read_text(encoding="ascii", errors="replace").split("\n")
-                with atomic_write.written(path, durable=False) as kept:
-                    kept.write("\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
+                with atomic_write.written(path, durable=False) as newer:
+                    newer.write("\n".join(lines[len(lines) // 2 :]).encode(errors="replace"))
             with path.open("ab") as file:
-                file.write("".join(f"\n{d}" for d in new).encode())  # newlines first: a torn line before spoils nothing
+                # newlines come first, so that a line that was cut off before does not join the next one
+                file.write("".join(f"\n{d}" for d in new).encode())
 
     @property
     def _trust_path(self) -> Path:
@@ -169,7 +166,7 @@ class PlanStore:
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
         place = self._place("quarantine", _case(graph_key, target, cudnn), name)
-        with self._remembers():
+        with self._warns_if_read_only():
             self._write(place, _pack(name, header, b""))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
@@ -182,10 +179,10 @@ class PlanStore:
                 result.append((header["engine"], tuple((k, v) for k, v in header["knobs"]), header["reason"]))
         return sorted(result)
 
-    # the whole ---------------------------------------------------------------------------------------
+    # the whole cache ---------------------------------------------------------------------------------
 
     def info(self) -> Info:
-        """Return size and contents of the store."""
+        """Return size and contents of the cache."""
         plans, forms = self._plans(), self._forms()
         size = sum(path.stat().st_size for path in (*plans, *forms))
         blobs = 0
@@ -196,7 +193,7 @@ class PlanStore:
         return Info(self.folder, len(plans), len(forms), blobs, size, self.max_bytes, len(self._bad()), trusted)
 
     def clear(self) -> int:
-        """Delete everything: plans, candidates, quarantine and trust. Return how many plans there were."""
+        """Delete everything: plans, measurements, quarantine and trusted hashes. Return the number of plans."""
         plans = self._plans()
         with self._errors():
             for path in (*plans, *self._forms(), *self._bad(), self._trust_path):
@@ -204,7 +201,10 @@ class PlanStore:
         return len(plans)
 
     def export(self, path: Path) -> int:
-        """Write plans, candidates and quarantine into one zip file; return how many plans. Trust stays here."""
+        """Write plans, measurements and quarantine, without trusted hashes, into a zip file.
+
+        Returns the number of plans.
+        """
         count = 0
         try:
             with atomic_write.written(path.resolve(), durable=True) as whole, zipfile.ZipFile(whole, "w") as archive:
@@ -218,10 +218,10 @@ class PlanStore:
         return count
 
     def import_(self, path: Path) -> int:
-        """Add what `export` wrote, perhaps elsewhere; return how many plans.
+        """Add the entries of a file that `export` wrote on any machine, and return the number of its plans.
 
-        Entries that are here already stay, and no imported blob is trusted.
-        Raises FusecError, and adds nothing, when the file is damaged.
+        Entries of the cache are not replaced, and no imported blob is trusted.
+        Raises FusecError, and adds nothing, if the file is damaged.
         """
         taken: dict[str, bytes] = {}
         if path.exists() and not path.is_file():  # a pipe would wait for ever
@@ -264,10 +264,10 @@ class PlanStore:
         return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
 
     def _used(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
-        """Return what a file holds, and mark it as used now."""
+        """Return header and blob of a file, and mark it as used now."""
         found = self._read(path)
         if found is not None:
-            with contextlib.suppress(OSError):  # a read-only folder serves, it only forgets what was used last
+            with contextlib.suppress(OSError):  # a read-only folder does not record the time of use
                 os.utime(path)
         return found
 
@@ -288,9 +288,9 @@ class PlanStore:
         return header, blob
 
     def _drop(self, path: Path, reason: str) -> None:
-        with contextlib.suppress(OSError):  # a folder that cannot be written serves what is whole in it
+        with contextlib.suppress(OSError):  # a read-only folder serves its undamaged files
             path.unlink(missing_ok=True)
-        warnings.warn(f"dropped the remembered plan {path} ({reason}); it will be made anew", stacklevel=4)
+        warnings.warn(f"dropped the cached plan {path} ({reason}); it will be built anew", stacklevel=4)
 
     def _write(self, path: Path, data: bytes) -> None:
         with self._errors():
@@ -301,7 +301,7 @@ class PlanStore:
             self._room -= len(data)
 
     def _bound(self) -> None:
-        """Drop the entries unused for longest until the rest fits, and temporary files of dead writers."""
+        """Delete the entries that were unused for longest until the rest fits, and temporary files of dead writers."""
         with self._mutex:
             self._until_scan -= 1
             if self._until_scan >= 0 and self._room >= 0:
@@ -339,14 +339,14 @@ class PlanStore:
             raise kind(f"cannot use the plan cache {self.folder} ({error}); set FUSEC_CACHE") from error
 
     @contextlib.contextmanager
-    def _remembers(self) -> Generator[None]:
-        """Allow writes to fail if the folder is read-only: warn once and go on, because nothing depends on them."""
+    def _warns_if_read_only(self) -> Generator[None]:
+        """Warn once if the folder is read-only, and continue, because nothing depends on the writes."""
         try:
             yield
         except ReadOnlyError:
-            if not self._said:
-                self._said = True
-                text = f"the plan cache {self.folder} is read-only: it serves what it holds, nothing new is remembered"
+            if not self._warned:
+                self._warned = True
+                text = f"the plan cache {self.folder} is read-only: it serves its entries, and nothing new is cached"
                 warnings.warn(text, stacklevel=4)
 
 
@@ -361,7 +361,7 @@ def _case(graph_key: str, target: str, cudnn: str) -> str:
 
 
 def _pack(name: str, header: Mapping[str, Any], blob: bytes) -> bytes:
-    """Return magic, checksum, one line of JSON, blob. The checksum covers the name, so files cannot be swapped."""
+    """Return magic, checksum, a line of JSON and the blob. The checksum covers the name, so files cannot swap."""
     body = json.dumps(header, sort_keys=True).encode() + b"\n" + blob
     return _MAGIC + hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n" + body
 
@@ -381,7 +381,7 @@ def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def _check(name: str, header: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a header fits its file's place, because a checksum does not prove good faith."""
+    """Raise ValueError unless a header fits the name of its file, because anyone can compute a checksum."""
     try:
         if name.startswith("plans/"):
             Choice.from_json(header["choice"])

@@ -1,6 +1,6 @@
-"""Record how one cuDNN graph is run: the engine and its knobs, never a plan's place in cuDNN's list.
+"""Record which plan runs a cuDNN graph, by the plan's engine and knobs.
 
-The list changes with the version of cuDNN and the GPU; engine and knobs name the same plan in any of them.
+The place of a plan in the list of cuDNN is not recorded, because it changes with the version of cuDNN and the GPU.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from fusec.plans.verdict import Plan
 
 Knobs = tuple[tuple[int, int], ...]  # (knob type, value), sorted
-BLAS = 1 << 20  # stands for an engine where cuBLASLt runs a graph; the knobs are its algorithm's attributes
+BLAS = 1 << 20  # number of an engine that stands for cuBLASLt; its knobs are the attributes of the algorithm
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One plan of a graph.
+    """The plan that was chosen for a graph.
 
     time_us: median on the device; None if it was not timed.
-    error: relative L2 against the reference or, if that takes too long, against other engines; None if not measured.
-    complete: every plan of its tuning level was timed.
+    error: relative L2 error, measured against the reference, or against other engines where the reference takes too
+        long; None if it was not measured.
+    complete: the budget was enough to time every plan of the tuning level.
     """
 
     engine: int
@@ -51,7 +52,7 @@ class Choice:
 
     @property
     def identity(self) -> tuple[int, Knobs]:
-        """Return what names the plan to its library."""
+        """Return engine and knobs, by which the library knows the plan."""
         return self.engine, self.knobs
 
     def to_json(self) -> dict[str, Any]:
@@ -60,33 +61,56 @@ class Choice:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        """Read what `to_json` returned. Raises ValueError for other data."""
-        try:
-            pairs = [(k, v) for k, v in data["knobs"]]
-            measured = (data["workspace_bytes"], data["time_us"], data["error"], data.get("complete", True))
-            choice = cls(data["engine"], tuple(sorted(pairs)), *measured)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the choice of a plan: {error}") from None
-        whole = (choice.engine, choice.workspace_bytes, *(n for pair in pairs for n in pair))
-        if any(type(n) is not int for n in whole) or choice.engine < 0 or choice.workspace_bytes < 0:
-            raise ValueError("not the choice of a plan: engine, knobs and workspace are whole numbers")
-        if any(n is not None and type(n) not in (int, float) for n in (choice.time_us, choice.error)):
-            raise ValueError("not the choice of a plan: time and error are numbers or absent")
-        if type(choice.complete) is not bool:
-            raise ValueError("not the choice of a plan: complete is true or false")
-        return choice
+        """Read what `to_json` returned. Raises ValueError that names the field for other data."""
+        knobs = _field(data, "knobs")
+        if not isinstance(knobs, list) or not all(_is_pair(pair) for pair in cast("list[Any]", knobs)):
+            raise ValueError(f"knobs are {knobs!r}, not pairs of whole numbers")
+        pairs = cast("list[tuple[int, int]]", knobs)
+        for key in ("time_us", "error"):
+            if data.get(key) is not None and type(data[key]) not in (int, float):
+                raise ValueError(f"{key} is {data[key]!r}, not a number")
+        complete = data.get("complete", True)
+        if type(complete) is not bool:
+            raise ValueError(f"complete is {complete!r}, not true or false")
+        return cls(
+            whole_number(data, "engine"),
+            tuple(sorted((knob, value) for knob, value in pairs)),
+            whole_number(data, "workspace_bytes"),
+            data.get("time_us"),
+            data.get("error"),
+            complete,
+        )
+
+
+def whole_number(data: Mapping[str, Any], key: str) -> int:
+    """Return a field that is a whole number and not negative. Raises ValueError for any other."""
+    number = _field(data, key)
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{key} is {number!r}, not a whole number")
+    return number
+
+
+def _field(data: Mapping[str, Any], key: str) -> Any:
+    if key not in data:
+        raise ValueError(f"{key} is missing")
+    return data[key]
+
+
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, list) and [type(number) for number in cast("list[Any]", item)] == [int, int]
 
 
 ORDERS = ("in order", "side by side")  # how the steps of a whole program run
-RUNS = ("cudnn", "kernel", "ops", "in place", "copy", *ORDERS)  # in place, copy: a concat
+RUNS = ("cudnn", "kernel", "ops", "in place", "copy", *ORDERS)  # `in place` and `copy` are for the operands of a concat
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a step that was split.
+    """One part of a step; a step that is not split has one.
 
-    nodes: how many of the step's nodes, after those of the part before; 0: all that are left.
-    runs: who runs them: cuDNN, a kernel, or each op by itself. spelling: the rewrites of a part that cuDNN runs.
+    nodes: number of the step's nodes in this part, which follow those of the part before; 0: all that are left.
+    runs: one of RUNS; `ops`: each op by itself.
+    spelling: names of the rewrites of a part that cuDNN runs.
     """
 
     nodes: int
@@ -99,22 +123,20 @@ class Part:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Part:
-        """Read what `to_json` returned. Raises ValueError for other data."""
-        try:
-            nodes, runs, spelling = data["nodes"], data["runs"], data["spelling"]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a part of a form: {error}") from None
-        if type(nodes) is not int or nodes < 0 or runs not in RUNS or not isinstance(spelling, list):
-            raise ValueError(f"not a part of a form: nodes is a number, runs one of {', '.join(RUNS)}")
-        names = [name for name in spelling if isinstance(name, str)]
-        if len(names) != len(spelling) or (names and runs != "cudnn"):
-            raise ValueError("not a part of a form: spelling is a list of names, and what cuDNN runs alone has one")
-        return cls(nodes, runs, tuple(names))
+        """Read what `to_json` returned. Raises ValueError that names the field for other data."""
+        runs, spelling = _field(data, "runs"), _field(data, "spelling")
+        if runs not in RUNS:
+            raise ValueError(f"runs is {runs!r}, not one of {', '.join(RUNS)}")
+        if not isinstance(spelling, list) or not all(isinstance(name, str) for name in cast("list[Any]", spelling)):
+            raise ValueError(f"spelling is {spelling!r}, not a list of names")
+        if spelling and runs != "cudnn":
+            raise ValueError(f"a spelling is named where {runs!r} runs")
+        return cls(whole_number(data, "nodes"), runs, tuple(cast("list[str]", spelling)))
 
 
 @dataclass(frozen=True)
 class PlanKey:
-    """Everything a choice depends on: the graph (`CudnnGraph.key`) or step, the machine, and the tuning level."""
+    """Key of a choice: the graph (`CudnnGraph.key`) or step, the machine, and the tuning level."""
 
     graph: str
     target: str

@@ -1,8 +1,8 @@
-"""Store answers on disk: text by key in one SQLite file that many processes may share.
+"""Cache answers on disk, text by key, in one SQLite file that many processes can share.
 
-SQLite's journal survives kill -9. Every entry has a checksum, and one that fails it counts as absent.
-A file that SQLite cannot read is set aside and replaced by a new one, because every answer can be asked again.
-A read-only folder still serves what the file holds.
+SQLite's journal survives kill -9. An entry with a wrong checksum counts as absent.
+A file that SQLite cannot read is renamed and replaced by a new one, because cuDNN can answer again.
+Entries of a read-only folder can still be read.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from filelock import FileLock
 from fusec.errors import FusecError
 from fusec.system import atomic_write
 
-MAX_ENTRIES = 100_000  # some 2 KB each; the oldest go first
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # a folder cannot be written for good
+MAX_ENTRIES = 100_000  # of about 2 KB each; beyond them the oldest are deleted
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)  # errors that mean that a folder can never be written
 BUSY_S = 60.0  # how long to wait for another process that writes
 _SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT, checksum TEXT, written REAL)"
 _Result = TypeVar("_Result")
 
 
 def folder() -> Path:
-    """The cache folder, made if need be: FUSEC_CACHE, else the platform's cache folder for fusec."""
+    """Return the cache folder, and make it if it is missing: FUSEC_CACHE, else the platform's folder for fusec."""
     path = Path(os.environ.get("FUSEC_CACHE") or platformdirs.user_cache_dir("fusec"))
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -47,15 +47,15 @@ class ReadOnlyError(FusecError):
 
 
 class Store:
-    """A mapping from key to text in `path`. FusecError if the file cannot be used at all."""
+    """A mapping from key to text in a file. Raises FusecError if the file cannot be used."""
 
     def __init__(self, path: Path | None = None, max_entries: int = MAX_ENTRIES):
         self.path = path or folder() / "answers.sqlite"
         self.max_entries = max_entries
-        self._said = False  # that the folder is read-only
+        self._warned = False  # that the folder is read-only
 
     def get(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return the texts of those keys that are there and whole."""
+        """Return the texts of those keys that have an undamaged entry."""
         wanted = list(keys)
 
         def read(connection: sqlite3.Connection) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Store:
             return self._read_only(read) or {}
 
     def put(self, texts: Mapping[str, str]) -> None:
-        """Write entries, replacing those of the same key; the oldest beyond `max_entries` are dropped."""
+        """Write entries in place of those of the same key; the oldest beyond `max_entries` are deleted."""
         now = time.time()
         rows = [(key, text, _checksum(key, text), now) for key, text in texts.items()]
 
@@ -88,9 +88,9 @@ class Store:
         try:
             self._do(write)
         except ReadOnlyError:
-            if not self._said:
-                self._said = True
-                text = f"the cache {self.path} is read-only: it serves what it holds, nothing new is remembered"
+            if not self._warned:
+                self._warned = True
+                text = f"the cache {self.path} is read-only: it serves its entries, and nothing new is cached"
                 warnings.warn(text, stacklevel=4)
 
     def __len__(self) -> int:
@@ -103,22 +103,22 @@ class Store:
             return self._read_only(count) or 0
 
     def _read_only(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
-        """Run `action` on a file that must not be written, nor its journal; return None if nothing can be read."""
-        # `immutable` needs no journal. It is second: it leaves out what a journal that is there still holds.
-        for way in ("mode=ro", "mode=ro&immutable=1"):
+        """Run `action` on a file that cannot be written, nor its journal; return None if nothing can be read."""
+        # `immutable` is second: it opens the file without a journal, but does not see entries that a journal holds.
+        for mode in ("mode=ro", "mode=ro&immutable=1"):
             with contextlib.suppress(sqlite3.Error):
-                uri = f"file:{quote(str(self.path.absolute()))}?{way}"
+                uri = f"file:{quote(str(self.path.absolute()))}?{mode}"
                 with contextlib.closing(sqlite3.connect(uri, timeout=BUSY_S, uri=True)) as connection:
                     return action(connection)
         return None
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run `action` as one transaction; set a damaged file aside, and run the action on a new one."""
+        """Run `action` as one transaction; rename a damaged file, and run the action on a new one."""
         try:
             try:
                 return self._transaction(action)
             except sqlite3.DatabaseError as error:
-                # locked, full, unwritable: not a damaged file; but one cut short may read as an empty database
+                # A locked, full or unwritable file is not damaged. A truncated one may read as an empty database.
                 if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
                     raise
                 self._set_aside(error)
@@ -130,8 +130,8 @@ class Store:
     def _is_read_only(self, error: Exception) -> bool:
         if isinstance(error, OSError):
             return error.errno in READ_ONLY
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more closely why
-        # a journal that cannot be made is a file that cannot be opened: so many other things are, too
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the details
+        # SQLite reports a journal that it cannot create as CANTOPEN, like many other errors.
         return code == sqlite3.SQLITE_READONLY or (
             code == sqlite3.SQLITE_CANTOPEN and not os.access(self.path.parent, os.W_OK)
         )
@@ -143,7 +143,7 @@ class Store:
         return self._connected(action)
 
     def _begin(self) -> None:
-        """Make the file if it is not there, whole from the first moment: others never see it half made."""
+        """Make the file if it is missing. Other processes never see an incomplete one."""
         if self.path.exists():
             return
         with atomic_write.folder(self.path.parent) as scratch:  # SQLite makes a journal next to its file
@@ -163,11 +163,11 @@ class Store:
         with self._lock():
             try:
                 if self._connected(_is_whole):
-                    return  # another process was here first
+                    return  # another process has replaced the file already
             except sqlite3.OperationalError:
                 raise
             except sqlite3.DatabaseError:
-                pass  # damaged indeed
+                pass  # it is damaged
             aside = self.path.with_suffix(f".damaged-{os.urandom(8).hex()}")
             warnings.warn(f"the cache {self.path} is damaged ({error}); set aside as {aside.name}", stacklevel=5)
             self.path.replace(aside)

@@ -1,4 +1,4 @@
-"""Record cuDNN's answer about a graph: legal, with the plans it offers, or refused, with its reason."""
+"""Record the answer of cuDNN about a graph: legal, with the plans it offers, or refused, with the reason."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """One execution plan cuDNN offers. `engine` and `knobs` identify it; its place in a list drifts."""
+    """An execution plan that cuDNN offers. Engine and knobs identify it, because its place in cuDNN's list changes."""
 
     engine: int
     knobs: tuple[tuple[int, int], ...]  # (knob type, value), sorted
     precompiled: bool  # False: compiled at run time by NVRTC
     workspace_bytes: int = 0
-    built: bool = False  # finalised by cuDNN, not only offered
+    built: bool = False  # cuDNN has built it, and not only offered it
 
 
 @dataclass(frozen=True)
 class Legal:
-    """Legal: at least one of `plans` was built, or the same plan for a graph of other sizes.
+    """Legal: cuDNN built at least one of these plans, for this graph or for the same graph with other sizes.
 
-    Without plans cuDNN was not asked: see `PROPOSED`.
+    Without plans, cuDNN was not asked: see `PROPOSED`.
     """
 
     plans: tuple[Plan, ...]
@@ -39,14 +39,14 @@ class Legal:
 
 @dataclass(frozen=True)
 class Refused:
-    """Refused. `stage` is lower, validate, build_operation_graph, plan, build or crash."""
+    """Refused. stage: lower, validate, build_operation_graph, plan, build or crash."""
 
     stage: str
     code: str  # cuDNN status name where there is one
-    message: str  # cuDNN's own words (for stage `lower`: fusec's)
+    message: str  # of cuDNN; for stage `lower` of fusec
 
 
 Verdict = Legal | Refused
 
-# What fusec's rules say of a graph that they would put to cuDNN, where cuDNN cannot be asked. It claims no plan.
+# The verdict of fusec's rules on a graph that they would ask cuDNN about, where cuDNN is not installed.
 PROPOSED = Legal(())

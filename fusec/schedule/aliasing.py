@@ -9,7 +9,7 @@ from fusec.ops import Concat, Expand, Pointwise, Relayout, Reshape, Slice, Split
 
 
 def same_storage(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Tell if two memory orders of a shape put the elements in the same places (dims of 1 do not count)."""
+    """Tell if two memory orders of a shape store the elements in the same places; dims of 1 do not matter."""
     rank = range(len(shape))
     return [d for d in (a or rank) if shape[d] != 1] == [d for d in (b or rank) if shape[d] != 1]
 
@@ -23,9 +23,9 @@ def is_view(node: Node) -> bool:
 
 
 def joins_in_place(node: Node) -> bool:
-    """Tell if a concat may find its operands in place: their types say that they are parts of such a result.
+    """Tell if the types of a concat's operands say that they are parts of its result, so that it copies nothing.
 
-    The program decides if they are, and at which offsets; the memory plan checks it.
+    The memory plan decides where the parts are, and checks that it is possible.
     """
     if not isinstance(node.op, Concat):
         return False
@@ -44,7 +44,7 @@ def view_offset(node: Node, index: int) -> int:
 
 
 def would_view(node: Node, source: TensorType, result: TensorType, index: int = 0) -> int | None:
-    """Return the offset of result `index` in the operand's memory if they had these types; None if it is a copy."""
+    """Return the offset, in elements, of a result with this type in an operand with this type; None if it is a copy."""
     op = node.op
     if source.dtype is not result.dtype or result.within:
         return None

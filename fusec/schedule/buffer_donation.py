@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 from fusec.ir import Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, Cast, ChannelSums, Concat, Pointwise
-from fusec.schedule.multi_tensor import alike
+from fusec.schedule.multi_tensor import equal_members
 from fusec.schedule.program import Kind, Partition, Program
 
 CHANNELS = (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)
 
 
 def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Value]:
-    """Return, for each new value that can use the old one's memory, the old value.
+    """Return, for each new value that can use the memory of the old one, the old value.
 
-    Nothing may read the old value after the step that makes the new one. That step must read it element by element,
-    as pointwise graphs do, and not through a view. Other steps may write a part while another part is still to be read.
+    updates: for each old value, the new one.
+    No step after the one that computes the new value may read the old one. That step may read it if it works element by
+    element, as pointwise graphs do, and not through a view. Any other step could write an element before it is read.
     """
     graph = program.graph
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
@@ -43,9 +44,9 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
 
 
 def reads(program: Program, value: Value) -> Value:
-    """Return the value whose memory a value uses: itself, or what it is a view of.
+    """Return the value whose memory a value uses: itself, or the value of which it is a view.
 
-    A value that a concat joins in place counts as itself.
+    A part of a concat in place counts as itself.
     """
     while value.node is not None and value.literal is None and program.step_of[value.node].kind is Kind.VIEW:
         if isinstance(value.node.op, Concat):
@@ -58,14 +59,14 @@ def _by_element(step: Partition, old: Value, new: Value) -> bool:
     """Tell if the thread that reads an element of the old value also writes that element of the new one.
 
     A batch norm in training reads its values per channel just before it writes new ones. With given sums it may not
-    overwrite them, because other blocks may not have begun. Other blocks also run the other members of a multi-tensor
-    step, and results of other shapes.
+    overwrite them, because other thread blocks may start later. Other blocks also run the other members of a
+    multi-tensor step, and compute results of other shapes.
     """
     if any(isinstance(n.op, BatchNormBySums) and old in n.operands for n in step.nodes):
         return False
     if not all(isinstance(n.op, (Pointwise, Cast, *CHANNELS)) for n in step.nodes):
         return False
-    own = next((set(m.nodes) for m in alike(step.nodes) or () if new in m.writes), set(step.nodes))
+    own = next((set(m.nodes) for m in equal_members(step.nodes) or () if new in m.writes), set(step.nodes))
     downstream = {old}
     for node in step.nodes:
         if downstream.isdisjoint(node.operands) or isinstance(node.op, CHANNELS):

@@ -1,6 +1,6 @@
-"""Find which steps must wait for which, if steps run side by side on several streams.
+"""Find the steps that each step must wait for if steps run side by side, and assign streams to steps.
 
-Memory decides it: a step also waits for those that use the same bytes for another value.
+A step waits for those that write what it reads, and for those that use the same memory for another value.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from fusec.schedule.memory_plan import MemoryPlan, located
 from fusec.schedule.program import Kind, Partition, Program
 
 Waits = tuple[tuple[int, ...] | None, ...]  # for each step the earlier ones it waits for; None: it does no work
-MAX_STEPS = 4000  # whose pairs are looked at
+MAX_STEPS = 4000  # because each pair of steps is compared
 MOST_LANES = 4
 
 Inside = Mapping[Value, tuple[Value, int]]
-Wholes = dict[tuple[Value, int], int]  # numbers of what has parts, by the axis along which it has them
+Wholes = dict[tuple[Value, int], int]  # number of each larger value, by the axis along which it has parts
 
 
 def waits(program: Program, plan: MemoryPlan) -> Waits | None:
-    """Return, for each step, the earlier ones that write what it touches, or read what it writes.
+    """Return, for each step, the earlier ones that write memory that it uses, or read memory that it writes.
 
-    None if some memory is not in the plan, or there are too many steps.
+    None if the plan does not have the memory of some value, or there are too many steps.
     """
     stored = {v for step in program.steps for v in (*step.inputs, *step.outputs) if v.uses and v.type.size}
     inside = located(program)
@@ -50,9 +50,9 @@ def waits(program: Program, plan: MemoryPlan) -> Waits | None:
 
 
 def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> list[tuple[int, ...]]:
-    """Return the memory that a step touches, a row for each value.
+    """Return a row for each value that a step reads or writes.
 
-    A row holds: step, first byte, end, if it is written, and for a part of a larger value its whole and bytes (`_row`).
+    A row holds: number of the step, first byte, end, 1 if it is written, and the three numbers of `_row`.
     """
     node = step.nodes[0]
     if step.kind is Kind.VIEW and (isinstance(node.op, Concat) or all(v in inside for v in step.outputs)):
@@ -68,9 +68,9 @@ def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside, whol
 
 
 def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> tuple[int, int, int]:
-    """Return, for a part of a larger value, the number of that value and the bytes the part has of each of its rows.
+    """Return, for a part of a larger value, the number of that value, and the first byte and the end in each row of it.
 
-    Others have -1 and all bytes. Values that use the same memory later may have other rows, so they have other numbers.
+    Two parts of one value that have other bytes of each row do not share memory. Any other value has the number -1.
     """
     type = value.type
     axis = next((d for d, (size, whole) in enumerate(zip(type.shape, type.within, strict=False)) if size != whole), -1)
@@ -85,11 +85,11 @@ def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside, wholes: Who
 def lanes(waiting: Waits, most: int = MOST_LANES) -> tuple[int, ...]:
     """Assign a stream to each step; steps of one stream run in order.
 
-    A step takes a stream whose last step it waits for, else a new one, else the one that is done first.
-    Steps that do no work have none: -1.
+    A step gets a stream whose last step it waits for, or else a new one, or else the one whose last step comes first.
+    Steps that do no work have no stream: -1.
     """
     tails: list[int] = []
-    ahead_of: list[int] = []  # bits of all that a step waits for, at first or second hand
+    ahead_of: list[int] = []  # bits of all steps that a step waits for, directly or through others
     result: list[int] = []
     for index, before in enumerate(waiting):
         all_before = 0

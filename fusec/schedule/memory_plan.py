@@ -1,6 +1,6 @@
-"""Place each stored value in one arena, whose memory is used again once nothing reads the value in it.
+"""Place each stored value in one arena. Memory is used again after the last step that reads its value.
 
-Liveness counts steps; placement is greedy with best fit, the largest value first.
+Placement is greedy: a value gets the smallest gap that is large enough, the largest values first.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from fusec.ops import Concat
 from fusec.schedule.aliasing import joins_in_place, view_offset
 from fusec.schedule.program import Kind, Program
 
-ALIGNMENT_BYTES = 256  # what cudaMalloc guarantees, and more than any vectorised kernel asks for
-VIEW_ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given
+ALIGNMENT_BYTES = 256  # as cudaMalloc guarantees it; no vectorised kernel needs more
+VIEW_ALIGNMENT_BYTES = 16  # cuDNN assumes it of every tensor
 Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Life:
-    """A value with memory of its own: from the step that makes it (-1: an input) to the last that reads it."""
+    """The lifetime of a value with memory of its own.
+
+    first: the step that computes it; -1 for an input. last: the last step that reads it.
+    """
 
     value: Value
     nbytes: int
@@ -33,11 +36,11 @@ class Life:
 
 @dataclass(frozen=True, eq=False)
 class MemoryPlan:
-    """Offsets in bytes into an arena of `nbytes`, by value; a view or a part of a concat is inside another value.
+    """Offsets in bytes into an arena of `nbytes`, by value. Views and parts of a concat are inside other values.
 
     Constants, values stored elsewhere, and views of them, have no offset.
-    live_bytes: the most that is alive during any one step; no plan can need less.
-    lives: the values with memory of their own.
+    live_bytes: the most memory that is alive during one step; no plan can need less.
+    lives: the lifetimes of values with memory of their own.
     """
 
     offsets: Mapping[Value, int]
@@ -53,7 +56,7 @@ def plan_memory(
 
     elsewhere: values that have other memory.
     side_by_side: steps that do not need each other's results can run at the same time.
-    held: values whose memory is not used again.
+    held: values whose memory is never used for another one.
     """
     inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
@@ -62,7 +65,7 @@ def plan_memory(
     end = len(program.steps)
     lives = [replace(life, last=end) if life.value in held else life for life in lives]
     bound = _live_bytes(lives, end)
-    best, height = _arranged(lives, bound)
+    best, height = _lowest(lives, bound)
     at = {life.value: int(offset) for life, offset in zip(lives, best, strict=True)}
     for value, (source, start) in inside.items():
         if source in at:
@@ -77,9 +80,12 @@ _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
 )
 
 
-def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
-    """Return the lowest of some placements: each next order begins with the value that ended highest."""
-    tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # some hundredths of a second, whatever the size
+def _lowest(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
+    """Return the lowest of several placements. Each order starts with the values that ended highest in the one before.
+
+    bound: the search ends at a placement of this height, because none is lower.
+    """
+    tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # a few hundredths of a second for any number of values
     best, height = np.zeros(len(lives), np.int64), -1
     for by in _ORDERS:
         order = sorted(range(len(lives)), key=lambda i: by(lives[i]))
@@ -96,9 +102,9 @@ def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
 
 
 def alias(value: Value, place: int) -> int | None:
-    """Return where result `place` of a view begins in its operand's memory, in bytes.
+    """Return the offset, in bytes, of a result of a view in the memory of its operand.
 
-    None if cuDNN could not read it there, because it is not aligned; then it is copied.
+    None if it is not aligned as cuDNN needs it; the result is then copied.
     """
     assert value.node is not None
     start = view_offset(value.node, place) * value.type.dtype.itemsize
@@ -106,30 +112,30 @@ def alias(value: Value, place: int) -> int | None:
 
 
 def located(program: Program) -> dict[Value, tuple[Value, int]]:
-    """Return, for each value inside another's memory, the one that owns the memory, and the offset in bytes.
+    """Return, for each value inside the memory of another one, the owner of the memory, and the offset in bytes.
 
-    Raises VerifyError when concats in place want a value in two places, or none says where a part is.
+    Raises VerifyError if concats in place need a value in two places, or no concat says where a part is.
     """
     inside: dict[Value, tuple[Value, int]] = {}
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
-    for node in reversed(views):  # what holds others is joined after them
+    for node in reversed(views):  # backwards, because a concat of concats comes after them
         if not isinstance(node.op, Concat):
             continue
         if not joins_in_place(node):
             raise VerifyError(f"{node!r}: is no view")
         joined, start = node.result, 0
-        if joined.type.within and joined not in inside:  # the beginning of what a longer one joins
+        if joined.type.within and joined not in inside:  # it begins where its first operand is in a larger concat
             if node.operands[0] not in inside:
-                raise VerifyError(f"{node!r}: nothing says where it lies within {list(joined.type.within)}")
+                raise VerifyError(f"{node!r}: nothing says where it is within {list(joined.type.within)}")
             inside[joined] = inside[node.operands[0]]
         whole, base = inside.get(joined, (joined, 0))
         axis = node.op.axis % joined.type.rank
         for value in node.operands:
             place = (whole, base + start * joined.type.strides[axis] * joined.type.dtype.itemsize)
             if inside.setdefault(value, place) != place or value.node is None:
-                raise VerifyError(f"{node!r}: {quote(value.name)} cannot lie in its part of the result")
+                raise VerifyError(f"{node!r}: {quote(value.name)} cannot be in its part of the result")
             start += value.type.shape[axis]
-    for node in views:  # in the order of steps: a source comes before its views
+    for node in views:  # in order of steps, because an operand may be a view, too
         for index, value in enumerate(() if isinstance(node.op, Concat) else node.results):
             start = alias(value, index)
             if start is not None:
@@ -138,7 +144,7 @@ def located(program: Program) -> dict[Value, tuple[Value, int]]:
     for step in program.steps:
         for value in step.outputs:
             if value.type.within and value not in inside:
-                raise VerifyError(f"{quote(value.name)}: nothing says where it lies within {list(value.type.within)}")
+                raise VerifyError(f"{quote(value.name)}: nothing says where it is within {list(value.type.within)}")
     return inside
 
 
@@ -151,7 +157,7 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
     for index, step in enumerate(program.steps):
         for value in step.inputs:
             last[root(value)] = index
-        for value in step.outputs:  # the first part of a whole begins its life
+        for value in step.outputs:  # a larger value lives from its first part on
             home = root(value)
             if home is value or not _is_view(program, value):
                 first.setdefault(home, index)
@@ -162,10 +168,13 @@ def _lives(program: Program, inside: Mapping[Value, tuple[Value, int]]) -> list[
 
 
 def _prolonged(program: Program, lives: Sequence[Life], inside: Mapping[Value, tuple[Value, int]]) -> list[Life]:
-    """The same values, each alive until all that follows has to wait for the steps that touch it."""
+    """Prolong lifetimes for steps that run side by side.
+
+    A value then lives until each later step waits for all steps that read or write the value.
+    """
     made: dict[Value, int] = {}
     ahead_of: list[int] = []  # bits of the steps that must have run before each
-    touched: dict[Value, int] = {}
+    touched: dict[Value, int] = {}  # bits of the steps that read or write each value
     for index, step in enumerate(program.steps):
         before = 0
         for value in step.inputs:
@@ -198,8 +207,10 @@ def _live_bytes(lives: Sequence[Life], steps: int) -> int:
 
 
 def _place(lives: Sequence[Life], order: Sequence[int]) -> tuple[Offsets, int]:
-    """An offset for each value, placed in the order given: in the smallest gap that is large enough, among those
-    that are alive at the same time."""
+    """Place values in the given order; return the offset of each value, and the height.
+
+    A value gets the smallest gap that is large enough, between those that are alive at the same time.
+    """
     count = len(lives)
     first, last, begin, end = (np.zeros(count, np.int64) for _ in range(4))
     offsets, top = np.zeros(count, np.int64), 0

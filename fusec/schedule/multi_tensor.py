@@ -1,7 +1,7 @@
-"""Group the same few pointwise ops over many tensors: an optimiser's update of each parameter, casts of parameters.
+"""Group the same pointwise ops over many tensors, such as an optimiser's update of each parameter, into one step.
 
-Each group is one step, whose nodes form members, one per tensor, that share no value; one kernel runs them all.
-Groups are found before partitioning, because cuDNN would be asked about hundreds of small graphs.
+A step has a member for each tensor. Members share no value, and one kernel runs them all.
+Groups are formed before partitioning, because cuDNN would be asked about hundreds of small graphs.
 """
 
 from __future__ import annotations
@@ -10,22 +10,25 @@ import hashlib
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fusec.ir import DType, Graph, Node, Value
+from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import Cast, Pointwise
 from fusec.schedule.aliasing import same_storage
 
-MAX_ELEMENTS = 1 << 31  # of a tensor: kernels count in 32 bits
-_HALVES = (DType.F16, DType.BF16)
+MAX_ELEMENTS = 1 << 31  # of a tensor, because kernels count in 32 bits
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """Nodes of one size in order of dependency; what they read of others, and what others read of them."""
+    """Nodes of one size, in order of dependency.
+
+    reads: values that they read from outside; writes: results that are read outside.
+    key: equal for members that compute the same, also on other sizes.
+    """
 
     nodes: tuple[Node, ...]
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
-    key: Hashable  # equal for members that do the same, whatever their size
+    key: Hashable
 
     @property
     def size(self) -> int:
@@ -33,7 +36,7 @@ class Member:
 
 
 def is_flat(node: Node) -> bool:
-    """Tell if a node works element by element on packed tensors of one memory order, with scalars as other operands."""
+    """Tell if a node works element by element on packed tensors of one order; other operands may be scalars."""
     if not isinstance(node.op, (Pointwise, Cast)) or node.op.name == "gen_index":
         return False
     kind = node.results[0].type
@@ -47,7 +50,7 @@ def is_flat(node: Node) -> bool:
 
 
 def members(nodes: Iterable[Node]) -> list[Member] | None:
-    """Split flat nodes (in graph order) into members, in the order in which they begin.
+    """Split flat nodes (in graph order) into members.
 
     None if members of different sizes read each other, or a node is not flat.
     """
@@ -69,24 +72,23 @@ def members(nodes: Iterable[Node]) -> list[Member] | None:
         inside[node] = own
     place = {node: i for i, node in enumerate(inside)}
     parts = {id(part): part for part in inside.values()}
-    return [_member(_arranged(sorted(part, key=place.__getitem__))) for part in parts.values()]
+    return [_member(_in_member_order(sorted(part, key=place.__getitem__))) for part in parts.values()]
 
 
-def _arranged(nodes: Sequence[Node]) -> list[Node]:
-    """Sort nodes by their depth after what is read, then by what they compute, because gradients come in any order."""
-    said: dict[Value, tuple[int, bytes]] = {}
-    rank: dict[Node, tuple[int, bytes]] = {}
+def _in_member_order(nodes: Sequence[Node]) -> list[Node]:
+    """Sort nodes by depth, then by what they compute, because gradients of equal parameters come in any order."""
+    ranks: dict[Value, tuple[int, bytes]] = {}  # depth, and digest of what is computed
 
-    def of(value: Value) -> tuple[int, bytes]:
-        if value not in said:
-            said[value] = 0, repr((value.type.dtype.value, value.type.size == 1, repr(value.scalar()))).encode()
-        return said[value]
+    def rank(value: Value) -> tuple[int, bytes]:
+        if value not in ranks:
+            ranks[value] = 0, repr((value.type.dtype.value, value.type.size == 1, repr(value.scalar()))).encode()
+        return ranks[value]
 
     for node in nodes:
-        depths, texts = zip(*map(of, node.operands), strict=True)
-        what = repr((node.op.name, node.op.attributes, texts, node.results[0].type.dtype.value))
-        rank[node] = said[node.results[0]] = 1 + max(depths), hashlib.sha256(what.encode()).digest()
-    return sorted(nodes, key=rank.__getitem__)
+        depths, digests = zip(*map(rank, node.operands), strict=True)
+        computed = repr((node.op.name, node.op.attributes, digests, node.results[0].type.dtype.value))
+        ranks[node.results[0]] = 1 + max(depths), hashlib.sha256(computed.encode()).digest()
+    return sorted(nodes, key=lambda node: ranks[node.results[0]])
 
 
 def _member(nodes: Sequence[Node]) -> Member:
@@ -112,43 +114,45 @@ def _member(nodes: Sequence[Node]) -> Member:
     return Member(tuple(nodes), tuple(reads), tuple(writes), (single, *key))
 
 
-def alike(nodes: Sequence[Node]) -> list[Member] | None:
-    """Return the members of a step, if there are several and all do the same."""
+def equal_members(nodes: Sequence[Node]) -> list[Member] | None:
+    """Return the members of a step if there are several and all compute the same; else None."""
     found = members(nodes)
     return found if found is not None and len(found) > 1 and len({m.key for m in found}) == 1 else None
 
 
-def set_aside(graph: Graph, state: Mapping[str, str]) -> list[tuple[Node, ...]]:
-    """Return the multi-tensor steps of a program with state (by name, with the output that replaces it).
+def multi_tensor_steps(graph: Graph, state: Mapping[str, str]) -> list[tuple[Node, ...]]:
+    """Return the nodes of each multi-tensor step of a graph.
 
-    They are casts of state to 16 bits, and all ops that lead only to new state.
+    state: inputs of the state by name, with the output that replaces each.
+    Casts of state to 16 bits form such steps, and ops that only lead to new state.
     """
     replaced = {output for output in state.values() if output}
     if not state:
         return []
     names, last = graph.output_names, graph.return_node
-    tail: dict[Node, None] = {}
+    updates: dict[Node, None] = {}
     for node in reversed(list(graph.nodes)):
         uses = [use for value in node.results for use in value.uses]
-        if uses and is_flat(node) and all(user in tail or (user is last and names[i] in replaced) for user, i in uses):
-            tail[node] = None
+        only_for_state = all(user in updates or (user is last and names[i] in replaced) for user, i in uses)
+        if uses and only_for_state and is_flat(node):
+            updates[node] = None
     held = {v for v in graph.inputs if v.name in state}
-    head = [n for n in graph.nodes if n not in tail and is_flat(n) and _narrows(n, held)]
-    return [*_steps([[n] for n in head]), *_steps(_levels(list(reversed(tail))))]
+    casts = [n for n in graph.nodes if n not in updates and is_flat(n) and _narrows(n, held)]
+    return [*_steps([[n] for n in casts]), *_steps(_levels(list(reversed(updates))))]
 
 
 def _narrows(node: Node, held: set[Value]) -> bool:
-    return isinstance(node.op, Cast) and node.op.to in _HALVES and node.operands[0] in held
+    return isinstance(node.op, Cast) and node.op.to in HALVES and node.operands[0] in held
 
 
 def _levels(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Scalars by themselves, since tensors read them; then all others."""
+    """Separate the nodes that compute scalars, which come first because the others read them."""
     scalars = [n for n in nodes if n.results[0].type.size == 1]
     return [scalars, [n for n in nodes if n.results[0].type.size != 1]]
 
 
 def _steps(parts: Iterable[Sequence[Node]]) -> list[tuple[Node, ...]]:
-    """Members that do the same, as one step; a single node is no step of its own."""
+    """Join members with equal keys into steps; steps of a single node are left out."""
     groups: dict[Hashable, list[Member]] = {}
     for part in parts:
         for member in members(part) or []:

@@ -1,7 +1,7 @@
-"""Hold a graph partitioned into steps: which nodes run together, what is stored and what stays virtual.
+"""Define a program: a graph that is partitioned into steps.
 
-A value is virtual if it is made and used only inside one cuDNN partition: it never reaches memory and is not rounded
-to its storage type. That follows from the wiring and is computed here; nobody sets a flag.
+A value is virtual if only one cuDNN step computes and uses it. It never reaches memory, and is not rounded to its
+storage type. That is computed from the uses of the value.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from functools import cached_property
 
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value, print_node, quote
+from fusec.ops import STRIDED_VIEWS
 from fusec.plans.verdict import Legal, Refused
 from fusec.schedule.aliasing import is_view
-from fusec.schedule.multi_tensor import alike
-
-STRIDES = frozenset({"reshape", "transpose", "relayout", "slice", "split"})  # in a cuDNN step, they are no work
+from fusec.schedule.multi_tensor import equal_members
 
 
 class Kind(enum.Enum):
-    """Ways to run a step."""
+    """The kinds of steps."""
 
     CUDNN = "cudnn"  # one cuDNN execution plan
-    KERNEL = "kernel"  # a CuPy kernel, or the op's reference
-    VIEW = "view"  # no work: the result shares the operand's memory
+    KERNEL = "kernel"  # a kernel of fusec, or the references of the ops
+    VIEW = "view"  # no work, because the result shares the memory of the operand
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
     """One step: nodes of the program's graph, in graph order.
 
-    `body` is what is lowered: the nodes as a graph of their own, rewritten by the `spelling`s named.
-    Constants are nodes of it, so its inputs are the computed values the step reads, under their names in the graph.
-    `verdict` is cuDNN's answer for a CUDNN step.
+    body: the nodes as a separate graph, which is lowered. Constants are nodes of it, and its inputs are the computed
+        values that the step reads, under their names in the program's graph.
+    spelling: names of the rewrites that were applied to the body.
+    verdict: the answer of cuDNN, for a CUDNN step.
     """
 
     nodes: tuple[Node, ...]
@@ -45,40 +45,39 @@ class Partition:
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
-        """Return the values made elsewhere that the nodes read, without constants, each once."""
+        """Return the values that the step reads, without constants, each once."""
         return tuple(v for v in inputs_of(self.nodes) if v.literal is None)
 
     @cached_property
     def outputs(self) -> tuple[Value, ...]:
-        """Return the results used outside the partition: these are stored."""
+        """Return the results that are used outside the step; these are stored."""
         return outputs_of(self.nodes)
 
     @cached_property
     def virtual(self) -> tuple[Value, ...]:
-        """Return the results used only inside; empty unless cuDNN runs the step.
-
-        A result that nothing uses does not count.
-        """
+        """Return the results that are used only inside the step; results without uses do not count."""
         stored = set(self.outputs)
-        inside = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
-        return tuple(v for n in inside for v in n.results if v not in stored and v.uses)
+        return tuple(v for n in self._computing for v in n.results if v not in stored and v.uses)
+
+    @property
+    def _computing(self) -> list[Node]:
+        """Return the nodes without the views of a cuDNN step, which become strides of tensors."""
+        return [n for n in self.nodes if self.kind is not Kind.CUDNN or not isinstance(n.op, STRIDED_VIEWS)]
 
     @property
     def signature(self) -> str:
-        """Return the ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
+        """Return the ops joined by `+`, in order: `conv+bias+add+relu`.
 
-        Views before a computation are strides of its operands and left out.
-        The same ops over several tensors appear once, with their number.
+        The views of a cuDNN step are left out. Ops over several tensors appear once, with the number of tensors.
         """
-        computing = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
-        same = alike(self.nodes) if self.kind is Kind.KERNEL and len(self.nodes) > 1 else None
+        same = equal_members(self.nodes) if self.kind is Kind.KERNEL and len(self.nodes) > 1 else None
         if same is not None:
             return f"{len(same)} x " + "+".join(map(display_name, same[0].nodes))
-        return "+".join(display_name(n) for n in computing or self.nodes)
+        return "+".join(map(display_name, self._computing or self.nodes))
 
     @property
     def virtual_bytes(self) -> int:
-        """Return how many bytes are neither written nor read back, because they stay virtual."""
+        """Count the bytes that are neither written nor read, because values are virtual."""
         return sum(2 * v.type.nbytes for v in self.virtual)
 
 
@@ -93,7 +92,7 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Steps in an order that respects dependencies. Every node but constants is in exactly one step."""
+    """A graph partitioned into steps, in topological order. Every node except constants is in exactly one step."""
 
     graph: Graph
     steps: tuple[Partition, ...]
@@ -106,7 +105,7 @@ class Program:
 
     @property
     def launches(self) -> int:
-        """Return the number of steps that do work: all but views."""
+        """Count the steps that do work: all except views."""
         return sum(step.kind is not Kind.VIEW for step in self.steps)
 
     def is_virtual(self, value: Value) -> bool:
@@ -116,9 +115,9 @@ class Program:
         return value not in self.step_of[value.node].outputs
 
     def verify(self) -> None:
-        """Raise VerifyError unless the steps cover every node once, in an order that respects dependencies.
+        """Raise VerifyError unless the steps cover every node once, in topological order.
 
-        Each body must read and return what its nodes do.
+        Each body must read and return the same values as its nodes.
         """
         covered: set[Node] = set()
         made: set[Value] = set(self.graph.inputs)
@@ -157,21 +156,21 @@ class Program:
 
 
 def inputs_of(nodes: Sequence[Node]) -> tuple[Value, ...]:
-    """Return the values the nodes read and do not make, each once, in order of first use."""
+    """Return the values that the nodes read and do not compute, each once, in order of first use."""
     made = {v for n in nodes for v in n.results}
     return tuple(dict.fromkeys(v for n in nodes for v in n.operands if v not in made))
 
 
 def outputs_of(nodes: Sequence[Node]) -> tuple[Value, ...]:
-    """Return the results that something outside the nodes (the return node too) uses."""
+    """Return the results that are used outside the nodes; the return node is outside, too."""
     inside = set(nodes)
     return tuple(v for n in nodes for v in n.results if any(user not in inside for user in v.users))
 
 
 def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
-    """Return the nodes (in graph order) as a graph of their own, under their names in `graph`.
+    """Copy nodes (in graph order) into a graph of their own, in which values keep their names.
 
-    Computed operands are inputs, constant ones are copied in, results used outside are outputs.
+    Computed operands become inputs, constant operands are copied, and results that are used outside become outputs.
     """
     operands = inputs_of(nodes)
     constants = [v.node for v in operands if v.literal is not None and v.node is not None]
@@ -185,7 +184,7 @@ def alone(graph: Graph, node: Node) -> Partition:
 
 
 def display_name(node: Node) -> str:
-    """Return the op's name as reports show it: adding a constant vector along one dim is a `bias`."""
+    """Return the name of an op as reports show it: an add of a constant vector along one dim is a `bias`."""
     op: Op = node.op
     if op.name == "add" and any(map(_is_constant_vector, node.operands)):
         return "bias"

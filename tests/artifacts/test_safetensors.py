@@ -65,5 +65,5 @@ def test_no_tensor_begins_or_ends_outside_of_the_file(offsets: tuple[int, int]) 
     write(file, [Literal.of(np.array([7], np.int32), "w")])
     data = file.getvalue().replace(b"[0, 4]", f"[{offsets[0]}, {offsets[1]}]".encode().ljust(6))
     length = len(data) - len(file.getvalue()) + int.from_bytes(file.getvalue()[:8], "little")
-    with pytest.raises(ModelError, match="does not lie at bytes"):
+    with pytest.raises(ModelError, match="is not stored at bytes"):
         read(memoryview(length.to_bytes(8, "little") + data[8:]))

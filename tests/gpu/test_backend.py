@@ -578,7 +578,7 @@ def test_a_lock_says_whether_steps_run_side_by_side(
     net = driver.compile("model")
     lock = net.lock()
     order = next(entry for entry in lock.entries if entry.name == "model")
-    assert order.form[0].runs == ("side by side" if faster else "in order")
+    assert order.split[0].runs == ("side by side" if faster else "in order")
     lockfile.write(tmp_path / "fusec.lock", lock)
     net.save(tmp_path / "model.fusec")
     if faster:

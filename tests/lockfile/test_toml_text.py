@@ -47,4 +47,4 @@ def test_parts_keep_their_own_forms() -> None:
     found = lock(replace(ONE, parts=parts))
     assert found.entries[0].parts == parts
     assert found.choice(ONE.work, "h200") is None, "none of its plans runs the whole step"
-    assert [part.spelling for part in found.entries[0].form] == [("as_convolution",), (), ()]
+    assert [part.spelling for part in found.entries[0].split] == [("as_convolution",), (), ()]

@@ -1,4 +1,4 @@
-"""Views as strides and dims as frames: every placement names the same elements of memory as the view does."""
+"""Views as strides and dims as foldings: every placement names the same elements of memory as the view does."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from fusec.errors import LoweringError
 from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.lowering.dim_folding import (
-    Frame,
+    DimFolding,
     Strided,
     backward,
-    matrix_frame,
-    pointwise_frame,
+    matrix_folding,
+    pointwise_folding,
     regular_strides,
     reshape_strides,
-    spatial_frame,
+    spatial_folding,
     trace,
 )
 from fusec.ops import Relayout, Reshape, Transpose, pw
@@ -126,16 +126,16 @@ def test_reshapes_that_copy_nothing() -> None:
     assert reshape_strides(node, (4, 6), (0, 1), (4, 2, 3)) == (0, 3, 1), "a broadcast dim stays one"
 
 
-# frames -----------------------------------------------------------------------------------------------
+# foldings -----------------------------------------------------------------------------------------------
 
 
-def covers(frame: Frame, shape: Sequence[int], strides: Sequence[int]) -> None:
-    """What the frame places reads, at each point of the iteration space, what the tensor has there."""
-    dims, placed = frame.place("t", shape, strides)
+def covers(folding: DimFolding, shape: Sequence[int], strides: Sequence[int]) -> None:
+    """What the folding places reads, at each point of the iteration space, what the tensor has there."""
+    dims, placed = folding.place("t", shape, strides)
     flat = np.arange(1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)), dtype=np.int64)
-    whole = np.broadcast_to(elements(flat, shape, strides), frame.shape)
-    seen = np.broadcast_to(elements(flat, dims, placed), frame.dims)
-    grouped = whole.transpose([axis for group in frame.groups for axis in group])
+    whole = np.broadcast_to(elements(flat, shape, strides), folding.shape)
+    seen = np.broadcast_to(elements(flat, dims, placed), folding.dims)
+    grouped = whole.transpose([axis for group in folding.groups for axis in group])
     np.testing.assert_array_equal(seen.reshape(-1), grouped.reshape(-1))
 
 
@@ -153,11 +153,11 @@ def operand_of(draw: st.DrawFn, shape: tuple[int, ...]) -> TensorType:
 @given(SHAPES, st.booleans(), st.data())
 def test_matrix_frames_place_what_they_accept(shape: tuple[int, ...], fold: bool, data: st.DataObject) -> None:
     type = data.draw(operand_of(shape))
-    frame = matrix_frame(shape, fold)
-    assert len(frame.groups) == 3
-    assert math.prod(frame.dims) == math.prod(shape)
+    folding = matrix_folding(shape, fold)
+    assert len(folding.groups) == 3
+    assert math.prod(folding.dims) == math.prod(shape)
     try:
-        covers(frame, type.shape, type.strides)
+        covers(folding, type.shape, type.strides)
     except LoweringError:
         assert len(shape) > 2, "three dims or fewer need no merging, but where batch and rows join"
 
@@ -169,12 +169,12 @@ def test_matrix_frames_place_what_they_accept(shape: tuple[int, ...], fold: bool
 def test_dims_with_gaps_between_them_are_not_merged(within: tuple[int, ...], merges: bool) -> None:
     """Dims 1 and 2, and dims 2 and 3, of a part of something larger."""
     part = TensorType((2, 3, 4, 5), DType.F32, (), within)
-    frame = Frame(part.shape, ((0,), (1, 2, 3), ()), (0, 1, 2))
+    folding = DimFolding(part.shape, ((0,), (1, 2, 3), ()), (0, 1, 2))
     if merges:
-        assert frame.place("x", part.shape, part.strides) == ((2, 60, 1), (part.strides[0], 1, 1))
+        assert folding.place("x", part.shape, part.strides) == ((2, 60, 1), (part.strides[0], 1, 1))
         return
     with pytest.raises(LoweringError, match="its memory order does not let dims be merged"):
-        frame.place("x", part.shape, part.strides)
+        folding.place("x", part.shape, part.strides)
 
 
 @given(SHAPES, st.data())
@@ -183,17 +183,17 @@ def test_pointwise_frames_place_every_tensor_they_are_made_for(shape: tuple[int,
     types = [TensorType(shape, DType.F32, tuple(order)), *data.draw(st.lists(operand_of(shape), max_size=2))]
     _, root = an_input((1,))
     try:
-        frame = pointwise_frame(shape, order, [Strided(root, t.shape, t.strides) for t in types])
+        folding = pointwise_folding(shape, order, [Strided(root, t.shape, t.strides) for t in types])
     except LoweringError as error:
         assert "cuDNN takes 3" in str(error)  # noqa: PT017 - the other outcome is the test
         return
-    assert len(frame.dims) == 3
-    assert math.prod(frame.dims) == math.prod(shape)
+    assert len(folding.dims) == 3
+    assert math.prod(folding.dims) == math.prod(shape)
     for type in types:
-        dims, placed = frame.place("t", type.shape, type.strides)
+        dims, placed = folding.place("t", type.shape, type.strides)
         flat = np.arange(type.size)
         whole = np.broadcast_to(elements(flat, type.shape, type.strides), shape).transpose(order)
-        seen = np.broadcast_to(elements(flat, dims, placed), frame.dims)
+        seen = np.broadcast_to(elements(flat, dims, placed), folding.dims)
         np.testing.assert_array_equal(seen.reshape(-1), whole.reshape(-1))
 
 
@@ -202,31 +202,31 @@ def test_pointwise_frames_place_every_tensor_they_are_made_for(shape: tuple[int,
     [((2, 3, 4, 5), (2, 3, 4, 5)), ((2, 3, 5), (2, 3, 1, 5)), ((2, 3, 4, 5, 6), (2, 3, 4, 5, 6))],
 )
 def test_spatial_frames_lift_one_dim_to_two(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
-    frame = spatial_frame(shape)
-    assert frame.dims == dims
+    folding = spatial_folding(shape)
+    assert folding.dims == dims
     packed = TensorType(dims, DType.F32, (0, *range(2, len(dims)), 1))
-    assert frame.packed(shape) == (dims, packed.strides), "channels last"
-    covers(frame, shape, TensorType(shape, DType.F32).strides)
+    assert folding.packed(shape) == (dims, packed.strides), "channels last"
+    covers(folding, shape, TensorType(shape, DType.F32).strides)
 
 
 def test_channels_last_of_one_spatial_dim_stays_packed() -> None:
     """The lifted dim takes the stride that packing gives it, not one that overlaps."""
-    frame = spatial_frame((2, 3, 5))
-    assert frame.place("x", (2, 3, 5), (15, 1, 3)) == ((2, 3, 1, 5), (15, 1, 15, 3))
-    assert frame.place("x", (2, 3, 5), (15, 5, 1)) == ((2, 3, 1, 5), (15, 5, 15, 1)), "nor for row-major memory"
+    folding = spatial_folding((2, 3, 5))
+    assert folding.place("x", (2, 3, 5), (15, 1, 3)) == ((2, 3, 1, 5), (15, 1, 15, 3))
+    assert folding.place("x", (2, 3, 5), (15, 5, 1)) == ((2, 3, 1, 5), (15, 5, 15, 1)), "nor for row-major memory"
 
 
-def test_matrix_frames() -> None:
-    assert matrix_frame((2, 3, 4, 5), fold_batch=False).dims == (6, 4, 5)
-    assert matrix_frame((2, 3, 4, 5), fold_batch=True).dims == (1, 24, 5)
-    assert matrix_frame((4, 5), fold_batch=False).dims == (1, 4, 5)
+def test_matrix_foldings() -> None:
+    assert matrix_folding((2, 3, 4, 5), fold_batch=False).dims == (6, 4, 5)
+    assert matrix_folding((2, 3, 4, 5), fold_batch=True).dims == (1, 24, 5)
+    assert matrix_folding((4, 5), fold_batch=False).dims == (1, 4, 5)
 
 
 def test_neighbours_merge_where_every_tensor_allows() -> None:
     _, root = an_input((1,))
     full = Strided(root, (2, 3, 4, 5), (60, 20, 5, 1))
     channel = Strided(root, (3, 1, 1), (1, 1, 1))
-    assert pointwise_frame((2, 3, 4, 5), range(4), [full]).dims == (1, 1, 120)
+    assert pointwise_folding((2, 3, 4, 5), range(4), [full]).dims == (1, 1, 120)
     for shape, dims in (
         ((32, 56, 56, 96), (1, 32 * 56, 56 * 96)),
         ((64, 4096), (1, 64, 4096)),
@@ -234,11 +234,11 @@ def test_neighbours_merge_where_every_tensor_allows() -> None:
         ((1 << 20,), (1, 1, 1 << 20)),
     ):
         strides = TensorType(shape, DType.F16).strides
-        assert pointwise_frame(shape, range(len(shape)), [Strided(root, shape, strides)]).dims == dims
-    assert pointwise_frame((2, 3, 4, 5), range(4), [full, channel]).dims == (2, 3, 20)
+        assert pointwise_folding(shape, range(len(shape)), [Strided(root, shape, strides)]).dims == dims
+    assert pointwise_folding((2, 3, 4, 5), range(4), [full, channel]).dims == (2, 3, 20)
     nhwc = Strided(root, (2, 3, 4, 5), (60, 1, 15, 3))
-    assert pointwise_frame((2, 3, 4, 5), (0, 2, 3, 1), [nhwc, channel]).dims == (1, 40, 3)
-    assert pointwise_frame((1, 1), (0, 1), [Strided(root, (1, 1), (1, 1))]).dims == (1, 1, 1)
+    assert pointwise_folding((2, 3, 4, 5), (0, 2, 3, 1), [nhwc, channel]).dims == (1, 40, 3)
+    assert pointwise_folding((1, 1), (0, 1), [Strided(root, (1, 1), (1, 1))]).dims == (1, 1, 1)
 
 
 def test_more_than_three_dims_are_refused() -> None:
@@ -246,7 +246,7 @@ def test_more_than_three_dims_are_refused() -> None:
     full = Strided(root, (2, 3, 4, 5), (60, 20, 5, 1))
     grid = Strided(root, (2, 1, 4, 1), (4, 4, 1, 1))
     with pytest.raises(LoweringError, match=r"a pointwise graph over \[2, 3, 4, 5\] needs 4 dims; cuDNN takes 3"):
-        pointwise_frame((2, 3, 4, 5), range(4), [full, grid])
+        pointwise_folding((2, 3, 4, 5), range(4), [full, grid])
 
 
 @pytest.mark.parametrize(
@@ -258,11 +258,11 @@ def test_more_than_three_dims_are_refused() -> None:
     ],
 )
 def test_what_cannot_be_placed(shape: tuple[int, ...], strides: tuple[int, ...], said: str) -> None:
-    frame = Frame((2, 3, 4), ((), (0, 1), (2,)), (0, 1, 2))
+    folding = DimFolding((2, 3, 4), ((), (0, 1), (2,)), (0, 1, 2))
     with pytest.raises(LoweringError, match=said):
-        frame.place("t", shape, strides)
-    assert frame.place("t", (2, 3, 4), (12, 4, 1)) == ((1, 6, 4), (24, 4, 1))
-    assert frame.place("t", (4,), (1,)) == ((1, 1, 4), (4, 4, 1))
+        folding.place("t", shape, strides)
+    assert folding.place("t", (2, 3, 4), (12, 4, 1)) == ((1, 6, 4), (24, 4, 1))
+    assert folding.place("t", (4,), (1,)) == ((1, 1, 4), (4, 4, 1))
 
 
 @pytest.mark.parametrize(

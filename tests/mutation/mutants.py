@@ -701,8 +701,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "lower_rows_for_columns",
         "lowering",
         "lowering/dim_folding.py",
-        "return Frame(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))",
-        "return Frame(shape, (tuple(range(last - 1)), (last,), (last - 1,)), (0, 1, 2))",
+        "return DimFolding(shape, (tuple(range(last - 1)), (last - 1,), (last,)), (0, 1, 2))",
+        "return DimFolding(shape, (tuple(range(last - 1)), (last,), (last - 1,)), (0, 1, 2))",
         "matrices of a batch are read as their transposes",
     ),
     _m(

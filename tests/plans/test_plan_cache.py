@@ -175,7 +175,7 @@ def test_any_flipped_bit_or_cut_drops_the_entry_with_one_warning(store: PlanStor
     damaged += [whole[:size] for size in range(0, len(whole), 7)]
     for data in damaged:
         plan_file(store, "a").write_bytes(data)
-        with pytest.warns(UserWarning, match="dropped the remembered plan") as seen:
+        with pytest.warns(UserWarning, match="dropped the cached plan") as seen:
             assert store.get(key("a")) is None
         assert len(seen) == 1
         assert store.get(key("a")) is None  # and not a second warning

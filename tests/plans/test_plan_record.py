@@ -23,10 +23,11 @@ def test_a_choice_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     "broken",
     [{"engine": "4"}, {"engine": -1}, {"engine": True}, {"knobs": [[1]]}, {"knobs": [["a", 1]]}, {"knobs": None},
-     {"workspace_bytes": 1.5}, {"workspace_bytes": -1}, {"time_us": "fast"}],
+     {"workspace_bytes": 1.5}, {"workspace_bytes": -1}, {"time_us": "fast"}, {"complete": 1}],
 )  # fmt: skip
-def test_what_is_no_choice_is_refused(broken: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="choice of a plan"):
+def test_a_malformed_choice_is_refused(broken: dict[str, object]) -> None:
+    (field,) = broken
+    with pytest.raises(ValueError, match=f"{field} (is|are) .*, not "):
         Choice.from_json({**Choice(4, ((2, 1),)).to_json(), **broken})
 
 

@@ -1,4 +1,4 @@
-"""A warm cache on a file system that cannot be written: it serves what it holds, with one warning."""
+"""A warm cache on a file system that cannot be written: it serves its entries, with one warning."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def check_serves(folder: Path) -> None:
         assert plans.form(key("a")) == {"parts": [1]}
         assert plans.get(key("b")) is None
         assert plans.info().entries == 1
-    with pytest.warns(UserWarning, match=r"answers\.sqlite is read-only: it serves what it holds"):
+    with pytest.warns(UserWarning, match=r"answers\.sqlite is read-only: it serves its entries"):
         answers.put({"b": "no"})
-    with pytest.warns(UserWarning, match="the plan cache .* is read-only: it serves what it holds"):
+    with pytest.warns(UserWarning, match="the plan cache .* is read-only: it serves its entries"):
         plans.put(key("b"), ENTRY)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -9,7 +9,7 @@ import fusec
 from fusec import training
 from fusec.builder import Builder
 from fusec.driver import build
-from fusec.schedule.multi_tensor import alike, members, set_aside
+from fusec.schedule.multi_tensor import equal_members, members, multi_tensor_steps
 from fusec.schedule.program import Kind
 from fusec.text import parse
 
@@ -98,18 +98,18 @@ def test_a_step_that_is_not_finite_moves_nothing_but_the_scale() -> None:
         np.testing.assert_array_equal(now, held * 0.5 if name == "loss.scale" else held)
 
 
-def test_without_state_nothing_is_set_aside() -> None:
+def test_no_multi_tensor_steps_without_state() -> None:
     graph = parse("""graph "g" (%x: f32[4], %y: f32[4]) {
   %a = cast(%x) {to=f16}
   %b = cast(%y) {to=f16}
   return %a, %b
 }""")
-    assert set_aside(graph, {}) == []
-    (step,) = set_aside(graph, {"x": "", "y": ""})
-    assert len(alike(step) or []) == 2
+    assert multi_tensor_steps(graph, {}) == []
+    (step,) = multi_tensor_steps(graph, {"x": "", "y": ""})
+    assert len(equal_members(step) or []) == 2
 
 
-def test_what_a_reader_outside_needs_is_not_set_aside() -> None:
+def test_values_that_others_read_are_in_no_multi_tensor_step() -> None:
     graph = parse("""graph "g" (%p: f32[4], %q: f32[4], %g: f32[4], %h: f32[4]) {
   %n = add(%p, %g)
   %m = add(%q, %h)
@@ -117,7 +117,7 @@ def test_what_a_reader_outside_needs_is_not_set_aside() -> None:
   return %n, %m, %r
 }""")
     graph.set_outputs(list(graph.outputs), ["n", "m", "r"])
-    assert set_aside(graph, {"p": "n", "q": "m"}) == []  # of %n alone there would be no list
+    assert multi_tensor_steps(graph, {"p": "n", "q": "m"}) == []  # of %n alone there would be no list
 
 
 def test_members_of_two_sizes_that_read_each_other_are_none() -> None:
@@ -176,10 +176,10 @@ def test_what_does_something_else_is_no_member(what: str) -> None:
     graph = parse(text)
     nodes = [node for node in graph.nodes if node.op.name != "constant"]
     assert len(members(nodes) or []) == 2
-    assert alike(nodes) is None
+    assert equal_members(nodes) is None
     same = parse(text.replace(f"%b = {second}", f"%b = {first.replace('%p', '%q').replace('%g', '%h')}"))
     both = [node for node in same.nodes if node.op.name != "constant"]
-    assert (alike(both) is None) == bool(more)
+    assert (equal_members(both) is None) == bool(more)
 
 
 def test_members_take_the_same_operands_from_the_same_places() -> None:
@@ -191,5 +191,5 @@ def test_members_take_the_same_operands_from_the_same_places() -> None:
   %m = sub(%b, %h)
   return %n, %m
 }"""
-    assert alike(list(parse(text).nodes)) is None
-    assert alike(list(parse(text.replace("sub(%b, %h)", "sub(%b, %q)")).nodes)) is not None
+    assert equal_members(list(parse(text).nodes)) is None
+    assert equal_members(list(parse(text.replace("sub(%b, %h)", "sub(%b, %q)")).nodes)) is not None

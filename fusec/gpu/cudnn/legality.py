@@ -81,7 +81,7 @@ class Oracle:
         self._kin = kin
         self._hand_over = hand_over
         self.built: dict[str, tuple[Plan, bytes]] = {}  # by key of the graph
-        self._built: dict[Hashable, set[Identity]] = {}  # plans, by `CudnnGraph.kin`, which similar graphs share
+        self._built: dict[Hashable, set[Identity]] = {}  # plans, by `CudnnGraph.size_free_key`
         self._store = store if store is not None else Store()
         self._limit = workers or most_workers(target if device else None)
         self._memory: dict[str, Verdict] = {}
@@ -140,10 +140,10 @@ class Oracle:
         """Graphs that differ in size alone come after the first of them, because its plans spare them a compilation."""
         if not self._kin:
             return [graphs]
-        firsts = {graph.kin: graph.key for graph in reversed(graphs)}
+        firsts = {graph.size_free_key: graph.key for graph in reversed(graphs)}
         rounds: tuple[list[CudnnGraph], list[CudnnGraph]] = ([], [])
         for graph in graphs:
-            rounds[firsts[graph.kin] != graph.key].append(graph)
+            rounds[firsts[graph.size_free_key] != graph.key].append(graph)
         return [some for some in rounds if some]
 
     def _assume(self, graph: CudnnGraph) -> bool:
@@ -180,7 +180,7 @@ class Oracle:
         if isinstance(verdict, Legal) and graph.tensor_cores:
             built = {(plan.engine, plan.knobs) for plan in verdict.plans if plan.built and not plan.precompiled}
             if built:
-                self._built.setdefault(graph.kin, set()).update(built)
+                self._built.setdefault(graph.size_free_key, set()).update(built)
 
     def prove(self) -> dict[str, Any]:
         """Ask a worker about the smallest graph that needs a runtime-compiled engine, and return its library versions.
@@ -252,7 +252,7 @@ class Oracle:
             except EndedError as error:
                 died.append(WorkerDeath(str(error)))
                 break
-            proven = self._built.get(graph.kin, ()) if self._kin else ()
+            proven = self._built.get(graph.size_free_key, ()) if self._kin else ()
             try:
                 answer = worker.ask(graph, proven, self._hand_over)
             except RuntimeError:  # a defect of fusec, not of the worker

@@ -14,18 +14,18 @@ class SimilarGraphs:
     """
 
     def __init__(self) -> None:
-        self._by_kin: dict[Hashable, dict[str, CudnnGraph]] = {}
+        self._by_key: dict[Hashable, dict[str, CudnnGraph]] = {}
 
     def add(self, graph: CudnnGraph) -> None:
-        self._by_kin.setdefault(graph.kin, {})[graph.key] = graph
+        self._by_key.setdefault(graph.size_free_key, {})[graph.key] = graph
 
     def remove(self, graph: CudnnGraph) -> None:
-        self._by_kin.get(graph.kin, {}).pop(graph.key, None)
+        self._by_key.get(graph.size_free_key, {}).pop(graph.key, None)
 
     def of(self, graph: CudnnGraph) -> CudnnGraph | None:
         """Return the similar graph with the fewest changed dims, of these the nearest in size; None without one."""
         found: list[tuple[int, float, str]] = []
-        known = self._by_kin.get(graph.kin, {})
+        known = self._by_key.get(graph.size_free_key, {})
         for key, other in known.items():
             count, by = _changes(other, graph)
             if count:
@@ -39,7 +39,10 @@ def factor(known: CudnnGraph, graph: CudnnGraph) -> float:
 
 
 def _changes(known: CudnnGraph, graph: CudnnGraph) -> tuple[int, float]:
-    """Count the changed dims and return their common factor; no dims if factors differ. The graphs have one `kin`."""
+    """Count the changed dims and return their common factor; no dims if factors differ.
+
+    The graphs have the same `size_free_key`.
+    """
     count, new, old = 0, 0, 1
     for before, after in zip(known.tensors, graph.tensors, strict=True):
         if before.dims != after.dims:

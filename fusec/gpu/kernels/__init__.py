@@ -56,7 +56,7 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.
     """
-    written, work = nodes[0].graph.found, (find, *nodes, *outputs)
+    written, work = nodes[0].graph.memo, (find, *nodes, *outputs)
     if work not in written:
         written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
     return written[work]

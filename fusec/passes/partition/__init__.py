@@ -17,7 +17,7 @@ from fusec.passes.partition.cover import CoverSearch
 from fusec.passes.partition.equivalent_spellings import respell, spellings
 from fusec.passes.partition.oracle import Judge
 from fusec.passes.partition.verdict_cache import canonical_key
-from fusec.schedule.multi_tensor import set_aside
+from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, Partition, Program, Refusal, alone, body_of
 from fusec.targets.target import Target
 
@@ -40,7 +40,7 @@ def partition(
     progress: is called with the number of judged bodies, and of bodies known so far
     state: inputs that stay on the device, with the outputs that replace them
     """
-    planner = CoverSearch(graph, oracle, target, progress, set_aside(graph, state or {}))
+    planner = CoverSearch(graph, oracle, target, progress, multi_tensor_steps(graph, state or {}))
     plan = planner.run()
     steps: list[Partition] = []
     refusals = planner.refusals(plan)

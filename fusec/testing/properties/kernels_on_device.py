@@ -16,7 +16,7 @@ from fusec.gpu.autotune.step_candidates import apply_choices
 from fusec.gpu.kernels import FAMILIES, Kernel
 from fusec.ir import Graph, Node, TensorType, Value, quote
 from fusec.lowering.packing import pack, unpack
-from fusec.schedule.multi_tensor import set_aside
+from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, body_of, inputs_of, outputs_of
 from fusec.targets.target import load
 from fusec.testing.case import Case, MismatchError, Trust
@@ -91,7 +91,7 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
     program, graph = compiled.program, compiled.graph
     steps = apply_choices(program, {}, compiled.options.as_source).steps
     state = {f" {name}": name for name in graph.output_names} | {v.name: "" for v in graph.inputs}
-    for nodes in (*(step.nodes for step in steps if step.kind is not Kind.VIEW), *set_aside(graph, state)):
+    for nodes in (*(step.nodes for step in steps if step.kind is not Kind.VIEW), *multi_tensor_steps(graph, state)):
         outputs = outputs_of(nodes)
         found = ((family.__name__, family(nodes, outputs)) for family in FAMILIES)
         name, kernel = next(((name, kernel) for name, kernel in found if kernel is not None), ("", None))

@@ -16,7 +16,7 @@ from fusec.reference import evaluate_node
 from fusec.runtime import Executable, SimulatorBackend
 from fusec.schedule.buffer_donation import CHANNELS, in_place, reads
 from fusec.schedule.dependencies import Waits, waits
-from fusec.schedule.multi_tensor import alike, set_aside
+from fusec.schedule.multi_tensor import equal_members, multi_tensor_steps
 from fusec.schedule.program import Kind, Partition, Program, body_of
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.properties.fixtures import CASE, prepared, stored_values
@@ -115,7 +115,7 @@ def _multi_tensor_program(graph: Graph) -> Program:
     """Make each node a step, except ops that do the same to several inputs that are state."""
     names = dict(zip(graph.outputs, graph.output_names, strict=True))
     state = {old.name: names[new] for old, new in _updates(graph).items()}
-    multi_tensor, wiring = set_aside(graph, state), Wiring(graph)
+    multi_tensor, wiring = multi_tensor_steps(graph, state), Wiring(graph)
     taken = {node for nodes in multi_tensor for node in nodes}
     steps = [Partition(nodes, Kind.KERNEL, body_of(graph, nodes)) for nodes in multi_tensor]
     steps += [alone(graph, n) for n in graph.nodes if n not in taken and not isinstance(n.op, Constant)]
@@ -136,7 +136,7 @@ def _check_late_elements(
                     raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
         if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
             continue  # because these read a whole channel before they write
-        members = alike(step.nodes)
+        members = equal_members(step.nodes)
         right = _outputs(program, step, held, {})
         late = {old: right[new] for old, new in pairs.items()}
         for old, new in pairs.items():

@@ -99,9 +99,9 @@ def _steps(current: Current) -> None:
 
 def _calls(current: Current) -> None:
     module = cast("Any", lower_cudnn)
-    inner: Callable[[Any, list[Node]], lower_cudnn.Lowered] = module._written
+    inner: Callable[[Any, list[Node]], lower_cudnn.Lowered] = module._write
 
-    def written(b: Any, anchors: list[Node]) -> lower_cudnn.Lowered:
+    def write(b: Any, anchors: list[Node]) -> lower_cudnn.Lowered:
         lowered = inner(b, anchors)
         counters = current()
         for call in lowered.graph.calls if counters is not None else ():
@@ -111,7 +111,7 @@ def _calls(current: Current) -> None:
                 counters.add("calls", f"{call.op}.{call.mode}")
         return lowered
 
-    module._written = written
+    module._write = write
 
 
 def count_kernels(current: Current) -> None:

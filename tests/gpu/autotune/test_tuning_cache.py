@@ -81,7 +81,7 @@ def test_a_blob_that_is_cut_or_changed_is_dropped_and_made_anew(machine: Machine
     for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
         file.write_bytes(damaged)
         machine.built.clear()
-        with pytest.warns(UserWarning, match="dropped the remembered plan .*it will be made anew"):
+        with pytest.warns(UserWarning, match="dropped the cached plan .*it will be built anew"):
             net = build(tmp_path)
         assert machine.built, "it was chosen anew"
         check(net, 0)
@@ -387,13 +387,13 @@ def test_which_concats_are_in_place_is_kept_and_locked(
     again = improved(tmp_path)
     assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
     lock = lockfile.make([first])
-    runs = [e.form[0].runs for e in lock.entries if e.name == "concat"]
+    runs = [e.split[0].runs for e in lock.entries if e.name == "concat"]
     assert sorted(runs) == ["copy", "in place", "in place", "kernel"], "and the kernel that copies"
     assert lockfile.parse(lockfile.text_of(lock)).entries == lock.entries
     assert changes.changes(lock, fresh_one(), lambda graph, choice: True) == []
     kept = lockfile.apply(lock, fresh_one(), lambda graph, choice: True).compiled
     assert [str(step.body) for step in kept.program.steps] == [str(step.body) for step in first.program.steps]
-    less = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if e.form[0].runs != "copy"))
+    less = dataclasses.replace(lock, entries=tuple(e for e in lock.entries if e.split[0].runs != "copy"))
     with pytest.raises(CheckError, match=r"fusec\.lock: concat f32\[2,\d+,4,4\].* on h200: has no entry"):
         lockfile.apply(less, fresh_one(), lambda graph, choice: True)
     assert joins(fresh_one().program) == ["c view", "f view", "i view"]

@@ -86,8 +86,8 @@ def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> Non
     """Where asked for: without a compilation, and not for the disk, where answers are for everyone."""
     sizes = (("gelu", (1, 12, 64)), ("gelu", (1, 16, 64)), ("tanh", (1, 16, 64)))
     small, large, other = (pointwise(mode, dims, result=dims) for mode, dims in sizes)
-    assert small.kin == large.kin != other.kin
-    assert conv("relu").kin == conv("relu", size=14).kin != conv("bias", "relu").kin
+    assert small.size_free_key == large.size_free_key != other.size_free_key
+    assert conv("relu").size_free_key == conv("relu", size=14).size_free_key != conv("bias", "relu").size_free_key
     store = Store(tmp_path / "answers.sqlite")
     with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:
         first, second, third = (legal(oracle.judge([graph])[0]) for graph in (small, large, other))

@@ -278,11 +278,11 @@ def test_places_that_contradict_each_other_are_an_error() -> None:
     node = c1.nodes[0]
     graph.set_input(node, 0, values["f1"])
     graph.set_input(node, 1, values["f0"])
-    with pytest.raises(VerifyError, match="cannot lie in its part of the result"):
+    with pytest.raises(VerifyError, match="cannot be in its part of the result"):
         plan_memory(program)
     lone = place(BLOCK)
     steps = tuple(s if s.kind is not Kind.VIEW else replace(s, kind=Kind.KERNEL) for s in lone.steps)
-    with pytest.raises(VerifyError, match="nothing says where it lies"):
+    with pytest.raises(VerifyError, match="nothing says where it is"):
         plan_memory(replace(lone, steps=steps))
 
 

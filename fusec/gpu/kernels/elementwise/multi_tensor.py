@@ -12,7 +12,7 @@ from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
 from fusec.ir import Node, TensorType, Value
-from fusec.schedule.multi_tensor import Member, alike
+from fusec.schedule.multi_tensor import Member, equal_members
 
 MAX_POINTERS = 480  # of a launch, because its parameters have 4 KB
 PER_THREAD = 16  # elements, so that finding the pointers costs little in comparison
@@ -27,7 +27,7 @@ class _Local(Arguments):
 
 def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel of equal pointwise ops over many tensors; None for other steps."""
-    found = alike(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
+    found = equal_members(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
     if found is None:
         return None
     found = [member for member in found if member.size]
