@@ -7,14 +7,12 @@ from the product.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import Attention, MatMul, Reshape, Rotary, Slice, Transpose
 from fusec.passes.attention.merge_qkv import Projection, as_projection, merged_product
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import single_use, substitute
 
 HEADS_FIRST = (0, 2, 1, 3)
 
@@ -27,11 +25,10 @@ class _Heads:
     value: Value
 
 
-@dataclass(frozen=True)
-class MergeRotaryProjections:
+class MergeRotaryProjections(Pass):
     """Merge products of one tensor that go to attention, two of them through a rotary embedding."""
 
-    name: ClassVar[str] = "merge_turned"
+    name = "merge_turned"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

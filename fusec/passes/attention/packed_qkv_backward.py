@@ -7,21 +7,16 @@ transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import Graph, Node, Value
 from fusec.ops import AttentionBackward, Concat, Reshape, Slice, Split, Transpose
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import single_use, substitute
 
 
-@dataclass(frozen=True)
-class DuplicateBackwardViews:
-    """Duplicate views before attention's gradients; the pass has no options."""
+class DuplicateBackwardViews(Pass):
+    """Duplicate views before attention's gradients."""
 
-    name: ClassVar[str] = "own_views"
+    name = "own_views"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, Value, positions
 from fusec.ops import Attention, AttentionTrain
-from fusec.passes.base import Options
-from fusec.passes.rewriting.rewriter import Local, Rewriter, rewrite
-from fusec.passes.rules.attention import RULES, attention
+from fusec.passes.base import Options, RulePass
+from fusec.passes.rewriting.rewriter import Local, rewrite
+from fusec.passes.rules.attention import attention
 
 
-@dataclass(frozen=True)
-class RecogniseAttention:
+class RecogniseAttention(RulePass):
     """Replace products and a softmax by attention where they are, or will be, stored in 16 bits.
 
     In fp32 they stay, because their products then run on engines of true fp32.
     """
 
-    name: ClassVar[str] = "attend"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+    name = "attend"
+    rules = (attention,)
 
     def run(self, graph: Graph, options: Options) -> None:
         def apply(graph: Graph, node: Node) -> Value | None:

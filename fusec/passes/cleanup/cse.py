@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Op
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
 
-@dataclass(frozen=True)
-class EliminateCommonSubexpressions:
+class EliminateCommonSubexpressions(Pass):
     """Compute equal things once (common subexpression elimination)."""
 
-    name: ClassVar[str] = "cse"
+    name = "cse"
 
     def run(self, graph: Graph, options: Options) -> None:
         first: dict[Hashable, Node] = {}

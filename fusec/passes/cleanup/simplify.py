@@ -6,14 +6,13 @@ x + 0 = x loses only the sign of a zero. x * 0 stays, because it is NaN where x 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 from fusec.ir import DType, Graph, Node, Op, Value
 from fusec.ops import AvgPool, Cast, Concat, Expand, MaxPool, Pad, Reduce, Reshape, Resize, Slice, Split, Transpose
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
-from fusec.passes.rewriting.rewriter import Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import local
 
 
 def _if_same_type(node: Node, value: Value) -> Value | None:
@@ -85,7 +84,7 @@ def _cast_nothing(graph: Graph, node: Node) -> Value | None:
         source = only_operand(x)
         if source.type.dtype == op.to:
             return _if_same_type(node, source)
-        return graph.insert(op, [source], before=node, types=[node.result.type]).result
+        return graph.add(op, source, before=node)
     return None
 
 
@@ -110,7 +109,7 @@ def reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
         source = only_operand(x)
         if source.type.shape == op.shape and source.type == node.result.type:
             return source
-        return graph.insert(op, [source], before=node, types=[node.result.type]).result
+        return graph.add(op, source, before=node)
     return None
 
 
@@ -124,7 +123,7 @@ def transpose_of_transpose(graph: Graph, node: Node) -> Value | None:
         perm, source = tuple(inner.perm[p] for p in op.perm), only_operand(x)
         if perm == tuple(range(len(perm))) and source.type == node.result.type:
             return source
-        return graph.insert(Transpose(perm), [source], before=node, types=[node.result.type]).result
+        return graph.add(Transpose(perm), source, before=node)
     return None
 
 
@@ -143,7 +142,7 @@ def _expand_nothing(graph: Graph, node: Node) -> Value | None:
     if op.shape == x.type.shape:
         return _if_same_type(node, x)
     if made_by(x, "expand"):
-        return graph.insert(op, [only_operand(x)], before=node, types=[node.result.type]).result
+        return graph.add(op, only_operand(x), before=node)
     return None
 
 
@@ -160,7 +159,7 @@ def _concat_of_one(graph: Graph, node: Node) -> Value | None:
         return _if_same_type(node, parts[0])
     if not parts or parts == list(node.operands):
         return None
-    return graph.insert(op, parts, before=node, types=[node.result.type]).result
+    return graph.add(op, *parts, before=node)
 
 
 @local("concat", equation="concat(split(x)) = x")
@@ -189,7 +188,7 @@ def _slice_nothing(graph: Graph, node: Node) -> Value | None:
         starts = tuple(a + b * s for a, b, s in zip(inner.starts, op.starts, inner.steps, strict=True))
         steps = tuple(a * b for a, b in zip(inner.steps, op.steps, strict=True))
         both = Slice(starts, op.sizes, steps)
-        return graph.insert(both, [only_operand(x)], before=node, types=[node.result.type]).result
+        return graph.add(both, only_operand(x), before=node)
     return None
 
 
@@ -202,7 +201,7 @@ def _pad_nothing(graph: Graph, node: Node) -> Value | None:
     if not isinstance(inner, Pad) or inner.mode != "constant" or op.mode != "constant" or inner.value != op.value:
         return None
     both = Pad(tuple(a + b for a, b in zip(inner.pads, op.pads, strict=True)), "constant", op.value)
-    return graph.insert(both, [only_operand(x)], before=node, types=[node.result.type]).result
+    return graph.add(both, only_operand(x), before=node)
 
 
 @local("reduce", equation="reduce(x, axes of size 1) = reshape(x) for sum, mean, max, min, prod")
@@ -212,7 +211,7 @@ def _reduce_nothing(graph: Graph, node: Node) -> Value | None:
         return None
     if op.keepdims or not op.axes:
         return _if_same_type(node, x)
-    return graph.insert(Reshape(node.result.type.shape), [x], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), x, before=node)
 
 
 @local("max_pool", "avg_pool", equation="max_pool(x, window=1, stride 1, no pads) = x")
@@ -231,35 +230,28 @@ def _resize_nothing(graph: Graph, node: Node) -> Value | None:
     return _if_same_type(node, x)
 
 
-RULES: tuple[Rewriter, ...] = (
-    _identity,
-    _add_zero,
-    _times_one,
-    _clip_nothing,
-    _twice_undone,
-    _with_itself,
-    _cast_nothing,
-    reshape_of_reshape,
-    transpose_of_transpose,
-    _transpose_of_ones,
-    _expand_nothing,
-    _concat_of_one,
-    _concat_of_split,
-    _split_of_one,
-    _slice_nothing,
-    _pad_nothing,
-    _reduce_nothing,
-    _pool_nothing,
-    _resize_nothing,
-)
-
-
-@dataclass(frozen=True)
-class Simplify:
+class Simplify(RulePass):
     """Remove ops without effect."""
 
-    name: ClassVar[str] = "simplify"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "simplify"
+    rules = (
+        _identity,
+        _add_zero,
+        _times_one,
+        _clip_nothing,
+        _twice_undone,
+        _with_itself,
+        _cast_nothing,
+        reshape_of_reshape,
+        transpose_of_transpose,
+        _transpose_of_ones,
+        _expand_nothing,
+        _concat_of_one,
+        _concat_of_split,
+        _split_of_one,
+        _slice_nothing,
+        _pad_nothing,
+        _reduce_nothing,
+        _pool_nothing,
+        _resize_nothing,
+    )

@@ -6,8 +6,7 @@ exact up to rounding. Integers stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,10 +14,10 @@ from fusec.errors import VerifyError
 from fusec.ir import Array, Graph, Node, Op, TensorType, Value
 from fusec.ops import Conv, ConvTranspose, MatMul, pw
 from fusec.ops.spec import broadcast
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import scale_inputs, scale_outputs, single_use, weight_place
+from fusec.passes.base import RulePass
+from fusec.passes.rewriting.affine_ops import scale_inputs, scale_outputs, weight_place
 from fusec.passes.rewriting.derived_constants import contents, derive, overflows, per_channel
-from fusec.passes.rewriting.rewriter import Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import local, single_use
 
 LINEAR = ("conv", "conv_transpose", "matmul")
 
@@ -41,7 +40,7 @@ def _scale_after_bias(graph: Graph, node: Node) -> Value | None:
     scaled = None if bias is None else _scaled(graph, y, f, node)
     if scaled is None or bias is None:
         return None
-    return graph.insert(pw("add"), [scaled, bias], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), scaled, bias, before=node)
 
 
 @local("mul", equation="mul(add(mul(x, a), b), f) = add(mul(x, a * f), b * f)")
@@ -59,7 +58,7 @@ def _line_of_line(graph: Graph, node: Node) -> Value | None:
     if slope is None or shift is None:
         return None
     scaled = graph.insert(pw("mul"), [x, slope], before=node, types=[y.type]).result
-    return graph.insert(pw("add"), [scaled, shift], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), scaled, shift, before=node)
 
 
 @local("add", "mul", equation="add(add(x, a), b) = add(x, a + b); mul(mul(x, a), b) = mul(x, a * b)")
@@ -73,7 +72,7 @@ def merge_constants(graph: Graph, node: Node) -> Value | None:
     both = _combined(graph, np.add if node.op.name == "add" else np.multiply, a, b, node)
     if both is None:
         return None
-    return graph.insert(node.op, [x, both], before=node, types=[node.result.type]).result
+    return graph.add(node.op, x, both, before=node)
 
 
 @local(*LINEAR, equation="conv(mul(x, f), w) = conv(x, f*w) per input channel; matmul too, per column of x")
@@ -107,7 +106,7 @@ def _shift_before(graph: Graph, node: Node) -> Value | None:
         return None
     plain = graph.insert(node.op, [x, w], before=node, types=[node.result.type], names=[node.result.name]).result
     bias = derive(graph, node, type, [w.literal], through, f"{node.result.name}.bias")
-    return graph.insert(pw("add"), [plain, bias], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), plain, bias, before=node)
 
 
 class _Through:
@@ -189,22 +188,15 @@ def _combined(graph: Graph, compute: Any, a: Value, b: Value, before: Node) -> V
     return derive(graph, before, type, [a.literal, b.literal], combine, larger)
 
 
-RULES: tuple[Rewriter, ...] = (
-    merge_constants,
-    _line_of_line,
-    _scale_after,
-    _scale_after_bias,
-    _scale_before,
-    _shift_before,
-)
-
-
-@dataclass(frozen=True)
-class FoldScales:
+class FoldScales(RulePass):
     """Fold constant factors into the weights next to them, and constant addends into one."""
 
-    name: ClassVar[str] = "fold_scales"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "fold_scales"
+    rules = (
+        merge_constants,
+        _line_of_line,
+        _scale_after,
+        _scale_after_bias,
+        _scale_before,
+        _shift_before,
+    )

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value
 from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 
 _WIDE = (DType.F64, DType.F32)
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
@@ -25,11 +24,10 @@ SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (
 READS_SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionBackward: (5,), BatchNormBySums: (3, 4)}
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(Pass):
     """Store tensors in `Options.storage`; the pass has no options of its own."""
 
-    name: ClassVar[str] = "precision"
+    name = "precision"
 
     def run(self, graph: Graph, options: Options) -> None:
         storage = options.storage

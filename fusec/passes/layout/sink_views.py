@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from dataclasses import replace
+from typing import cast
 
 from fusec.ir import Graph, Node, Op, Value
 from fusec.ops import Cast, Concat, Pad, Pointwise, Reduce, Reshape, Slice, Transpose
 from fusec.ops.pointwise import CLASSES
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.cleanup.simplify import reshape_of_reshape, transpose_of_transpose
-from fusec.passes.layout.compose_views import RULES as CHAINS
+from fusec.passes.layout.compose_views import RULES as COMPOSITIONS
 from fusec.passes.layout.compose_views import rows_after
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 POINTWISE = (*(name for name in CLASSES if name != "gen_index"), "cast")
 
@@ -36,7 +35,7 @@ def _transpose_down(graph: Graph, node: Node) -> Value | None:
     op = _permuted(node.op, perm)
     operands = [_before_transpose(graph, v, perm, node) for v in node.operands]
     inner = graph.insert(op, operands, before=node).result
-    return graph.insert(Transpose(perm), [inner], before=node, types=[node.result.type]).result
+    return graph.add(Transpose(perm), inner, before=node)
 
 
 def _shared_perm(node: Node) -> tuple[int, ...]:
@@ -107,7 +106,7 @@ def _reshape_down(graph: Graph, node: Node) -> Value | None:
     operands = [_before_reshape(graph, v, shape, node) for v in node.operands]
     inner = graph.insert(node.op, operands, before=node).result
     assert inner.type.shape == shape
-    return graph.insert(Reshape(node.result.type.shape), [inner], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), inner, before=node)
 
 
 def _first_reshaped(node: Node) -> Value:
@@ -171,7 +170,7 @@ def _rows_down(graph: Graph, node: Node) -> Value | None:
     if x.type.shape[-1:] != rows.type.shape[-1:]:
         x = _rows_apart(graph, node, x)
     product = graph.insert(node.op, [x, w], before=node).result
-    return graph.insert(Reshape(node.result.type.shape), [product], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), product, before=node)
 
 
 def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
@@ -183,22 +182,15 @@ def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
     return graph.add(Reshape((*lead, columns)), x, before=node)
 
 
-RULES: tuple[Rewriter, ...] = (
-    transpose_of_transpose,
-    reshape_of_reshape,
-    _transpose_down,
-    _reshape_down,
-    _rows_down,
-    *CHAINS,
-)
-
-
-@dataclass(frozen=True)
-class SinkViews:
+class SinkViews(RulePass):
     """Move transposes and reshapes down past pointwise ops, so that pairs cancel."""
 
-    name: ClassVar[str] = "move_views"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "move_views"
+    rules = (
+        transpose_of_transpose,
+        reshape_of_reshape,
+        _transpose_down,
+        _reshape_down,
+        _rows_down,
+        *COMPOSITIONS,
+    )

@@ -12,13 +12,8 @@ import numpy as np
 from fusec.ir import Array, Graph, Node, Value
 from fusec.ops import Conv, ConvTranspose, MatMul
 from fusec.passes.rewriting.derived_constants import along, contents, derive, overflows, product
-from fusec.passes.rewriting.rewriter import use_count
 
 Vector = np.ndarray[Any, Any]
-
-
-def single_use(value: Value) -> bool:
-    return use_count(value) == 1
 
 
 def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: Node) -> Value | None:

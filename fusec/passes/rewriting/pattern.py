@@ -103,7 +103,7 @@ class Rule:
 
     def apply(self, graph: Graph, node: Node) -> Value | None:
         match = self.match(node)
-        return None if match is None else self._build(graph, match)
+        return None if match is None else instantiate(graph, self.replacement, match.values, match.known, node)
 
     def match(self, node: Node, misses: list[Miss] | None = None) -> Match | None:
         """Return the first match of the pattern at `node`; collect misses if a list is given."""
@@ -150,12 +150,6 @@ class Rule:
                 shape = item.shape.value(match.known) if isinstance(item, Full) else ()
                 memo[item] = TensorType(shape, match.root.result.type.dtype)
         return memo[item]
-
-    def _build(self, graph: Graph, match: Match) -> Value:
-        new = instantiate(graph, self.replacement, match.values, match.known, match.root)
-        if isinstance(self.replacement, Apply):  # memory order belongs to the place, not to the op
-            graph.set_type(new, match.root.result.type)
-        return new
 
 
 class _Attempt:

@@ -131,7 +131,8 @@ def _unknown(value: Value, known: set[Node]) -> list[Node]:
 def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set[Node]:
     """Use `new` for `old` everywhere and erase unused nodes; return the erased ones.
 
-    `new` takes over the origin of all erased nodes, and if it is `fresh`, the name of `old`.
+    `new` takes over the origin of all erased nodes. If it is `fresh`, it also takes over the name and the memory order
+    of `old`, because these belong to the place in the graph.
     """
     if not old.type.same_value_type(new.type):
         raise VerifyError(f"{new!r} cannot replace {old!r}")
@@ -144,6 +145,7 @@ def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set
         new.node.origin = tuple(dict.fromkeys((*inherited, *new.node.origin)))
         if fresh:
             graph.rename(new, name)
+            graph.set_type(new, old.type)
     return set(erased)
 
 
@@ -165,3 +167,7 @@ def erase_unused(graph: Graph, node: Node) -> list[Node]:
 def use_count(value: Value) -> int:
     """Count the uses of a value. `len(value.uses)` copies, which is quadratic where thousands share a constant."""
     return len(value._uses)  # pyright: ignore[reportPrivateUsage] - counted without a copy
+
+
+def single_use(value: Value) -> bool:
+    return use_count(value) == 1

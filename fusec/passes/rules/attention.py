@@ -17,7 +17,7 @@ from fusec.errors import VerifyError
 from fusec.ir import Array, DType, Graph, Node, Op, Value
 from fusec.ops import Attention, Cast, Expand, MatMul, Reshape, Softmax, Transpose, pw
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
+from fusec.passes.rewriting.rewriter import NoMatch, local
 from fusec.reference import evaluate_node
 
 Shape = tuple[int, ...]
@@ -379,6 +379,3 @@ class _WithInfinity:
 
     def __call__(self, array: Array) -> Array:
         return np.where(array.astype(np.float64) <= self.lowest, -np.inf, array).astype(array.dtype)
-
-
-RULES: tuple[Rewriter, ...] = (attention,)

@@ -6,19 +6,15 @@ again, and the gradient of a convolution before needs no epilogue and keeps its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Pointwise
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 
 
-@dataclass(frozen=True)
-class ReluMaskFromNorm:
-    """Move relu's gradient into the norm's backward op; the pass has no options."""
+class ReluMaskFromNorm(Pass):
+    """Move relu's gradient into the norm's backward op."""
 
-    name: ClassVar[str] = "mask_by_norm"
+    name = "mask_by_norm"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -6,12 +6,9 @@ as fast as the norm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, channels_last
 from fusec.ops import BatchNormBySums, BatchNormTrain, ChannelSums, Conv
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.targets.target import DEFAULT, Target, load
 
 RESERVED_BYTES = 3 << 10  # of a block's shared memory, which the norm does not use for elements
@@ -32,11 +29,10 @@ def kept_bytes(target: Target) -> int:
 KEPT_BYTES = kept_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
 
 
-@dataclass(frozen=True)
-class SplitBatchNormStats:
-    """Split statistics off batch norms; the pass has no options."""
+class SplitBatchNormStats(Pass):
+    """Split statistics off batch norms."""
 
-    name: ClassVar[str] = "sums_in_front"
+    name = "sums_in_front"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
