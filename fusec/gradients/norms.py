@@ -97,7 +97,8 @@ def _batch_norm_train(step: BackwardStep) -> Gradients:
         parts.append(dx)
     count = x.size // x.shape[1]
     if dmean is not None:
-        parts.append(_per_channel(dmean * (1.0 / count), x.rank).expand(x.shape).astype(x.dtype))
+        part = _per_channel(dmean * (1.0 / count), x.rank).expand(x.shape).astype(x.dtype)
+        parts.append(part)
     if dinverse is not None:
         slope = _per_channel(dinverse * inverse * inverse * inverse * (-1.0 / count), x.rank)
         parts.append(((wide(x) - _per_channel(wide(mean), x.rank)) * wide(slope)).astype(x.dtype))

@@ -643,9 +643,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _m(
         "spell_as_conv_weight",
         "spellings",
-        "passes/partition/equivalent_spellings.py",
-        "literal.array.reshape(k, n).T).reshape(n, k, 1, 1)",
-        "literal.array.reshape(n, k)).reshape(n, k, 1, 1)",
+        "passes/partition/product_as_convolution.py",
+        "array.reshape(k, n).T).reshape(n, k, 1, 1)",
+        "array.reshape(n, k)).reshape(n, k, 1, 1)",
         "weights of a product are not transposed",
     ),
     # lowering

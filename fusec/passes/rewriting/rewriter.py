@@ -6,6 +6,7 @@ their origin.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -69,6 +70,22 @@ def local(*roots: str, equation: str) -> Callable[[Callable[[Graph, Node], Value
         return Local(function.__name__.strip("_"), equation, frozenset(roots), function)
 
     return decorate
+
+
+def on_copy(change: Callable[[Graph], None]) -> Callable[[Graph], Graph | None]:
+    """Make a function that changes a copy of a graph, and returns None if `change` raises NoMatch."""
+
+    @functools.wraps(change)
+    def changed(graph: Graph) -> Graph | None:
+        copy = graph.clone()
+        try:
+            change(copy)
+        except NoMatch:
+            return None
+        copy.prune()
+        return copy
+
+    return changed
 
 
 def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = ()) -> dict[str, int]:
