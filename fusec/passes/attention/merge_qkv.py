@@ -17,6 +17,7 @@ from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import single_use, substitute
 
+HEADS_FIRST = (0, 2, 1, 3)  # from [batch, rows, heads, features]
 ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import Attention, MatMul, Reshape, Rotary, Slice, Transpose
-from fusec.passes.attention.merge_qkv import Projection, as_projection, merged_product
+from fusec.passes.attention.merge_qkv import HEADS_FIRST, Projection, as_projection, merged_product
 from fusec.passes.base import Options, Pass
-from fusec.passes.rewriting.rewriter import single_use, substitute
-
-HEADS_FIRST = (0, 2, 1, 3)
+from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 
 
 @dataclass(frozen=True)
@@ -80,19 +78,17 @@ def _by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _heads(value: Value) -> _Heads | None:
     """Match transpose(reshape(linear layer)), where nothing else reads any of these; None if it does not match."""
-    turn = value.node
-    if turn is None or not isinstance(turn.op, Transpose) or turn.op.perm != HEADS_FIRST or not single_use(value):
+    transpose = made_by(value, Transpose)
+    if transpose is None or transpose.perm != HEADS_FIRST or not single_use(value):
         return None
-    split = turn.operands[0].node
-    if split is None or not isinstance(split.op, Reshape) or not single_use(split.result):
+    split = only_operand(value)
+    if not made_by(split, Reshape) or not single_use(split):
         return None
-    end = split.operands[0]
+    end = only_operand(split)
     if end.node is None or not single_use(end) or end.type.rank != 3:
         return None
-    product = end.node
-    if product.op.name == "add":
-        product = next((o.node for o in product.operands if o.node is not None and isinstance(o.node.op, MatMul)), None)
-    branch = as_projection(product) if product is not None and isinstance(product.op, MatMul) else None
+    product = next((v.node for v in (end, *end.node.operands) if made_by(v, MatMul)), None)
+    branch = as_projection(product) if product is not None else None
     return _Heads(branch, value) if branch is not None and branch.end is end else None
 
 

@@ -29,10 +29,10 @@ class RecogniseAttention(RulePass):
 
 def _keep_sums(graph: Graph) -> None:
     """Merge the forward attention with the one that a gradient computes for its sums."""
-    joined_already: set[Node] = set()
+    erased: set[Node] = set()
     for node in list(graph.nodes):
         op, operands = node.op, node.operands
-        if not isinstance(op, AttentionTrain) or node in joined_already:
+        if not isinstance(op, AttentionTrain) or node in erased:
             continue
         same = [
             user
@@ -44,17 +44,12 @@ def _keep_sums(graph: Graph) -> None:
         ]
         if not same:
             continue
-        place = positions(graph)
-        first = min(same, key=place.__getitem__)
-        if place[first] > place[node]:
-            first = node
-        joined = node
-        if first is not node:
-            joined = graph.insert(op, operands, before=first, origin=first.origin)
-        for other in dict.fromkeys((*same, node)):
+        first = min((*same, node), key=positions(graph).__getitem__)
+        joined = node if first is node else graph.insert(op, operands, before=first, origin=first.origin)
+        for other in (*same, node):
             if other is joined:
                 continue
             for old, new in zip(other.results, joined.results, strict=False):
                 graph.replace(old, new)
             graph.erase(other)
-            joined_already.add(other)
+            erased.add(other)

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from fusec.ir import Constant, Graph, Node, Op
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.passes.rewriting.rewriter import replace_node
 
 
 class EliminateCommonSubexpressions(Pass):
@@ -18,11 +19,8 @@ class EliminateCommonSubexpressions(Pass):
         first: dict[Hashable, Node] = {}
         for node in list(graph.nodes):
             earlier = first.setdefault(_key(node), node)
-            if earlier is node:
-                continue
-            for old, new in zip(node.results, earlier.results, strict=True):
-                graph.replace(old, new)
-            graph.erase(node)
+            if earlier is not node:
+                replace_node(graph, node, earlier)
 
 
 def _key(node: Node) -> Hashable:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fusec.errors import VerifyError
-from fusec.ir import Constant, Graph, Node, Value
+from fusec.ir import Constant, Graph, Node, Op, Value
 
 MAX_SWEEPS = 8  # a rewrite upstream may open one downstream of it only in the same sweep; the reverse is rare
 
@@ -145,6 +145,14 @@ def _unknown(value: Value, known: set[Node]) -> list[Node]:
     return list(found)
 
 
+def replace_node(graph: Graph, old: Node, new: Node) -> None:
+    """Use the results of `new` for those of `old`, whose types they take over, and erase `old`."""
+    for before, after in zip(old.results, new.results, strict=True):
+        graph.set_type(after, before.type)
+        graph.replace(before, after)
+    graph.erase(old)
+
+
 def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set[Node]:
     """Use `new` for `old` everywhere and erase unused nodes; return the erased ones.
 
@@ -188,3 +196,19 @@ def use_count(value: Value) -> int:
 
 def single_use(value: Value) -> bool:
     return use_count(value) == 1
+
+
+SomeOp = TypeVar("SomeOp", bound=Op)
+
+
+def made_by(value: Value, *kinds: type[SomeOp]) -> SomeOp | None:
+    """Return the op that computes a value, if it is of one of these kinds."""
+    op = value.node.op if value.node is not None else None
+    return op if isinstance(op, kinds) else None
+
+
+def only_operand(value: Value) -> Value:
+    """Return the operand of the one-operand node that computes a value."""
+    assert value.node is not None
+    (operand,) = value.node.operands
+    return operand

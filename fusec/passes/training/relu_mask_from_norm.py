@@ -9,6 +9,7 @@ from __future__ import annotations
 from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Pointwise
 from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import replace_node
 
 
 class ReluMaskFromNorm(Pass):
@@ -37,10 +38,7 @@ def _masked(graph: Graph, node: Node) -> None:
         return
     operands = [dy, *node.operands[1:], norm.operands[2]]
     made = graph.insert(BatchNormBackward(True), operands, before=node, origin=node.origin)
-    for old, new in zip(node.results, made.results, strict=True):
-        graph.set_type(new, old.type)
-        graph.replace(old, new)
-    graph.erase(node)
+    replace_node(graph, node, made)
     graph.erase(gradient)
 
 
