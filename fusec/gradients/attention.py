@@ -8,31 +8,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import HALVES, BackwardStep, Gradients, Rule, Rules, by_formula, wide
-from fusec.gradients.indexing import RULES as INDEXING
-from fusec.gradients.pointwise import RULES as POINTWISE
-from fusec.gradients.products import RULES as PRODUCTS
+from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula, wide
+from fusec.ir import HALVES
 from fusec.ops import AttentionBackward, AttentionTrain
 
 
 def _attention(step: BackwardStep, *operands: Tensor) -> Tensor:
     """Express attention by other ops: scores, their softmax, and the weighted sum of v. 16-bit floats use f32."""
-    op, b = step.op, step.b
     q, k, v, *bias = map(wide, operands)
-    (n, h, s, d), (_, g, t, _) = q.shape, k.shape
-    grouped = q.reshape(n, g, h // g, s, d)
-    scores = (grouped @ k[:, :, None].swapaxes(-1, -2)).reshape(n, h, s, t) * op.scale
-    if op.causal:
-        later = np.where(np.arange(t)[None, :] > np.arange(s)[:, None], -np.inf, 0.0)
-        bias.append(b.constant(later, scores.dtype))
-    for mask in bias:
-        scores = b.where(mask.eq(-math.inf), mask, scores + mask) if op.hides else scores + mask
-    if op.guarded:  # a row that sees no key has zeros as its result and its gradient
-        empty = scores.max(-1, keepdims=True).eq(-math.inf)
-        weights = b.where(empty, 0.0, b.where(empty, 0.0, scores).softmax())
+    scores = _scores(step, q, k, bias, step.op.hides)
+    if step.op.guarded:  # a row that sees no key has zeros as its result and its gradient
+        where, empty = step.b.where, scores.max(-1, keepdims=True).eq(-math.inf)
+        weights = where(empty, 0.0, where(empty, 0.0, scores).softmax())
     else:
         weights = scores.softmax()
-    return (weights.reshape(n, g, h // g, s, t) @ v[:, :, None]).reshape(n, h, s, v.shape[-1])
+    return _heads(_groups(weights, k) @ v[:, :, None])
 
 
 def _rotary(step: BackwardStep) -> Gradients:
@@ -66,14 +56,16 @@ def _backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, ...]:
     return tuple(g.astype(t.dtype) for g, t in zip((dq, dk, dv), step.y, strict=True))
 
 
-def _scores(step: BackwardStep, q: Tensor, k: Tensor, bias: Sequence[Tensor]) -> Tensor:
+def _scores(step: BackwardStep, q: Tensor, k: Tensor, bias: Sequence[Tensor], hides: bool = False) -> Tensor:
+    """Compute the scores; with `hides`, -infinity in a mask hides even a score that is NaN."""
     scores = _heads(_groups(q, k) @ k[:, :, None].swapaxes(-1, -2)) * step.op.scale
     rows, columns = scores.shape[-2:]
     if step.op.causal:
         later = np.where(np.arange(columns)[None, :] > np.arange(rows)[:, None], -np.inf, 0.0)
         bias = [*bias, step.b.constant(later, scores.dtype)]
     for mask in bias:
-        scores = scores + mask
+        added = scores + mask
+        scores = step.b.where(mask.eq(-math.inf), mask, added) if hides else added
     return scores
 
 
@@ -86,7 +78,7 @@ def _heads(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])
 
 
-_expressed = by_formula(_attention, lambda: _rules())
+_expressed = by_formula(_attention)
 
 
 def _rule(step: BackwardStep) -> Gradients:
@@ -106,11 +98,7 @@ def _rule(step: BackwardStep) -> Gradients:
 
 RULES: dict[str, Rule] = {
     "attention": _rule,
-    "attention_train": by_formula(_train, lambda: _rules()),
-    "attention_backward": by_formula(_backward, lambda: _rules()),
+    "attention_train": by_formula(_train),
+    "attention_backward": by_formula(_backward),
     "rotary": _rotary,
 }
-
-
-def _rules() -> Rules:
-    return {**POINTWISE, **PRODUCTS, **INDEXING}

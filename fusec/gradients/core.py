@@ -12,9 +12,7 @@ import numpy as np
 
 from fusec.builder import Builder, Tensor
 from fusec.errors import VerifyError
-from fusec.ir import Constant, DType, Node, Value
-
-HALVES = (DType.F16, DType.BF16)
+from fusec.ir import HALVES, Constant, DType, Node, Value
 
 
 @dataclass(frozen=True)
@@ -25,6 +23,7 @@ class BackwardStep:
     x, y: operands and results of the node.
     dys: gradient of each result, None for a result that has none.
     active: True for each operand that needs a gradient.
+    rules: gradient rules by op name, for rules that differentiate a formula.
     """
 
     b: Builder
@@ -33,6 +32,7 @@ class BackwardStep:
     y: tuple[Tensor, ...]
     dys: tuple[Tensor | None, ...]
     active: tuple[bool, ...]
+    rules: Rules
 
     @property
     def op(self) -> Any:
@@ -83,7 +83,7 @@ def reverse(
             raise VerifyError(f"{node!r}: {node.op.name} has no gradient rule")
         x, y = (tuple(Tensor(b, v) for v in side) for side in (node.operands, node.results))
         with b.with_origin_of(node):
-            given = rules[node.op.name](BackwardStep(b, node, x, y, tuple(got), needs))
+            given = rules[node.op.name](BackwardStep(b, node, x, y, tuple(got), needs, rules))
             parts = (given,) if given is None or isinstance(given, Tensor) else tuple(given)
             if len(parts) != len(x):
                 raise VerifyError(f"{node!r}: its rule gave {len(parts)} gradients for {len(x)} operands")
@@ -123,17 +123,17 @@ def wide(x: Tensor) -> Tensor:
     return x.astype(DType.F32) if x.dtype in HALVES else x
 
 
-def zeros(x: Tensor) -> Tensor:
-    return x.builder.constant(np.zeros((), x.dtype.numpy)).expand(x.shape)
+def zeros(like: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Make zeros of the dtype of a tensor, and of its shape unless another is given."""
+    return like.builder.constant(np.zeros((), like.dtype.numpy)).expand(like.shape if shape is None else shape)
 
 
-def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]], rules: Callable[[], Rules]) -> Rule:
+def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]]) -> Rule:
     """Make the gradient rule of an op that other ops can express.
 
     The rule adds the formula to the graph and differentiates it. The pass for dead code later removes unused ops.
 
     formula: called with the step and its operands; returns the results of the op.
-    rules: called when the rule runs; returns the rules of the ops of the formula.
     """
 
     def rule(step: BackwardStep) -> Gradients:
@@ -142,12 +142,8 @@ def by_formula(formula: Callable[..., Tensor | Sequence[Tensor]], rules: Callabl
         before = b.last
         made = formula(step, *operands)
         results = [made] if isinstance(made, Tensor) else list(made)
-        seeds: dict[Value, Tensor] = {}
-        for y, dy in zip(results, step.dys, strict=True):
-            if dy is not None:
-                seeds[y.value] = dy
-        nodes = b.since(before)
-        found = reverse(b, nodes, seeds, [x.value for x in operands], rules(), ())
+        seeds = {y.value: dy for y, dy in zip(results, step.dys, strict=True) if dy is not None}
+        found = reverse(b, b.since(before), seeds, [x.value for x in operands], step.rules, ())
         return [found.get(x.value) for x in operands]
 
     return rule

@@ -9,8 +9,20 @@ from fusec.gradients.core import BackwardStep, Gradients, Rule, zeros
 from fusec.ops import Cumulate, Gather, Pad, Resize, Scatter
 
 
+def moveaxis(x: Tensor, source: int, target: int) -> Tensor:
+    """Move one dim to another place, as np.moveaxis does."""
+    order = [i for i in range(x.rank) if i != source % x.rank]
+    order.insert(target % x.rank, source % x.rank)
+    return x.transpose(order)
+
+
+def sliced(x: Tensor, axis: int, piece: slice) -> Tensor:
+    """Slice one dim, which is not counted from the end."""
+    return x[(slice(None),) * axis + (piece,)]
+
+
 def reversed_along(x: Tensor, axis: int) -> Tensor:
-    return x[(slice(None),) * axis + (slice(None, None, -1),)]
+    return sliced(x, axis, slice(None, None, -1))
 
 
 def running(x: Tensor, kind: str, axis: int = -1, backwards: bool = False) -> Tensor:
@@ -23,11 +35,9 @@ def running(x: Tensor, kind: str, axis: int = -1, backwards: bool = False) -> Te
 
 def add_along(dy: Tensor, indices: Tensor, axis: int, size: int) -> Tensor:
     """Add slices of dy along an axis to a tensor of zeros, at `indices` of a dim of `size`."""
-    order = [axis, *(i for i in range(dy.rank) if i != axis)]
-    rows = dy.transpose(order)
-    total = dy.builder.constant(np.zeros((), dy.dtype.numpy)).expand(size, *rows.shape[1:])
-    added = dy.builder.apply(Scatter("add"), total, indices, rows)
-    return added.transpose([order.index(i) for i in range(dy.rank)])
+    rows = moveaxis(dy, axis, 0)
+    added = dy.builder.apply(Scatter("add"), zeros(dy, (size, *rows.shape[1:])), indices, rows)
+    return moveaxis(added, 0, axis)
 
 
 def _gather(step: BackwardStep) -> Gradients:
@@ -69,14 +79,12 @@ def _top_k(step: BackwardStep) -> Gradients:
     if dy is None:
         return None
     axis = op.axis % x.rank
-    order = [*(i for i in range(x.rank) if i != axis), axis]
-    axis_last = dy.transpose(order)
-    places = step.y[1].transpose(order).reshape(-1, op.k)
+    axis_last = moveaxis(dy, axis, -1)
+    places = moveaxis(step.y[1], axis, -1).reshape(-1, op.k)
     rows, size = places.shape[0], x.shape[axis]
     flat = (places + np.arange(rows, dtype=np.int64)[:, None] * size).reshape(-1)
-    total = step.b.constant(np.zeros((), x.dtype.numpy)).expand(rows * size)
-    added = step.b.apply(Scatter("add"), total, flat, axis_last.reshape(-1))
-    return added.reshape(*axis_last.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+    added = step.b.apply(Scatter("add"), zeros(x, (rows * size,)), flat, axis_last.reshape(-1))
+    return moveaxis(added.reshape(*axis_last.shape[:-1], size), -1, axis)
 
 
 def _cumulate(step: BackwardStep) -> Gradients:
@@ -90,13 +98,11 @@ def _cumulate(step: BackwardStep) -> Gradients:
     if op.kind == "sum":
         return running(dy, "sum", axis, backwards=True)
     size = x.shape[axis]
-    order = [*(i for i in range(x.rank) if i != axis), axis]
-    rows, loss = x.transpose(order), dy.transpose(order)
+    rows, loss = moveaxis(x, axis, -1), moveaxis(dy, axis, -1)
     # [..., i, j]: x_j, but 1 for j = i; its running product over j is the slope of y_j by x_i for j >= i
     others = step.b.where(step.b.constant(np.eye(size, dtype=np.bool_)), 1.0, rows[..., None, :])
     slopes = step.b.where(step.b.constant(np.triu(np.ones((size, size), np.bool_))), running(others, "prod"), 0.0)
-    found = (slopes * loss[..., None, :]).sum(-1)
-    return found.transpose([order.index(i) for i in range(x.rank)])
+    return moveaxis((slopes * loss[..., None, :]).sum(-1), -1, axis)
 
 
 # moves -----------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ def _slice(step: BackwardStep) -> Gradients:
             opened = dy.reshape(*dy.shape[: axis + 1], 1, *dy.shape[axis + 1 :])
             padded = step.b.apply(Pad(tuple(spread)), opened)
             dy = padded.reshape(*dy.shape[:axis], size * gap, *dy.shape[axis + 1 :])
-            dy = dy[(slice(None),) * axis + (slice(0, (size - 1) * gap + 1),)]
+            dy = sliced(dy, axis, slice((size - 1) * gap + 1))
         starts.append(first)
         ends.append(dim - first - dy.shape[axis])
     return step.b.apply(Pad((*starts, *ends)), dy) if any((*starts, *ends)) else dy
@@ -131,7 +137,7 @@ def _pad(step: BackwardStep) -> Gradients:
         if not (p0 or p1):
             continue
         if op.mode == "constant":
-            dy = dy[(slice(None),) * axis + (slice(p0, p0 + size),)]
+            dy = sliced(dy, axis, slice(p0, p0 + size))
         else:  # `source` is the index that each padded element copies
             source = np.pad(np.arange(size), (p0, p1), mode=op.mode)
             dy = add_along(dy, step.b.constant(source), axis, size)
@@ -156,10 +162,9 @@ def _resize(step: BackwardStep) -> Gradients:
         weights, rows = np.zeros((len(at), size)), np.arange(len(at))
         np.add.at(weights, (rows, low), 1 - (at - low))
         np.add.at(weights, (rows, np.minimum(low + 1, size - 1)), at - low)
-        order = [*(i for i in range(x.rank) if i != axis), axis]
-        axis_last = dy.transpose(order)
+        axis_last = moveaxis(dy, axis, -1)
         weighted = axis_last.reshape(-1, len(at)) @ step.b.constant(weights, x.dtype)
-        dy = weighted.reshape(*axis_last.shape[:-1], size).transpose([order.index(i) for i in range(x.rank)])
+        dy = moveaxis(weighted.reshape(*axis_last.shape[:-1], size), -1, axis)
     return dy
 
 
@@ -167,7 +172,7 @@ def _concat(step: BackwardStep) -> Gradients:
     axis, at = step.op.axis % step.x[0].rank, 0
     parts: list[Tensor] = []
     for x in step.x:
-        parts.append(step.dy[(slice(None),) * axis + (slice(at, at + x.shape[axis]),)])
+        parts.append(sliced(step.dy, axis, slice(at, at + x.shape[axis])))
         at += x.shape[axis]
     return parts
 

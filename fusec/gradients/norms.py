@@ -3,62 +3,56 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from fusec.builder import Tensor
-from fusec.gradients.core import HALVES, BackwardStep, Gradients, Rule, Rules, by_formula, wide
-from fusec.gradients.indexing import RULES as INDEXING
-from fusec.gradients.pointwise import RULES as POINTWISE
-from fusec.gradients.products import RULES as PRODUCTS
-from fusec.ir import DType
-from fusec.ops import BatchNormBackward, LayerNormBackward
+from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula, total, wide
+from fusec.ir import HALVES, DType
+from fusec.ops import BatchNormBackward, LayerNorm, LayerNormBackward
 
 
 def _per_channel(v: Tensor, rank: int) -> Tensor:
     return v.reshape(1, -1, *([1] * (rank - 2)))
 
 
-def _standardized(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor]:
-    """Subtract the mean and divide by the standard deviation. Returns the result and the inverse deviation."""
-    centred = x - x.mean(axes, keepdims=True)
-    inverse = ((centred * centred).mean(axes, keepdims=True) + epsilon).rsqrt()
-    return centred * inverse, inverse
+def _standardized(x: Tensor, axes: tuple[int, ...], epsilon: float, centred: bool = True) -> tuple[Tensor, Tensor]:
+    """Divide by the standard deviation; before that, subtract the mean if `centred`.
+
+    Returns the result and the inverse deviation.
+    """
+    shifted = x - x.mean(axes, keepdims=True) if centred else x
+    inverse = ((shifted * shifted).mean(axes, keepdims=True) + epsilon).rsqrt()
+    return shifted * inverse, inverse
 
 
-def _back(dnormal: Tensor, normal: Tensor, inverse: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _back(dnormal: Tensor, normal: Tensor, inverse: Tensor, axes: tuple[int, ...], centred: bool = True) -> Tensor:
     """Compute the gradient of `_standardized` from the gradient of its first result."""
     along = normal * (dnormal * normal).mean(axes, keepdims=True)
-    return (dnormal - dnormal.mean(axes, keepdims=True) - along) * inverse
+    return ((dnormal - dnormal.mean(axes, keepdims=True) if centred else dnormal) - along) * inverse
 
 
-def _layer_norm(step: BackwardStep) -> Gradients:
-    if _has_backward_op(step):
-        dx, dscale, dbias = step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon), step.dy, *step.x[:2])
-        return dx, dscale, *([dbias] if len(step.x) == 3 else [])
-    x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
-    axes = tuple(range(step.op.axis % x.rank, x.rank))
-    normal, inverse = _standardized(x, axes, step.op.epsilon)
-    dx = _back(dy * scale, normal, inverse, axes)
-    return dx, dy * normal, *([dy] if len(step.x) == 3 else [])
+def _row_norm(step: BackwardStep) -> Gradients:
+    """Differentiate layer_norm, or rms_norm, which does not subtract the mean.
+
+    layer_norm_backward needs a scale with one element for each normalised element.
+    """
+    op, (x, scale, *bias) = step.op, step.x
+    centred = isinstance(op, LayerNorm)
+    same_dtype = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
+    if x.size > 0 and scale.shape == x.shape[op.axis % x.rank :] and same_dtype:
+        backward = LayerNormBackward(op.axis, op.epsilon, centred)
+        return step.b.results(backward, step.dy, x, scale)[: len(step.x)]
+    dy = wide(step.dy)
+    return *_rows_back(op, dy, wide(x), wide(scale), centred), *([dy] if bias else [])
 
 
-def _has_backward_op(step: BackwardStep) -> bool:
-    """Tell if layer_norm_backward covers this step: `scale` has one element for each normalised element."""
-    x, scale = step.x[:2]
-    same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
-    return x.size > 0 and scale.shape == x.shape[step.op.axis % x.rank :] and same
-
-
-def _rms_norm(step: BackwardStep) -> Gradients:
-    if _has_backward_op(step):
-        return step.b.results(LayerNormBackward(step.op.axis, step.op.epsilon, False), step.dy, *step.x)
-    x, scale, dy = wide(step.x[0]), wide(step.x[1]), wide(step.dy)
-    axes = tuple(range(step.op.axis % x.rank, x.rank))
-    inverse = ((x * x).mean(axes, keepdims=True) + step.op.epsilon).rsqrt()
-    normal, dnormal = x * inverse, dy * scale
-    dx = (dnormal - normal * (dnormal * normal).mean(axes, keepdims=True)) * inverse
-    return dx, dy * normal
+def _rows_back(op: Any, dy: Tensor, x: Tensor, scale: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of a norm of rows: of x, and of the scale as if each row had one."""
+    axes = tuple(range(op.axis % x.rank, x.rank))
+    normal, inverse = _standardized(x, axes, op.epsilon, centred)
+    return _back(dy * scale, normal, inverse, axes, centred), dy * normal
 
 
 def _instance_norm(step: BackwardStep) -> Gradients:
@@ -96,20 +90,19 @@ def _batch_norm_train(step: BackwardStep) -> Gradients:
     x, scale, _ = step.x
     _, mean, inverse = step.y
     dy, dmean, dinverse = step.dys
-    dx: Tensor | None = None
-    dscale: Tensor | None = None
-    dbias: Tensor | None = None
+    parts: list[Tensor] = []
+    dscale = dbias = None
     if dy is not None:
         dx, dscale, dbias = step.b.results(BatchNormBackward(), dy, x, scale, mean, inverse)
+        parts.append(dx)
     count = x.size // x.shape[1]
     if dmean is not None:
         part = _per_channel(dmean * (1.0 / count), x.rank).expand(x.shape).astype(x.dtype)
-        dx = part if dx is None else dx + part
+        parts.append(part)
     if dinverse is not None:
         slope = _per_channel(dinverse * inverse * inverse * inverse * (-1.0 / count), x.rank)
-        part = ((wide(x) - _per_channel(wide(mean), x.rank)) * wide(slope)).astype(x.dtype)
-        dx = part if dx is None else dx + part
-    return dx, dscale, dbias
+        parts.append(((wide(x) - _per_channel(wide(mean), x.rank)) * wide(slope)).astype(x.dtype))
+    return total(parts), dscale, dbias
 
 
 def _batch_norm_backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,9 +127,9 @@ def _channel_sums(step: BackwardStep, operand: Tensor) -> tuple[Tensor, Tensor]:
 
 def _batch_norm_by_sums(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Express batch_norm_by_sums by other ops."""
-    x, scale, bias, total, squares = map(wide, operands)
+    x, scale, bias, sums, squares = map(wide, operands)
     count = x.size // x.shape[1]
-    mean = total * (1.0 / count)
+    mean = sums * (1.0 / count)
     inverse = ((squares * (1.0 / count) - mean * mean).relu() + step.op.epsilon).rsqrt()
     centred = x - _per_channel(mean, x.rank)
     y = centred * _per_channel(inverse * scale, x.rank) + _per_channel(bias, x.rank)
@@ -146,15 +139,9 @@ def _batch_norm_by_sums(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, 
 def _layer_norm_backward(step: BackwardStep, *operands: Tensor) -> tuple[Tensor, ...]:
     """Express layer_norm_backward by other ops."""
     dy, x, scale = map(wide, operands)
-    first = step.op.axis % x.rank
-    axes, rows = tuple(range(first, x.rank)), tuple(range(first))
-    if step.op.centred:
-        normal, inverse = _standardized(x, axes, step.op.epsilon)
-        return _back(dy * scale, normal, inverse, axes), (dy * normal).sum(rows), dy.sum(rows)
-    inverse = ((x * x).mean(axes, keepdims=True) + step.op.epsilon).rsqrt()
-    normal, dnormal = x * inverse, dy * scale
-    dx = (dnormal - normal * (dnormal * normal).mean(axes, keepdims=True)) * inverse
-    return dx, (dy * normal).sum(rows)
+    rows = tuple(range(step.op.axis % x.rank))
+    dx, dscale = _rows_back(step.op, dy, x, scale, step.op.centred)
+    return dx, dscale.sum(rows), *([dy.sum(rows)] if step.op.centred else [])
 
 
 def _lrn(step: BackwardStep) -> Gradients:
@@ -165,26 +152,22 @@ def _lrn(step: BackwardStep) -> Gradients:
     band = ((j >= i - before) & (j <= i - before + op.size - 1)).astype(np.float64)
     flat = (x.shape[0], channels, math.prod(x.shape[2:]))
     rows, loss = x.reshape(flat), dy.reshape(flat)
-    total = (step.b.constant(band, x.dtype) @ (rows * rows)) * (op.alpha / op.size) + op.bias
-    scaled = loss * total**-op.beta
-    around = step.b.constant(band.T, x.dtype) @ (scaled * rows / total)
+    divisor = (step.b.constant(band, x.dtype) @ (rows * rows)) * (op.alpha / op.size) + op.bias
+    scaled = loss * divisor**-op.beta
+    around = step.b.constant(band.T, x.dtype) @ (scaled * rows / divisor)
     return (scaled - rows * around * (2.0 * op.alpha * op.beta / op.size)).reshape(x.shape)
 
 
 RULES: dict[str, Rule] = {
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "layer_norm": _row_norm,
+    "rms_norm": _row_norm,
     "instance_norm": _instance_norm,
     "group_norm": _group_norm,
     "batch_norm": _batch_norm,
     "batch_norm_train": _batch_norm_train,
-    "channel_sums": by_formula(_channel_sums, lambda: _rules()),
-    "batch_norm_by_sums": by_formula(_batch_norm_by_sums, lambda: _rules()),
-    "batch_norm_backward": by_formula(_batch_norm_backward, lambda: _rules()),
-    "layer_norm_backward": by_formula(_layer_norm_backward, lambda: _rules()),
+    "channel_sums": by_formula(_channel_sums),
+    "batch_norm_by_sums": by_formula(_batch_norm_by_sums),
+    "batch_norm_backward": by_formula(_batch_norm_backward),
+    "layer_norm_backward": by_formula(_layer_norm_backward),
     "lrn": _lrn,
 }
-
-
-def _rules() -> Rules:
-    return {**POINTWISE, **PRODUCTS, **INDEXING, **RULES}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from fusec.builder import Tensor
-from fusec.gradients.core import BackwardStep, Gradients, Rule, Rules, by_formula
+from fusec.gradients.core import BackwardStep, Gradients, Rule, by_formula
 from fusec.ops import Cast
 
 TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
@@ -194,7 +194,7 @@ RULES: dict[str, Rule] = {
     "tanh_backward": _tanh_twice,
     "elu_backward": _elu_twice,
     "gelu_backward": _gelu_twice,
-    "gelu_tanh_backward": by_formula(_gelu_tanh_slope, lambda: _rules()),
+    "gelu_tanh_backward": by_formula(_gelu_tanh_slope),
     "softplus_backward": _softplus_twice,
     "swish_backward": _swish_twice,
     "cast": _through_cast,
@@ -209,7 +209,3 @@ STOPS: dict[str, str] = {
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), _NO_FLOATS),
     **dict.fromkeys(("shift_left", "shift_right"), _NO_FLOATS),
 }
-
-
-def _rules() -> Rules:
-    return RULES

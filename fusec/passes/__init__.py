@@ -8,7 +8,7 @@ from fusec.passes.attention.merge_rotary_qkv import MergeRotaryProjections
 from fusec.passes.attention.packed_qkv_backward import DuplicateBackwardViews
 from fusec.passes.attention.recognise_attention import RecogniseAttention
 from fusec.passes.attention.slice_packed_qkv import SlicePackedProjections
-from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass
+from fusec.passes.base import CONCAT_IN_PLACE, UNORDERED, UNROUNDED, Pass, RulePass
 from fusec.passes.cleanup.canonicalise import Canonicalise
 from fusec.passes.cleanup.cse import EliminateCommonSubexpressions
 from fusec.passes.cleanup.fold_constants import FoldConstants
@@ -102,7 +102,7 @@ REROUNDING = frozenset(
 
 def rules() -> dict[str, tuple[Rewriter, ...]]:
     """Return the rules of every pass that has some, by the pass's name; `Options.disable` takes both names."""
-    return {step.name: getattr(step, "rules", ()) for step in PIPELINE}
+    return {step.name: step.rules if isinstance(step, RulePass) else () for step in PIPELINE}
 
 
 def names() -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
+from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 
 ROUNDINGS = ("fused", "source")
 CONCAT_IN_PLACE = "concat_in_place"  # the name in `disable` of writing the operands of a concat into its result
@@ -91,13 +92,22 @@ class Options:
 
 
 class Pass(Protocol):
-    """Protocol of passes: a frozen dataclass whose fields are the pass's own options."""
+    """Protocol of passes. A pass with options of its own is a frozen dataclass."""
 
     name: ClassVar[str]
 
     def run(self, graph: Graph, options: Options) -> None:
         """Change the graph in place; its meaning stays (up to rounding)."""
         ...
+
+
+class RulePass(Pass):
+    """A pass that applies its rewrite rules all over the graph."""
+
+    rules: ClassVar[tuple[Rewriter, ...]]
+
+    def run(self, graph: Graph, options: Options) -> None:
+        rewrite(graph, self.rules, options.disable)
 
 
 def run(

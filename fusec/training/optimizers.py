@@ -31,7 +31,7 @@ def sgd(
 ) -> None:
     """Update p to p - rate * v with v = momentum * v + g, as PyTorch does."""
     for p, g in zip(parameters, gradients, strict=True):
-        g = _of(g, p)
+        g = g.astype(p.dtype)
         if weight_decay:
             g = g + p * weight_decay
         move = g
@@ -63,7 +63,7 @@ def adam(
     _update(b, count, step, keep)
     first, second = (1.0 - beta**step for beta in betas)
     for p, g in zip(parameters, gradients, strict=True):
-        g = _of(g, p)
+        g = g.astype(p.dtype)
         if weight_decay and not decoupled:
             g = g + p * weight_decay
         last_mean, last_square = _slot(b, p, "mean"), _slot(b, p, "square")
@@ -89,10 +89,6 @@ def adamw(
 ) -> None:
     """Update parameters by Adam with decoupled weight decay (Loshchilov and Hutter, 2019)."""
     adam(b, parameters, gradients, rate, betas, epsilon, weight_decay, True, keep)
-
-
-def _of(gradient: Tensor, parameter: Tensor) -> Tensor:
-    return gradient.astype(parameter.dtype)
 
 
 def _slot(b: Builder, parameter: Tensor, kind: str) -> Tensor:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from fusec.ir import Graph
 from fusec.ops import AttentionBackward
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 
 
-@dataclass(frozen=True)
-class DeterministicAttention:
-    """Set `ordered` on gradients of attention; the pass has no options."""
+class DeterministicAttention(Pass):
+    """Set `ordered` on gradients of attention."""
 
-    name: ClassVar[str] = "order_gradients"
+    name = "order_gradients"
 
     def run(self, graph: Graph, options: Options) -> None:
         if not options.deterministic:

@@ -37,12 +37,9 @@ def expand(graph: Graph, names: Collection[str]) -> Mapping[str, tuple[str, ...]
         name, maker = node.results[0].name, _Maker(graph, node)
         if isinstance(node.op, AttentionBackward):
             values = results = maker.backward(node.op)
-        elif isinstance(node.op, AttentionTrain):
-            values, sums = maker.train(node.op)
-            results = (values[-1], sums)
         else:
-            values = maker.plain(node.op)
-            results = values[-1:]
+            values, sums = maker.forward(node.op)
+            results = (values[-1], *sums)
         for old, new in zip(node.results, results, strict=True):
             old_name = old.name
             graph.replace(old, new)
@@ -65,30 +62,24 @@ class _Maker:
     def number(self, value: float, like: Value) -> Value:
         return self.graph.constant(np.asarray(value, like.type.dtype.numpy), before=self.node)
 
-    def plain(self, op: Attention) -> tuple[Value, ...]:
+    def forward(self, op: Attention | AttentionTrain) -> tuple[tuple[Value, ...], list[Value]]:
+        """Return scores, weights and result, and in training the sums of the softmax."""
         q, k, v, *bias = self.node.operands
         k, v = self.repeated(k, q), self.repeated(v, q)
-        product, scores = self.scores(q, k, bias, op.scale, op.causal, op.hides)
+        product, scores = self.scores(q, k, bias, op)
+        trains = isinstance(op, AttentionTrain)
+        sums = [self.make(Reduce("log_sum_exp", (3,)), self.wide(scores))] if trains else []
         weights = self.make(Softmax(-1), scores)
-        if op.guarded:
+        if isinstance(op, Attention) and op.guarded:
             gone = self.make(pw("is_nan"), weights)
             weights = self.make(pw("where"), gone, self.number(0.0, weights), weights)
-        return product, weights, self.make(MatMul(), weights, v)
-
-    def train(self, op: AttentionTrain) -> tuple[tuple[Value, ...], Value]:
-        """Expand as without sums, and add the sums."""
-        q, k, v, *bias = self.node.operands
-        k, v = self.repeated(k, q), self.repeated(v, q)
-        product, scores = self.scores(q, k, bias, op.scale, op.causal)
-        sums = self.make(Reduce("log_sum_exp", (3,)), self.wide(scores))
-        weights = self.make(Softmax(-1), scores)
         return (product, weights, self.make(MatMul(), weights, v)), sums
 
     def backward(self, op: AttentionBackward) -> tuple[Value, ...]:
         dy, q, k, v, y, sums, *bias = self.node.operands
         shared, narrow = k, dy.type.dtype
         k, v = self.repeated(k, q), self.repeated(v, q)
-        _, scores = self.scores(q, k, bias, op.scale, op.causal)
+        _, scores = self.scores(q, k, bias, op)
         make, swapped = self.make, Transpose((0, 1, 3, 2))
         weights = make(pw("exp"), make(pw("sub"), self.wide(scores), sums))
         along = make(Reduce("sum", (3,)), make(pw("mul"), self.wide(dy), self.wide(y)))
@@ -101,13 +92,13 @@ class _Maker:
         return dq, self.summed(dk, shared), self.summed(dv, shared)
 
     def scores(
-        self, q: Value, k: Value, bias: Sequence[Value], scale: float, causal: bool, hides: bool = False
+        self, q: Value, k: Value, bias: Sequence[Value], op: Attention | AttentionTrain | AttentionBackward
     ) -> tuple[Value, Value]:
         """Return the bare product, and the scores."""
-        make = self.make
+        make, scale, hides = self.make, op.scale, isinstance(op, Attention) and op.hides
         product = make(MatMul(), q, make(Transpose((0, 1, 3, 2)), k))
         scores = product if scale == 1.0 else make(pw("mul"), product, self.number(scale, product))
-        if causal:
+        if op.causal:
             rows, columns = scores.type.shape[-2:]
             later = np.where(np.arange(columns)[None, :] > np.arange(rows)[:, None], -math.inf, 0.0)
             bias = [*bias, self.graph.constant(later.astype(q.type.dtype.numpy), before=self.node)]

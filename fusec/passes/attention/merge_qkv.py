@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fusec.ir import HALVES, Array, Graph, Literal, Node, TensorType, Value
 from fusec.ops import Attention, MatMul, Reshape, Slice, Transpose, pw
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.rewriting.rewriter import single_use, substitute
 
+HEADS_FIRST = (0, 2, 1, 3)  # from [batch, rows, heads, features]
 ALIGNED = 8  # columns: slices begin on 16 bytes, as attention kernels need
 
 
@@ -32,11 +31,10 @@ class Projection:
     end: Value
 
 
-@dataclass(frozen=True)
-class MergeProjections:
+class MergeProjections(Pass):
     """Merge products of one tensor that go to attention."""
 
-    name: ClassVar[str] = "merge_siblings"
+    name = "merge_siblings"
 
     def run(self, graph: Graph, options: Options) -> None:
         siblings: dict[tuple[Value, TensorType], list[Projection]] = {}

@@ -7,21 +7,17 @@ transposed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import Graph, Node, Value
 from fusec.ops import AttentionBackward, Concat, Reshape, Slice, Split, Transpose
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.attention.merge_qkv import HEADS_FIRST
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import made_by, only_operand, single_use, substitute
 
 
-@dataclass(frozen=True)
-class DuplicateBackwardViews:
-    """Duplicate views before attention's gradients; the pass has no options."""
+class DuplicateBackwardViews(Pass):
+    """Duplicate views before attention's gradients."""
 
-    name: ClassVar[str] = "own_views"
+    name = "own_views"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
@@ -60,24 +56,19 @@ def _join_heads(graph: Graph, node: Node, op: Concat) -> None:
     if len({(x.type.shape[0], *x.type.shape[2:]) for x in found}) != 1:
         return
     joined = graph.insert(Concat(1), found, before=node, origin=node.origin).result
-    transposed = graph.insert(Transpose(_HEADS_FIRST), [joined], before=node, origin=node.origin).result
+    transposed = graph.insert(Transpose(HEADS_FIRST), [joined], before=node, origin=node.origin).result
     substitute(graph, node.result, graph.insert(Reshape(shape), [transposed], before=node).result, fresh=True)
-
-
-_HEADS_FIRST = (0, 2, 1, 3)
 
 
 def _heads(value: Value) -> Value | None:
     """Return the gradient [B, H, S, D] that a value [B, S, H D] views, if nothing else reads it."""
-    flat = value.node
-    if flat is None or not isinstance(flat.op, Reshape) or not single_use(value):
+    if not made_by(value, Reshape) or not single_use(value):
         return None
-    turn = flat.operands[0].node
-    if turn is None or not isinstance(turn.op, Transpose) or not single_use(turn.result):
+    transposed = only_operand(value)
+    transpose = made_by(transposed, Transpose)
+    if transpose is None or transpose.perm != HEADS_FIRST or not single_use(transposed):
         return None
-    if turn.op.perm != _HEADS_FIRST:
-        return None
-    (x,) = turn.operands
+    x = only_operand(transposed)
     batch, heads, rows, features = x.type.shape
     fits = value.type.shape == (batch, rows, heads * features) and single_use(x)
-    return x if fits and x.node is not None and isinstance(x.node.op, AttentionBackward) else None
+    return x if fits and made_by(x, AttentionBackward) else None

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, Value, positions
 from fusec.ops import Attention, AttentionTrain
-from fusec.passes.base import Options
-from fusec.passes.rewriting.rewriter import Local, Rewriter, rewrite
-from fusec.passes.rules.attention import RULES, attention
+from fusec.passes.base import Options, RulePass
+from fusec.passes.rewriting.rewriter import Local, rewrite
+from fusec.passes.rules.attention import attention
 
 
-@dataclass(frozen=True)
-class RecogniseAttention:
+class RecogniseAttention(RulePass):
     """Replace products and a softmax by attention where they are, or will be, stored in 16 bits.
 
     In fp32 they stay, because their products then run on engines of true fp32.
     """
 
-    name: ClassVar[str] = "attend"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+    name = "attend"
+    rules = (attention,)
 
     def run(self, graph: Graph, options: Options) -> None:
         def apply(graph: Graph, node: Node) -> Value | None:
@@ -33,10 +29,10 @@ class RecogniseAttention:
 
 def _keep_sums(graph: Graph) -> None:
     """Merge the forward attention with the one that a gradient computes for its sums."""
-    joined_already: set[Node] = set()
+    erased: set[Node] = set()
     for node in list(graph.nodes):
         op, operands = node.op, node.operands
-        if not isinstance(op, AttentionTrain) or node in joined_already:
+        if not isinstance(op, AttentionTrain) or node in erased:
             continue
         same = [
             user
@@ -48,17 +44,12 @@ def _keep_sums(graph: Graph) -> None:
         ]
         if not same:
             continue
-        place = positions(graph)
-        first = min(same, key=place.__getitem__)
-        if place[first] > place[node]:
-            first = node
-        joined = node
-        if first is not node:
-            joined = graph.insert(op, operands, before=first, origin=first.origin)
-        for other in dict.fromkeys((*same, node)):
+        first = min((*same, node), key=positions(graph).__getitem__)
+        joined = node if first is node else graph.insert(op, operands, before=first, origin=first.origin)
+        for other in (*same, node):
             if other is joined:
                 continue
             for old, new in zip(other.results, joined.results, strict=False):
                 graph.replace(old, new)
             graph.erase(other)
-            joined_already.add(other)
+            erased.add(other)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, cast
+from typing import cast
 
 from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import Attention, Reshape, Slice, Transpose
 from fusec.passes.attention.merge_qkv import ALIGNED, feeds_only_attention
-from fusec.passes.base import Options
+from fusec.passes.base import Options, RulePass
 from fusec.passes.cleanup.simplify import reshape_of_reshape, transpose_of_transpose
 from fusec.passes.layout.compose_views import common_dims, one_transpose
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 Shape = tuple[int, ...]
 Part = tuple[int, int]
@@ -126,16 +124,12 @@ def _before_reshape(source: Shape, shape: Shape, starts: Shape, sizes: Shape) ->
     return tuple(first), tuple(many)
 
 
-RULES: tuple[Rewriter, ...] = (_slice_first, reshape_of_reshape, transpose_of_transpose, one_transpose)
-
-
-@dataclass(frozen=True)
-class SlicePackedProjections:
+class SlicePackedProjections(RulePass):
     """Slice packed projections before the views of attention's operands."""
 
-    name: ClassVar[str] = "read_packed"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+    name = "read_packed"
+    rules = (_slice_first, reshape_of_reshape, transpose_of_transpose, one_transpose)
 
     def run(self, graph: Graph, options: Options) -> None:
         if any(isinstance(node.op, Attention) for node in graph.nodes):
-            rewrite(graph, RULES, options.disable)
+            super().run(graph, options)

@@ -7,19 +7,18 @@ x / sqrt(y) is x * rsqrt(y).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 
 from fusec.ir import Graph, Literal, Node, Value
 from fusec.ops import Expand, Gather, Reshape, Slice, pw
 from fusec.ops.pointwise import CLASSES
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.expression import Symbol, call
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, rule
-from fusec.passes.rewriting.rewriter import Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import local
 from fusec.passes.rewriting.value_facts import never_negative
 
 
@@ -30,7 +29,7 @@ def _constants_right(graph: Graph, node: Node) -> Value | None:
     a, b = node.operands
     if a.literal is None or b.literal is not None:
         return None
-    return graph.insert(node.op, [b, a], before=node, types=[node.result.type]).result
+    return graph.add(node.op, b, a, before=node)
 
 
 @local("sub", equation="sub(x, c) = add(x, -c)")
@@ -39,7 +38,7 @@ def _subtract_constant(graph: Graph, node: Node) -> Value | None:
     if c.literal is None or x.literal is not None or not c.type.dtype.is_float:
         return None
     negative = derive(graph, node, c.type, [c.literal], np.negative, c.literal)
-    return graph.insert(pw("add"), [x, negative], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), x, negative, before=node)
 
 
 @local("div", equation="div(x, c) = mul(x, 1/c), in 16 bits only for powers of two")
@@ -48,7 +47,7 @@ def _divide_by_constant(graph: Graph, node: Node) -> Value | None:
     if c.literal is None or x.literal is not None or not _has_reciprocal(c.literal):
         return None
     inverse = derive(graph, node, c.type, [c.literal], lambda a: 1.0 / a.astype(np.float64), c.literal)
-    return graph.insert(pw("mul"), [x, inverse], before=node, types=[node.result.type]).result
+    return graph.add(pw("mul"), x, inverse, before=node)
 
 
 def _has_reciprocal(divisor: Literal) -> bool:
@@ -79,7 +78,7 @@ def _gather_one(graph: Graph, node: Node) -> Value | None:
     starts = tuple(at if i == axis else 0 for i in range(x.type.rank))
     sizes = tuple(1 if i == axis else d for i, d in enumerate(x.type.shape))
     part = graph.add(Slice(starts, sizes, (1,) * x.type.rank), x, before=node)
-    return graph.insert(Reshape(node.result.type.shape), [part], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), part, before=node)
 
 
 @local(
@@ -94,7 +93,7 @@ def _expand_operand(graph: Graph, node: Node) -> Value | None:
         return None
     if not node.op.infer(*(v.type for v in operands))[0].same_value_type(node.result.type):
         return None
-    return graph.insert(node.op, operands, before=node, types=[node.result.type]).result
+    return graph.add(node.op, *operands, before=node)
 
 
 # limits -------------------------------------------------------------------------------------------------
@@ -224,40 +223,33 @@ def subtract_negative(p: Ops, x: TracedTensor, y: TracedTensor) -> Sides:
     return p.sub(x, p.neg(y)), p.add(x, y)
 
 
-RULES: tuple[Rewriter, ...] = (
-    _constants_right,
-    _subtract_constant,
-    _divide_by_constant,
-    _gather_one,
-    _expand_operand,
-    _relu_of_positive,
-    relu_of_relu,
-    clip_of_clip,
-    relu_of_clip,
-    clip_of_relu,
-    clip_from_zero,
-    max_with_zero,
-    max_with_number,
-    min_with_number,
-    square,
-    cube,
-    power_minus_one,
-    root,
-    root_reciprocal,
-    one_over,
-    reciprocal_of_root,
-    divide_by_root,
-    add_negative,
-    subtract_negative,
-)
-
-
-@dataclass(frozen=True)
-class Canonicalise:
+class Canonicalise(RulePass):
     """Bring equivalent spellings into one form."""
 
-    name: ClassVar[str] = "canonicalise"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "canonicalise"
+    rules = (
+        _constants_right,
+        _subtract_constant,
+        _divide_by_constant,
+        _gather_one,
+        _expand_operand,
+        _relu_of_positive,
+        relu_of_relu,
+        clip_of_clip,
+        relu_of_clip,
+        clip_of_relu,
+        clip_from_zero,
+        max_with_zero,
+        max_with_number,
+        min_with_number,
+        square,
+        cube,
+        power_minus_one,
+        root,
+        root_reciprocal,
+        one_over,
+        reciprocal_of_root,
+        divide_by_root,
+        add_negative,
+        subtract_negative,
+    )

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Op
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
+from fusec.passes.rewriting.rewriter import replace_node
 
 
-@dataclass(frozen=True)
-class EliminateCommonSubexpressions:
+class EliminateCommonSubexpressions(Pass):
     """Compute equal things once (common subexpression elimination)."""
 
-    name: ClassVar[str] = "cse"
+    name = "cse"
 
     def run(self, graph: Graph, options: Options) -> None:
         first: dict[Hashable, Node] = {}
         for node in list(graph.nodes):
             earlier = first.setdefault(_key(node), node)
-            if earlier is node:
-                continue
-            for old, new in zip(node.results, earlier.results, strict=True):
-                graph.replace(old, new)
-            graph.erase(node)
+            if earlier is not node:
+                replace_node(graph, node, earlier)
 
 
 def _key(node: Node) -> Hashable:

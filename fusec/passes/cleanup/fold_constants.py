@@ -5,15 +5,12 @@ Memory stays in proportion to the model's own constants. A result that would gro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.graph.types import MAX_CONSTANT_BYTES
 from fusec.ir import Array, Constant, Graph, Node, Op, quote
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
 from fusec.passes.rewriting.rewriter import erase_unused, use_count
 
@@ -21,11 +18,10 @@ GROWTH = 4  # a result may be this many times its operands (int8 to f32), and al
 SLACK_BYTES = 1 << 24
 
 
-@dataclass(frozen=True)
-class FoldConstants:
+class FoldConstants(Pass):
     """Compute what depends on constants alone."""
 
-    name: ClassVar[str] = "fold_constants"
+    name = "fold_constants"
 
     def run(self, graph: Graph, options: Options) -> None:
         nodes = list(graph.nodes)

@@ -6,35 +6,17 @@ x + 0 = x loses only the sign of a zero. x * 0 stays, because it is NaN where x 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
-from fusec.ir import DType, Graph, Node, Op, Value
+from fusec.ir import DType, Graph, Node, Value
 from fusec.ops import AvgPool, Cast, Concat, Expand, MaxPool, Pad, Reduce, Reshape, Resize, Slice, Split, Transpose
-from fusec.passes.base import Options
-from fusec.passes.rewriting.derived_constants import EAGER_BYTES
-from fusec.passes.rewriting.rewriter import Rewriter, local, rewrite
+from fusec.passes.base import RulePass
+from fusec.passes.rewriting.rewriter import local, made_by, only_operand
+from fusec.passes.rewriting.value_facts import all_equal
 
 
 def _if_same_type(node: Node, value: Value) -> Value | None:
     return value if value.type == node.result.type else None
-
-
-def _all_equal(value: Value, number: float) -> bool:
-    """Return True if a small constant holds that number everywhere."""
-    literal = value.literal
-    return literal is not None and literal.type.nbytes <= EAGER_BYTES and bool((literal.array == number).all())
-
-
-def made_by(value: Value, *names: str) -> Op | None:
-    """Return the op that computes a value, if it is one of those named."""
-    return value.node.op if value.node is not None and value.node.op.name in names else None
-
-
-def only_operand(value: Value) -> Value:
-    """Return the operand of the one-operand node that computes a value."""
-    assert value.node is not None
-    return value.node.operands[0]
 
 
 @local("identity", equation="identity(x) = x")
@@ -45,17 +27,17 @@ def _identity(graph: Graph, node: Node) -> Value | None:
 @local("add", "sub", equation="add(x, 0) = x; sub(x, 0) = x")
 def _add_zero(graph: Graph, node: Node) -> Value | None:
     a, b = node.operands
-    if _all_equal(b, 0):
+    if all_equal(b, 0):
         return _if_same_type(node, a)
-    return _if_same_type(node, b) if node.op.commutative and _all_equal(a, 0) else None
+    return _if_same_type(node, b) if node.op.commutative and all_equal(a, 0) else None
 
 
 @local("mul", "div", "pow", equation="mul(x, 1) = x; div(x, 1) = x; pow(x, 1) = x")
 def _times_one(graph: Graph, node: Node) -> Value | None:
     a, b = node.operands
-    if _all_equal(b, 1):
+    if all_equal(b, 1):
         return _if_same_type(node, a)
-    return _if_same_type(node, b) if node.op.commutative and _all_equal(a, 1) else None
+    return _if_same_type(node, b) if node.op.commutative and all_equal(a, 1) else None
 
 
 @local("clip", equation="clip(x, min=-inf, max=inf) = x")
@@ -67,7 +49,7 @@ def _clip_nothing(graph: Graph, node: Node) -> Value | None:
 @local("neg", "logical_not", equation="neg(neg(x)) = x; logical_not(logical_not(x)) = x")
 def _twice_undone(graph: Graph, node: Node) -> Value | None:
     (x,) = node.operands
-    return _if_same_type(node, only_operand(x)) if made_by(x, node.op.name) else None
+    return _if_same_type(node, only_operand(x)) if made_by(x, type(node.op)) else None
 
 
 @local("max", "min", "logical_and", "logical_or", equation="max(x, x) = x, and so for min, and, or")
@@ -81,11 +63,11 @@ def _cast_nothing(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Cast, node.op)
     if op.to == x.type.dtype:
         return _if_same_type(node, x)
-    if made_by(x, "cast") and _keeps_every_value(only_operand(x).type.dtype, x.type.dtype):
+    if made_by(x, Cast) and _keeps_every_value(only_operand(x).type.dtype, x.type.dtype):
         source = only_operand(x)
         if source.type.dtype == op.to:
             return _if_same_type(node, source)
-        return graph.insert(op, [source], before=node, types=[node.result.type]).result
+        return graph.add(op, source, before=node)
     return None
 
 
@@ -106,11 +88,11 @@ def reshape_of_reshape(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Reshape, node.op)
     if op.shape == x.type.shape:
         return _if_same_type(node, x)
-    if made_by(x, "reshape"):
+    if made_by(x, Reshape):
         source = only_operand(x)
         if source.type.shape == op.shape and source.type == node.result.type:
             return source
-        return graph.insert(op, [source], before=node, types=[node.result.type]).result
+        return graph.add(op, source, before=node)
     return None
 
 
@@ -119,12 +101,12 @@ def transpose_of_transpose(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Transpose, node.op)
     if op.perm == tuple(range(len(op.perm))):
         return _if_same_type(node, x)
-    inner = made_by(x, "transpose")
-    if isinstance(inner, Transpose):
+    inner = made_by(x, Transpose)
+    if inner is not None:
         perm, source = tuple(inner.perm[p] for p in op.perm), only_operand(x)
         if perm == tuple(range(len(perm))) and source.type == node.result.type:
             return source
-        return graph.insert(Transpose(perm), [source], before=node, types=[node.result.type]).result
+        return graph.add(Transpose(perm), source, before=node)
     return None
 
 
@@ -142,8 +124,8 @@ def _expand_nothing(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Expand, node.op)
     if op.shape == x.type.shape:
         return _if_same_type(node, x)
-    if made_by(x, "expand"):
-        return graph.insert(op, [only_operand(x)], before=node, types=[node.result.type]).result
+    if made_by(x, Expand):
+        return graph.add(op, only_operand(x), before=node)
     return None
 
 
@@ -151,7 +133,7 @@ def _expand_nothing(graph: Graph, node: Node) -> Value | None:
 def _concat_of_one(graph: Graph, node: Node) -> Value | None:
     op, parts = cast(Concat, node.op), list[Value]()
     for v in node.operands:
-        inner = made_by(v, "concat")
+        inner = made_by(v, Concat)
         if inner == op and len(v.uses) == 1 and v.node is not None:
             parts += v.node.operands
         elif v.type.shape[op.axis % v.type.rank]:
@@ -160,7 +142,7 @@ def _concat_of_one(graph: Graph, node: Node) -> Value | None:
         return _if_same_type(node, parts[0])
     if not parts or parts == list(node.operands):
         return None
-    return graph.insert(op, parts, before=node, types=[node.result.type]).result
+    return graph.add(op, *parts, before=node)
 
 
 @local("concat", equation="concat(split(x)) = x")
@@ -184,12 +166,12 @@ def _slice_nothing(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Slice, node.op)
     if op.sizes == x.type.shape and all(s == 1 or n == 1 for s, n in zip(op.steps, op.sizes, strict=True)):
         return _if_same_type(node, x)
-    inner = made_by(x, "slice")
-    if isinstance(inner, Slice):
+    inner = made_by(x, Slice)
+    if inner is not None:
         starts = tuple(a + b * s for a, b, s in zip(inner.starts, op.starts, inner.steps, strict=True))
         steps = tuple(a * b for a, b in zip(inner.steps, op.steps, strict=True))
         both = Slice(starts, op.sizes, steps)
-        return graph.insert(both, [only_operand(x)], before=node, types=[node.result.type]).result
+        return graph.add(both, only_operand(x), before=node)
     return None
 
 
@@ -198,11 +180,11 @@ def _pad_nothing(graph: Graph, node: Node) -> Value | None:
     (x,), op = node.operands, cast(Pad, node.op)
     if not any(op.pads):
         return _if_same_type(node, x)
-    inner = made_by(x, "pad")
-    if not isinstance(inner, Pad) or inner.mode != "constant" or op.mode != "constant" or inner.value != op.value:
+    inner = made_by(x, Pad)
+    if inner is None or inner.mode != "constant" or op.mode != "constant" or inner.value != op.value:
         return None
     both = Pad(tuple(a + b for a, b in zip(inner.pads, op.pads, strict=True)), "constant", op.value)
-    return graph.insert(both, [only_operand(x)], before=node, types=[node.result.type]).result
+    return graph.add(both, only_operand(x), before=node)
 
 
 @local("reduce", equation="reduce(x, axes of size 1) = reshape(x) for sum, mean, max, min, prod")
@@ -212,7 +194,7 @@ def _reduce_nothing(graph: Graph, node: Node) -> Value | None:
         return None
     if op.keepdims or not op.axes:
         return _if_same_type(node, x)
-    return graph.insert(Reshape(node.result.type.shape), [x], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), x, before=node)
 
 
 @local("max_pool", "avg_pool", equation="max_pool(x, window=1, stride 1, no pads) = x")
@@ -231,35 +213,28 @@ def _resize_nothing(graph: Graph, node: Node) -> Value | None:
     return _if_same_type(node, x)
 
 
-RULES: tuple[Rewriter, ...] = (
-    _identity,
-    _add_zero,
-    _times_one,
-    _clip_nothing,
-    _twice_undone,
-    _with_itself,
-    _cast_nothing,
-    reshape_of_reshape,
-    transpose_of_transpose,
-    _transpose_of_ones,
-    _expand_nothing,
-    _concat_of_one,
-    _concat_of_split,
-    _split_of_one,
-    _slice_nothing,
-    _pad_nothing,
-    _reduce_nothing,
-    _pool_nothing,
-    _resize_nothing,
-)
-
-
-@dataclass(frozen=True)
-class Simplify:
+class Simplify(RulePass):
     """Remove ops without effect."""
 
-    name: ClassVar[str] = "simplify"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "simplify"
+    rules = (
+        _identity,
+        _add_zero,
+        _times_one,
+        _clip_nothing,
+        _twice_undone,
+        _with_itself,
+        _cast_nothing,
+        reshape_of_reshape,
+        transpose_of_transpose,
+        _transpose_of_ones,
+        _expand_nothing,
+        _concat_of_one,
+        _concat_of_split,
+        _split_of_one,
+        _slice_nothing,
+        _pad_nothing,
+        _reduce_nothing,
+        _pool_nothing,
+        _resize_nothing,
+    )

@@ -6,26 +6,24 @@ scale/sqrt(var + epsilon) is computed in float64; weights are rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from fusec.ir import Graph, Literal, Node, Value
 from fusec.ops import BatchNorm, Conv, ConvTranspose, MatMul, pw
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import scale_outputs, single_use
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.affine_ops import scale_outputs
 from fusec.passes.rewriting.derived_constants import channel_constant, per_channel, wide
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.rewriting.rewriter import single_use, substitute
 
 Vector = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class FoldBatchNorm:
+class FoldBatchNorm(Pass):
     """Fold BatchNorm into convolutions, transposed convolutions and matmuls, else into mul and add."""
 
-    name: ClassVar[str] = "fold_batchnorm"
+    name = "fold_batchnorm"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
@@ -64,4 +62,4 @@ def _fold(graph: Graph, node: Node, factor: Vector, shift: Vector) -> Value:
     else:
         product, shift = scaled, shift if bias is None else shift + bias * factor
     shifts = channel_constant(graph, node, shift, x.type, 1, "bias")
-    return graph.insert(pw("add"), [product, shifts], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), product, shifts, before=node)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import AvgPool, Conv, MaxPool, Pad
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.base import RulePass
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 from fusec.passes.rewriting.value_facts import never_negative
 
 
@@ -46,7 +44,7 @@ def _pad_into_conv(graph: Graph, node: Node) -> Value | None:
     if pad.value != 0 or not isinstance(node.op, Conv):
         raise NoMatch("not padded with zeros", node.operands[0])
     wider = replace(node.op, pads=_sum(node.op.pads, pads))
-    return graph.insert(wider, [x, node.operands[1]], before=node, types=[node.result.type]).result
+    return graph.add(wider, x, node.operands[1], before=node)
 
 
 @local("avg_pool", equation="avg_pool(pad(x, p, 0), pads=q) = avg_pool(x, pads=p+q, count_include_pad)")
@@ -60,7 +58,7 @@ def _pad_into_average(graph: Graph, node: Node) -> Value | None:
     both = _sum(op.pads, pads)
     _require_small(op, both)
     wider = replace(op, pads=both, count_include_pad=True)
-    return graph.insert(wider, [x], before=node, types=[node.result.type]).result
+    return graph.add(wider, x, before=node)
 
 
 @local("max_pool", equation="max_pool(pad(x, p, -inf), pads=q) = max_pool(x, pads=p+q), or pad 0 if x >= 0")
@@ -79,7 +77,7 @@ def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
         if any(op.pads):  # its own padding is minus infinity: a window of that and zeros alone gives 0
             raise NoMatch("padded twice, with zeros and with minus infinity", node.result)
     wider = replace(op, pads=both)
-    return graph.insert(wider, [x], before=node, types=[node.result.type]).result
+    return graph.add(wider, x, before=node)
 
 
 def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
@@ -94,15 +92,8 @@ def _require_small(op: AvgPool | MaxPool, pads: Sequence[int]) -> None:
         raise NoMatch("the padding is as large as the window")
 
 
-RULES: tuple[Rewriter, ...] = (_pad_into_conv, _pad_into_average, _pad_into_maximum)
-
-
-@dataclass(frozen=True)
-class FoldPads:
+class FoldPads(RulePass):
     """Fold explicit padding into the convolution or pooling that follows."""
 
-    name: ClassVar[str] = "fold_pads"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "fold_pads"
+    rules = (_pad_into_conv, _pad_into_average, _pad_into_maximum)

@@ -7,17 +7,14 @@ taps for each of four results, and the upsampled image is never stored.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, Graph, Node, TensorType, Value
 from fusec.ops import Conv, ConvTranspose, Resize
-from fusec.passes.base import Options
-from fusec.passes.rewriting.affine_ops import single_use
+from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 
 def copies(node: Node) -> tuple[int, ...] | None:
@@ -69,18 +66,11 @@ def _uncopied(graph: Graph, node: Node) -> Value | None:
     filters = derive(graph, node, TensorType(shape, w.type.dtype), (literal,), added_up, literal)
     transposed = ConvTranspose(times, pads, (1,) * n, (0,) * n)
     x = copied.node.operands[0]
-    return graph.insert(transposed, [x, filters], before=node, types=[node.result.type]).result
+    return graph.add(transposed, x, filters, before=node)
 
 
-RULES: tuple[Rewriter, ...] = (_uncopied,)
+class FoldUpsampling(RulePass):
+    """Fold nearest upsampling into convolutions."""
 
-
-@dataclass(frozen=True)
-class FoldUpsampling:
-    """Fold nearest upsampling into convolutions; the pass has no options."""
-
-    name: ClassVar[str] = "upsampled"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "upsampled"
+    rules = (_uncopied,)

@@ -6,16 +6,14 @@ benchmarks/choices.py measures the gain for the first layer of ResNet-50.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, Graph, Node, TensorType, Value
 from fusec.ops import Conv, ConvWgrad, Pad, Slice
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local
 
 WIDER = Pad((0, 0, 0, 0, 0, 1, 0, 0))
 _ENOUGH_ELEMENTS = 1 << 16  # of an image, because the kernel that adds the channel costs a launch
@@ -34,11 +32,11 @@ def _fourth_channel(graph: Graph, node: Node) -> Value | None:
     wide = graph.insert(WIDER, [x], before=node).result
     if literal is None:  # a parameter that is state, for example: a small tensor is padded with each call
         filters = graph.insert(WIDER, [w], before=node).result
-        return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
+        return graph.add(op, wide, filters, before=node)
 
     type = TensorType((w.type.shape[0], 4, *w.type.shape[2:]), w.type.dtype)
     filters = derive(graph, node, type, (literal,), _padded, literal)
-    return graph.insert(op, [wide, filters], before=node, types=[node.result.type]).result
+    return graph.add(op, wide, filters, before=node)
 
 
 def _padded(filters: Array) -> Array:
@@ -55,7 +53,7 @@ def _fourth_gradient(graph: Graph, node: Node) -> Value | None:
         raise NoMatch("too small an image to gain from it", x)
     wide = graph.insert(WIDER, [x], before=node).result
     filters = graph.insert(op, [wide, dy], before=node).result
-    return graph.insert(Slice((0,) * 4, shape, (1,) * 4), [filters], before=node, types=[node.result.type]).result
+    return graph.add(Slice((0,) * 4, shape, (1,) * 4), filters, before=node)
 
 
 def _is_image(x: Value, groups: int) -> bool:
@@ -71,15 +69,8 @@ def _pays(x: Value, window: tuple[int, ...]) -> bool:
     return x.type.dtype.itemsize == 2 and x.type.size >= _ENOUGH_ELEMENTS and math.prod(window) > 1
 
 
-RULES: tuple[Rewriter, ...] = (_fourth_channel, _fourth_gradient)
+class PadChannels(RulePass):
+    """Pad channels from three to four."""
 
-
-@dataclass(frozen=True)
-class PadChannels:
-    """Pad channels from three to four; the pass has no options."""
-
-    name: ClassVar[str] = "widen_channels"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "widen_channels"
+    rules = (_fourth_channel, _fourth_gradient)

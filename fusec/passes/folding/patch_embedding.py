@@ -7,18 +7,15 @@ patch. benchmarks/choices.py measures the gain for the first layer of ViT-B/16.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from fusec.ir import Array, Graph, Node, TensorType, Value, channels_last
 from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
-from fusec.passes.base import Options
+from fusec.passes.base import Options, RulePass
 from fusec.passes.layout.io_layout import set_input_orders
-from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 _FEW_CHANNELS = 4  # tensor cores take channels in eights, so a convolution of fewer leaves most of them idle
 _ENOUGH_TAPS = 32  # of the matrix product
@@ -75,7 +72,8 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
         row = graph.insert(Reshape((filters,)), [bias], before=node).result
         product = graph.insert(pw("add"), [product, row], before=node).result
     spread = graph.insert(Reshape((n, rows, columns, filters)), [product], before=node).result
-    return graph.insert(Transpose((0, 3, 1, 2)), [spread], before=node).result
+    graph.set_type(node.result, node.result.type.with_order(()))  # because the matmul writes rows
+    return graph.add(Transpose((0, 3, 1, 2)), spread, before=node)
 
 
 def _parts(node: Node) -> tuple[Node, Value | None]:
@@ -102,16 +100,12 @@ def _is_bias(node: Node, value: Value) -> bool:
     return len(shape) == value.type.rank and shape == (1, channels, *(1,) * (value.type.rank - 2))
 
 
-RULES: tuple[Rewriter, ...] = (_cut_into_patches,)
+class PatchEmbedding(RulePass):
+    """Replace patch convolutions by matmuls."""
 
-
-@dataclass(frozen=True)
-class PatchEmbedding:
-    """Replace patch convolutions by matmuls; the pass has no options."""
-
-    name: ClassVar[str] = "patches"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
+    name = "patches"
+    rules = (_cut_into_patches,)
 
     def run(self, graph: Graph, options: Options) -> None:
         set_input_orders(graph, options)
-        rewrite(graph, RULES, options.disable)
+        super().run(graph, options)

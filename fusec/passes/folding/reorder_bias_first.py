@@ -5,15 +5,11 @@ Reassociating a sum is exact up to rounding; integers stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import Graph, Node, Value
 from fusec.ops import pw
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.folding.fold_scales import LINEAR, merge_constants
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
 
 
 def _is_linear(value: Value) -> bool:
@@ -40,7 +36,7 @@ def _bias_before_residual(graph: Graph, node: Node) -> Value | None:
         if not (_is_linear(conv) or _is_biased(conv)) or conv.type != total.type:
             continue
         biased = graph.insert(node.op, [conv, b], before=node, types=[conv.type]).result
-        return graph.insert(node.op, [biased, z], before=node, types=[node.result.type]).result
+        return graph.add(node.op, biased, z, before=node)
     raise NoMatch("neither term is a convolution or matrix product", total)
 
 
@@ -49,18 +45,11 @@ def _linear_first(graph: Graph, node: Node) -> Value | None:
     z, conv = node.operands
     if conv.literal is not None or _is_linear(z) or _is_biased(z) or not (_is_linear(conv) or _is_biased(conv)):
         return None
-    return graph.insert(pw("add"), [conv, z], before=node, types=[node.result.type]).result
+    return graph.add(pw("add"), conv, z, before=node)
 
 
-RULES: tuple[Rewriter, ...] = (_bias_before_residual, merge_constants, _linear_first)
-
-
-@dataclass(frozen=True)
-class ReorderBiasFirst:
+class ReorderBiasFirst(RulePass):
     """Order the terms of a sum as cuDNN fuses them."""
 
-    name: ClassVar[str] = "order_sums"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "order_sums"
+    rules = (_bias_before_residual, merge_constants, _linear_first)

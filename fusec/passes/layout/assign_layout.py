@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from fusec.ir import Constant, Graph, Node, Return, TensorType, Value, channels_last
 from fusec.ops import (
@@ -51,7 +49,7 @@ from fusec.ops import (
     Split,
     Transpose,
 )
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.passes.layout.io_layout import Order, normal_order, returned, set_input_orders
 from fusec.schedule.aliasing import operand_order, result_order, same_storage, would_view
 
@@ -85,11 +83,10 @@ _FREE_VIEWS = (Reshape, Transpose)  # free if the orders of operand and result f
 _CANDIDATES = 4  # orders compared per region, so that the pass stays linear
 
 
-@dataclass(frozen=True)
-class AssignLayout:
-    """Choose memory orders; the pass has no options."""
+class AssignLayout(Pass):
+    """Choose memory orders."""
 
-    name: ClassVar[str] = "layout"
+    name = "layout"
 
     def run(self, graph: Graph, options: Options) -> None:
         shapes = _filter_shapes(graph)

@@ -12,8 +12,7 @@ from typing import cast
 
 from fusec.ir import Graph, Node, Value
 from fusec.ops import MatMul, Reshape, Transpose
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, single_use
 
 Shape = tuple[int, ...]
 
@@ -94,7 +93,7 @@ def _turned_rows_down(graph: Graph, node: Node) -> Value | None:
     if not _transposed_later(_after_bias(node.result)):
         raise NoMatch("what follows is not transposed", node.result)
     product = graph.insert(node.op, [x, w], before=node).result
-    return graph.insert(Transpose(perm), [product], before=node, types=[node.result.type]).result
+    return graph.add(Transpose(perm), product, before=node)
 
 
 @local("transpose", equation="transpose(matmul(x, w) + b, p) = matmul(transpose(x, p), w) + b where rows move, b a row")

@@ -7,23 +7,20 @@ last next to rows of features, for example. The pass runs after the layout, beca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 from fusec.ir import Graph, Node, TensorType, Value
 from fusec.ops import LINEAR_OPS, Pointwise, Reshape, Transpose
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 from fusec.passes.layout.io_layout import normal_order
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import substitute
+from fusec.passes.rewriting.rewriter import single_use, substitute
 from fusec.schedule.aliasing import is_view, operand_order, same_storage
 
 
-@dataclass(frozen=True)
-class EpilogueBeforeViews:
-    """Move pointwise ops before views of a product; the pass has no options."""
+class EpilogueBeforeViews(Pass):
+    """Move pointwise ops before views of a product."""
 
-    name: ClassVar[str] = "views_behind"
+    name = "views_behind"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, Value
 from fusec.ops import AttentionBackward, AttentionTrain, BatchNormBySums, Cast, ChannelSums
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
 
 _WIDE = (DType.F64, DType.F32)
 INFINITE_FROM = 1e30  # a mask's finite constant from here on means infinity
@@ -25,11 +24,10 @@ SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionTrain: (1,), ChannelSums: (
 READS_SUMS: Mapping[type[Op], tuple[int, ...]] = {AttentionBackward: (5,), BatchNormBySums: (3, 4)}
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(Pass):
     """Store tensors in `Options.storage`; the pass has no options of its own."""
 
-    name: ClassVar[str] = "precision"
+    name = "precision"
 
     def run(self, graph: Graph, options: Options) -> None:
         storage = options.storage
@@ -72,7 +70,8 @@ def _keep_wide(graph: Graph, sums: Value, storage: DType) -> None:
     readers = [(n, i) for n, i in sums.uses if i not in READS_SUMS.get(type(n.op), ())]
     graph.set_type(sums, sums.type.with_dtype(DType.F32))
     if readers:
-        narrow = graph.insert(Cast(storage), [sums], before=_next_node(graph, sums.node)).result
+        after = next(iter(graph.since(sums.node)), graph.return_node)
+        narrow = graph.insert(Cast(storage), [sums], before=after).result
         for node, index in readers:
             graph.set_input(node, index, narrow)
 
@@ -83,13 +82,6 @@ def _widen_sums(graph: Graph, node: Node) -> None:
         sums = node.operands[place]
         if sums.type.dtype not in (DType.F32, node.operands[0].type.dtype):
             graph.set_input(node, place, graph.add(Cast(DType.F32), sums, before=node))
-
-
-def _next_node(graph: Graph, node: Node) -> Node:
-    """Return the node after one in the graph's order."""
-    nodes = list(graph.nodes)
-    place = nodes.index(node) + 1
-    return nodes[place] if place < len(nodes) else graph.return_node
 
 
 def _narrow_input(graph: Graph, value: Value, storage: DType, before: Node) -> None:

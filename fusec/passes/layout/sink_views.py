@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from dataclasses import replace
 
 from fusec.ir import Graph, Node, Op, Value
 from fusec.ops import Cast, Concat, Pad, Pointwise, Reduce, Reshape, Slice, Transpose
 from fusec.ops.pointwise import CLASSES
-from fusec.passes.base import Options
+from fusec.passes.base import RulePass
 from fusec.passes.cleanup.simplify import reshape_of_reshape, transpose_of_transpose
-from fusec.passes.layout.compose_views import RULES as CHAINS
+from fusec.passes.layout.compose_views import RULES as COMPOSITIONS
 from fusec.passes.layout.compose_views import rows_after
-from fusec.passes.rewriting.affine_ops import single_use
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, rewrite
+from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, only_operand
 
 POINTWISE = (*(name for name in CLASSES if name != "gen_index"), "cast")
 
@@ -36,7 +34,7 @@ def _transpose_down(graph: Graph, node: Node) -> Value | None:
     op = _permuted(node.op, perm)
     operands = [_before_transpose(graph, v, perm, node) for v in node.operands]
     inner = graph.insert(op, operands, before=node).result
-    return graph.insert(Transpose(perm), [inner], before=node, types=[node.result.type]).result
+    return graph.add(Transpose(perm), inner, before=node)
 
 
 def _shared_perm(node: Node) -> tuple[int, ...]:
@@ -48,13 +46,14 @@ def _shared_perm(node: Node) -> tuple[int, ...]:
     for v in node.operands:
         if v.literal is not None:
             continue
-        if v.node is None or not isinstance(v.node.op, Transpose):
+        transpose = made_by(v, Transpose)
+        if transpose is None:
             raise NoMatch("not transposed", v)
-        if v.node.operands[0].literal is not None:
+        if only_operand(v).literal is not None:
             raise NoMatch("a transposed constant, which is folded, not moved", v)
         if any(user is not node for user in v.users):
             raise NoMatch("used elsewhere too", v)
-        perms.add(v.node.op.perm)
+        perms.add(transpose.perm)
     if len(perms) != 1:
         raise NoMatch("transposed in different ways", node.result)
     (perm,) = perms
@@ -87,8 +86,8 @@ def _permuted(op: Op, perm: Sequence[int]) -> Op:
 
 def _before_transpose(graph: Graph, value: Value, perm: Sequence[int], before: Node) -> Value:
     """Return the operand of a transpose; a constant is transposed back (and folded later)."""
-    if value.node is not None and isinstance(value.node.op, Transpose):
-        return value.node.operands[0]
+    if made_by(value, Transpose):
+        return only_operand(value)
     if value.type.rank <= 1 and (value.type.size == 1 or perm[-1] == len(perm) - 1):
         return value
     full = (1,) * (len(perm) - value.type.rank) + value.type.shape
@@ -107,7 +106,7 @@ def _reshape_down(graph: Graph, node: Node) -> Value | None:
     operands = [_before_reshape(graph, v, shape, node) for v in node.operands]
     inner = graph.insert(node.op, operands, before=node).result
     assert inner.type.shape == shape
-    return graph.insert(Reshape(node.result.type.shape), [inner], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), inner, before=node)
 
 
 def _first_reshaped(node: Node) -> Value:
@@ -118,23 +117,19 @@ def _first_reshaped(node: Node) -> Value:
     result = node.result.type
     for v in node.operands:
         if _movable(v, node) and v.type.shape == result.shape:
-            source = cast(Node, v.node).operands[0]
+            source = only_operand(v)
             # sinking pays where the op can join what makes the source
             if source.node is None or source.type.order or result.order or not source.type.rank:
                 continue
-            if source.type.shape[-1:] != result.shape[-1:] and not all(
-                _whole_or_number(o, node) for o in node.operands
-            ):
-                continue
-            if all(_whole_or_number(o, node) or _row(o, result.shape[-1]) for o in node.operands):
+            takes_rows = source.type.shape[-1:] == result.shape[-1:]
+            rows = {o for o in node.operands if not _whole_or_number(o, node)}
+            if all(takes_rows and _row(o, result.shape[-1]) for o in rows):
                 return source
     raise NoMatch("no reshape to pass", node.result)
 
 
 def _movable(value: Value, node: Node) -> bool:
-    if value.node is None or not isinstance(value.node.op, Reshape):
-        return False
-    return single_use(value) or all(user is node for user in value.users)
+    return made_by(value, Reshape) is not None and all(user is node for user in value.users)
 
 
 def _whole_or_number(value: Value, node: Node) -> bool:
@@ -154,8 +149,7 @@ def _before_reshape(graph: Graph, value: Value, shape: tuple[int, ...], before: 
         if value.type.rank <= 1:
             return value
         return graph.add(Reshape(value.type.shape[-1:]), value, before=before)
-    assert value.node is not None
-    source = value.node.operands[0]
+    source = only_operand(value)
     return source if source.type.shape == shape else graph.add(Reshape(shape), source, before=before)
 
 
@@ -163,15 +157,15 @@ def _before_reshape(graph: Graph, value: Value, shape: tuple[int, ...], before: 
 def _rows_down(graph: Graph, node: Node) -> Value | None:
     """Move a reshape that merges rows after a linear layer, so that later ops meet their own shape."""
     rows, w = node.operands
-    if rows.node is None or not isinstance(rows.node.op, Reshape) or w.type.rank != 2:
+    if not made_by(rows, Reshape) or w.type.rank != 2:
         raise NoMatch("not reshaped, or not by a matrix", rows)
-    (x,) = rows.node.operands
+    x = only_operand(rows)
     if x.literal is not None or x.type.rank < 2:
         raise NoMatch("a constant, or no rows", rows)
     if x.type.shape[-1:] != rows.type.shape[-1:]:
         x = _rows_apart(graph, node, x)
     product = graph.insert(node.op, [x, w], before=node).result
-    return graph.insert(Reshape(node.result.type.shape), [product], before=node, types=[node.result.type]).result
+    return graph.add(Reshape(node.result.type.shape), product, before=node)
 
 
 def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
@@ -183,22 +177,15 @@ def _rows_apart(graph: Graph, node: Node, x: Value) -> Value:
     return graph.add(Reshape((*lead, columns)), x, before=node)
 
 
-RULES: tuple[Rewriter, ...] = (
-    transpose_of_transpose,
-    reshape_of_reshape,
-    _transpose_down,
-    _reshape_down,
-    _rows_down,
-    *CHAINS,
-)
-
-
-@dataclass(frozen=True)
-class SinkViews:
+class SinkViews(RulePass):
     """Move transposes and reshapes down past pointwise ops, so that pairs cancel."""
 
-    name: ClassVar[str] = "move_views"
-    rules: ClassVar[tuple[Rewriter, ...]] = RULES
-
-    def run(self, graph: Graph, options: Options) -> None:
-        rewrite(graph, RULES, options.disable)
+    name = "move_views"
+    rules = (
+        transpose_of_transpose,
+        reshape_of_reshape,
+        _transpose_down,
+        _reshape_down,
+        _rows_down,
+        *COMPOSITIONS,
+    )

@@ -7,6 +7,7 @@ proposed when the whole is refused. The rules only propose, because cuDNN decide
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from fusec.ir import Node, Op, TensorType, Value
@@ -118,23 +119,42 @@ class Grower:
 
         cuDNN refuses a pointwise graph of mixed orders, because it would be a transposing copy.
         """
-        candidate = Candidate([seed])
-        inside = {seed}
-        kind = self.type[seed]
-        heap = [*self.wiring.succs[seed], *self.wiring.preds[seed]]
-        heapq.heapify(heap)
-        seen = {seed, *heap}
-        while heap and len(inside) < MAX_POINTWISE:
-            i = heapq.heappop(heap)
-            if not (self._joins(i, kind) and self.type[i].order == kind.order):
-                continue
-            if not self._take(candidate, inside, i):
-                continue
-            for j in (*self.wiring.succs[i], *self.wiring.preds[i]):
-                if j not in seen:
-                    seen.add(j)
-                    heapq.heappush(heap, j)
+        candidate, kind = Candidate([seed]), self.type[seed]
+
+        def neighbours(i: int) -> tuple[int, ...]:
+            return *self.wiring.succs[i], *self.wiring.preds[i]
+
+        def joins(i: int) -> bool:
+            return self._joins(i, kind) and self.type[i].order == kind.order
+
+        self._grow(candidate, neighbours, joins, MAX_POINTWISE)
         return candidate
+
+    def _grow(
+        self,
+        candidate: Candidate,
+        adjacent: Callable[[int], Sequence[int]],
+        joins: Callable[[int], bool],
+        size: int = MAX_POINTWISE + 1,
+        direction: int = 1,
+    ) -> None:
+        """Add nodes that are reached from the candidate's first, in graph order, up to that size.
+
+        direction: -1 to add the last node in graph order first.
+        """
+        (start,) = candidate.nodes
+        inside = {start}
+        heap = [direction * i for i in adjacent(start)]
+        heapq.heapify(heap)
+        seen = {direction * start, *heap}
+        while heap and len(inside) < size:
+            i = direction * heapq.heappop(heap)
+            if not joins(i) or not self._take(candidate, inside, i):
+                continue
+            for j in adjacent(i):
+                if direction * j not in seen:
+                    seen.add(direction * j)
+                    heapq.heappush(heap, direction * j)
 
     def _joins(self, i: int, kind: TensorType) -> bool:
         return self.free[i] and self.pointwise[i] and self.type[i].shape == kind.shape
@@ -152,18 +172,12 @@ class Grower:
 
         Graph order makes sure that operands computed inside the candidate join before their users.
         """
-        inside, kind = {anchor}, self.type[anchor]
-        heap = list(self.wiring.succs[anchor])
-        heapq.heapify(heap)
-        seen = set(heap)
-        while heap and len(inside) <= MAX_POINTWISE:
-            i = heapq.heappop(heap)
-            if not self._joins(i, kind) or self._is_recomputation(i, inside) or not self._take(candidate, inside, i):
-                continue
-            for j in self.wiring.succs[i]:
-                if j not in seen:
-                    seen.add(j)
-                    heapq.heappush(heap, j)
+        kind = self.type[anchor]
+
+        def joins(i: int) -> bool:
+            return self._joins(i, kind) and not self._is_recomputation(i, candidate.nodes)
+
+        self._grow(candidate, self.wiring.succs.__getitem__, joins)
 
     def _statistics(self, candidate: Candidate, anchor: int) -> None:
         """Add the sums of channels of a convolution's unchanged result."""
@@ -172,7 +186,7 @@ class Grower:
                 self._take(candidate, {anchor}, i)
                 return
 
-    def _is_recomputation(self, i: int, inside: set[int]) -> bool:
+    def _is_recomputation(self, i: int, inside: Collection[int]) -> bool:
         """Return True if a member already computes the same from the same values.
 
         The rematerialise pass made such a node on purpose, for readers far away.
@@ -268,18 +282,11 @@ class Grower:
         Nothing follows a reduction, because its result must not feed another op of the same graph.
         """
         kind = self.wiring.nodes[anchor].operands[0].type
-        inside = {anchor}
-        heap = [-p for p in self.wiring.preds[anchor]]
-        heapq.heapify(heap)
-        seen = set(heap)
-        while heap and len(inside) <= MAX_POINTWISE:
-            i = -heapq.heappop(heap)
-            if self.owned[i] or not self._joins(i, kind) or not self._take(candidate, inside, i):
-                continue
-            for p in self.wiring.preds[i]:
-                if -p not in seen:
-                    seen.add(-p)
-                    heapq.heappush(heap, -p)
+
+        def joins(i: int) -> bool:
+            return not self.owned[i] and self._joins(i, kind)
+
+        self._grow(candidate, self.wiring.preds.__getitem__, joins, direction=-1)
 
     def _feeds_only(self, i: int, inside: set[int]) -> bool:
         return not self.wiring.returned[i] and all(s in inside for s in self.wiring.succs[i])

@@ -13,6 +13,7 @@ import numpy as np
 from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.lowering.dim_folding import trace
 from fusec.ops import Cast, MatMul, pw
+from fusec.passes.rewriting.rewriter import NoMatch, on_copy
 
 # Coefficients of twice p, fitted to the logarithm of Phi(x) / Phi(-x) for |x| <= 6.5;
 # beyond it p keeps growing, and tanh is 1.
@@ -31,7 +32,11 @@ Number = Callable[[float], Value]
 Op = Callable[..., Value]
 
 
-def gelu_by_tanh(body: Graph) -> Graph | None:
+Argument = Callable[[Node, Value, Value, Op, Number], Value]  # (gelu or swish, x, x/2, …) -> operand of tanh
+
+
+@on_copy
+def gelu_by_tanh(graph: Graph) -> None:
     """gelu(x) -> x/2 + x/2 * tanh(x * p(x * x)) after a matmul, in 16 bits."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
@@ -42,32 +47,30 @@ def gelu_by_tanh(body: Graph) -> Graph | None:
             p = op("add", op("mul", square, p), number(coefficient))
         return op("mul", p, x)
 
-    return _by_tanh(body, "gelu", argument)
+    _by_tanh(graph, "gelu", argument)
 
 
-def swish_by_tanh(body: Graph) -> Graph | None:
+@on_copy
+def swish_by_tanh(graph: Graph) -> None:
     """swish(x) = x * sigmoid(b x) -> x/2 + x/2 * tanh(x b/2) after a matmul, in 16 bits."""
 
     def argument(node: Node, x: Value, half: Value, op: Op, number: Number) -> Value:
         beta = float(node.op.attributes["beta"])
         return half if beta == 1.0 else op("mul", half, number(beta))
 
-    return _by_tanh(body, "swish", argument)
+    _by_tanh(graph, "swish", argument)
 
 
-def _by_tanh(body: Graph, name: str, argument: Callable[[Node, Value, Value, Op, Number], Value]) -> Graph | None:
-    """Rewrite every op of that name; None if there is none.
+def _by_tanh(graph: Graph, name: str, argument: Argument) -> None:
+    """Rewrite every op of that name.
 
-    argument: builds the operand of tanh, before it is limited
+    argument: builds the operand of tanh, before it is limited.
     """
-    graph = body.clone()
     found = [node for node in graph.nodes if node.op.name == name and _is_wanted(node)]
     if not found or not any(isinstance(node.op, MatMul) for node in graph.nodes):
-        return None
+        raise NoMatch(f"no {name} after a matmul in 16 bits")
     for node in found:
         _spell(graph, node, argument)
-    graph.prune()
-    return graph
 
 
 def _is_wanted(node: Node) -> bool:
@@ -80,7 +83,7 @@ def _is_wanted(node: Node) -> bool:
     return x.type.dtype in HALVES and root.node is not None and root.literal is None
 
 
-def _spell(graph: Graph, node: Node, argument: Callable[[Node, Value, Value, Op, Number], Value]) -> None:
+def _spell(graph: Graph, node: Node, argument: Argument) -> None:
     types = [node.result.type.with_dtype(DType.F32)]
 
     def number(value: float) -> Value:

@@ -5,20 +5,17 @@ Weights are never changed in place, so a shared weight keeps its other uses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fusec.ir import Array, Graph, Node, Value
+from fusec.ir import Graph, Node, Value
 from fusec.ops import Conv, ConvTranspose, MatMul
-from fusec.passes.rewriting.derived_constants import along, contents, derive, overflows, product
-from fusec.passes.rewriting.rewriter import use_count
+from fusec.passes.rewriting.derived_constants import along, derive, overflows, product
 
 Vector = np.ndarray[Any, Any]
-
-
-def single_use(value: Value) -> bool:
-    return use_count(value) == 1
 
 
 def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: Node) -> Value | None:
@@ -36,10 +33,7 @@ def scale_outputs(graph: Graph, node: Node, factor: Vector, axis: int, before: N
     scaled = _scaled(graph, weight, shaped, before)
     if scaled is None:
         return None
-    operands = [scaled if i == place else v for i, v in enumerate(node.operands)]
-    return graph.insert(
-        op, operands, before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
-    ).result
+    return _copy_of(graph, node, [scaled if i == place else v for i, v in enumerate(node.operands)], before)
 
 
 def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Node) -> Value | None:
@@ -60,8 +54,13 @@ def scale_inputs(graph: Graph, node: Node, x: Value, factor: Vector, before: Nod
     scaled = _scaled(graph, weight, shaped, before)
     if scaled is None:
         return None
+    return _copy_of(graph, node, [x, scaled], before)
+
+
+def _copy_of(graph: Graph, node: Node, operands: Sequence[Value], before: Node) -> Value:
+    result = node.result
     return graph.insert(
-        op, [x, scaled], before=before, types=[node.result.type], names=[node.result.name], origin=node.origin
+        node.op, operands, before=before, types=[result.type], names=[result.name], origin=node.origin
     ).result
 
 
@@ -86,18 +85,7 @@ def _transposed_filters(op: ConvTranspose, weight: Value, factor: Vector) -> Vec
 def _scaled(graph: Graph, weight: Value, factor: Vector, before: Node) -> Value | None:
     """Multiply the constant weight by the factor; None if one of its numbers would overflow."""
     assert weight.literal is not None
-    scaling = _Scaled(factor)
+    scaling = partial(product, factor=factor)
     if overflows(weight.type, [weight.literal], scaling):
         return None
     return derive(graph, before, weight.type, [weight.literal], scaling, weight.literal)
-
-
-class _Scaled:
-    """Multiplies a weight by a factor in float64, and rounds once."""
-
-    def __init__(self, factor: Vector):
-        self.factor = factor
-        self.key = contents(factor)
-
-    def __call__(self, weight: Array) -> Array:
-        return product(weight, self.factor)

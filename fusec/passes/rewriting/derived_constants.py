@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ def derive(
     """Insert a constant of `type`, computed from the arrays of `sources` and rounded once to its dtype.
 
     It is named after the source given as `name` (w.folded), or by `name` itself. Its name differs from the source's,
-    because its data does. Equal computations of equal sources have an equal `key`, if `compute` is a module's function
-    or has a `key` attribute of its own.
+    because its data does. Equal computations of equal sources have an equal `key`, if `compute` is a module's function,
+    a `partial` of one, or has a `key` attribute of its own.
     """
     base = name if isinstance(name, str) else name.base if isinstance(name, Derived) else name.label
     key = (_key(compute), type, *(s.key for s in sources))
@@ -64,6 +65,9 @@ def overflows(type: TensorType, sources: Sequence[Literal], compute: Callable[..
 
 def _key(compute: Callable[..., Array]) -> Hashable:
     """Return a key that equal computations share; a function with variables of its own has none."""
+    if isinstance(compute, partial):
+        given = (*compute.args, *compute.keywords.values())
+        return compute.func, *(contents(x) if isinstance(x, np.ndarray) else repr(x) for x in given)
     known = getattr(compute, "key", None)
     if known is not None:
         return type(compute), known
@@ -83,13 +87,11 @@ class _Once:
         self.type = type
         self.sources = sources
         self.compute = compute
-        self.used = False
 
     def __call__(self) -> Array:
-        assert not self.used, "a literal keeps the array it has loaded"
         with np.errstate(all="ignore"):
             result = np.asarray(self.compute(*(s.array for s in self.sources)))
-        self.used, self.sources = True, ()
+        self.sources = ()
         return np.ascontiguousarray(result.astype(self.type.dtype.numpy, copy=False)).reshape(self.type.shape)
 
 

@@ -16,7 +16,7 @@ from typing import Any, overload
 import numpy as np
 
 from fusec.errors import VerifyError
-from fusec.ir import Constant, DType, Graph, Literal, Node, TensorType, Value
+from fusec.ir import DType, Graph, Node, TensorType, Value
 from fusec.passes.rewriting.expression import (
     Apply,
     Full,
@@ -30,7 +30,7 @@ from fusec.passes.rewriting.expression import (
     subterms,
     term,
 )
-from fusec.passes.rewriting.rewriter import NoMatch, rewrite, use_count
+from fusec.passes.rewriting.rewriter import NoMatch
 
 TOLERANCE = 1e-5  # relative; models spell sqrt(2) as 1.4142135, 1.41421 and worse
 
@@ -103,7 +103,7 @@ class Rule:
 
     def apply(self, graph: Graph, node: Node) -> Value | None:
         match = self.match(node)
-        return None if match is None else self._build(graph, match)
+        return None if match is None else instantiate(graph, self.replacement, match.values, match.known, node)
 
     def match(self, node: Node, misses: list[Miss] | None = None) -> Match | None:
         """Return the first match of the pattern at `node`; collect misses if a list is given."""
@@ -127,35 +127,22 @@ class Rule:
                 raise NoMatch("used elsewhere too", value)
         if self.where is not None:
             self.where(match)
-        found = self._infer(self.replacement, match, {})
+        found = self._infer(self.replacement, match, match.root.result.type.dtype)
         if not found.same_value_type(match.root.result.type):
             raise NoMatch(f"the replacement is {found}, not {match.root.result.type}", match.root.result)
 
-    def _infer(self, item: Term, match: Match, memo: dict[Term, TensorType]) -> TensorType:
-        """Infer the type of a term of the replacement, without building it."""
-        if item not in memo:
-            if isinstance(item, Apply):
-                dtype = _dtype(item, match)
-                types = [
-                    self._infer(o, match, memo).with_dtype(dtype) if _is_new(o) else self._infer(o, match, memo)
-                    for o in item.operands
-                ]
-                try:
-                    memo[item] = item.build(match.known).infer(*types)[0]
-                except VerifyError as error:
-                    raise NoMatch(str(error), match.root.result) from error
-            elif isinstance(item, TracedTensor):
-                memo[item] = match.values[item.name].type
-            else:
-                shape = item.shape.value(match.known) if isinstance(item, Full) else ()
-                memo[item] = TensorType(shape, match.root.result.type.dtype)
-        return memo[item]
-
-    def _build(self, graph: Graph, match: Match) -> Value:
-        new = instantiate(graph, self.replacement, match.values, match.known, match.root)
-        if isinstance(self.replacement, Apply):  # memory order belongs to the place, not to the op
-            graph.set_type(new, match.root.result.type)
-        return new
+    def _infer(self, item: Term, match: Match, dtype: DType) -> TensorType:
+        """Infer the type of a term of the replacement as `instantiate` would build it; numbers have that dtype."""
+        if isinstance(item, TracedTensor):
+            return match.values[item.name].type
+        if not isinstance(item, Apply):
+            return TensorType(item.shape.value(match.known) if isinstance(item, Full) else (), dtype)
+        inner = _dtype_of_leaves(item, match.values, dtype)
+        types = [self._infer(o, match, inner) for o in item.operands]
+        try:
+            return item.build(match.known).infer(*types)[0]
+        except VerifyError as error:
+            raise NoMatch(str(error), match.root.result) from error
 
 
 class _Attempt:
@@ -287,14 +274,9 @@ def _number_at(item: Apply) -> int | None:
     return places[0] if len(places) == 1 and len(item.operands) == 2 else None
 
 
-def _is_new(item: Term) -> bool:
-    return isinstance(item, Number | Full)
-
-
-def _dtype(item: Apply, match: Match) -> DType:
-    """Return the dtype of numbers next to other operands: that of the first leaf below, or else the root's."""
-    leaves = (match.values[t.name].type.dtype for t in subterms(item) if isinstance(t, TracedTensor))
-    return next(leaves, match.root.result.type.dtype)
+def _dtype_of_leaves(item: Apply, values: Mapping[str, Value], default: DType) -> DType:
+    """Return the dtype of numbers among the operands: that of the first leaf below, else the default."""
+    return next((values[t.name].type.dtype for t in subterms(item) if isinstance(t, TracedTensor)), default)
 
 
 def instantiate(
@@ -306,18 +288,16 @@ def instantiate(
     def build(item: Term, dtype: DType) -> Value:
         if isinstance(item, TracedTensor):
             return values[item.name]
-        if item not in made:
-            if isinstance(item, Apply):
-                below = (values[t.name].type.dtype for t in subterms(item) if isinstance(t, TracedTensor))
-                inner = next(below, dtype)
-                operands = [build(o, inner) for o in item.operands]
-                made[item] = graph.insert(item.build(known), operands, before=before).results[0]
-            elif isinstance(item, Number):
-                array = np.asarray(item.symbol.value(known), np.float64).astype(dtype.numpy)
-                made[item] = graph.add(Constant(Literal.of(array)), before=before)
-            else:
-                array = np.full(item.shape.value(known), item.fill, np.float64).astype(dtype.numpy)
-                made[item] = graph.add(Constant(Literal.of(array)), before=before)
+        if item in made:
+            return made[item]
+        if isinstance(item, Apply):
+            inner = _dtype_of_leaves(item, values, dtype)
+            operands = [build(o, inner) for o in item.operands]
+            made[item] = graph.insert(item.build(known), operands, before=before).results[0]
+        else:
+            is_number = isinstance(item, Number)
+            shape, fill = ((), item.symbol.value(known)) if is_number else (item.shape.value(known), item.fill)
+            made[item] = graph.constant(np.full(shape, fill, np.float64).astype(dtype.numpy), before=before)
         return made[item]
 
     dtype = before.results[0].type.dtype if before is not None and before.results else DType.F32
@@ -384,22 +364,3 @@ def nearest_misses(graph: Graph, rules: Sequence[Rule]) -> list[Miss]:
                 if miss.matched >= 2 and (held is None or miss.matched > held.matched):
                     best[miss.rule] = miss
     return [miss for name, miss in best.items() if name not in matched]
-
-
-__all__ = [
-    "Attribute",
-    "Match",
-    "Miss",
-    "NoMatch",
-    "Ops",
-    "Rule",
-    "Scalar",
-    "Sides",
-    "TracedTensor",
-    "Weight",
-    "instantiate",
-    "nearest_misses",
-    "rewrite",
-    "rule",
-    "use_count",
-]

@@ -6,12 +6,13 @@ their origin.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fusec.errors import VerifyError
-from fusec.ir import Constant, Graph, Node, Value
+from fusec.ir import Constant, Graph, Node, Op, Value
 
 MAX_SWEEPS = 8  # a rewrite upstream may open one downstream of it only in the same sweep; the reverse is rare
 
@@ -71,6 +72,22 @@ def local(*roots: str, equation: str) -> Callable[[Callable[[Graph, Node], Value
     return decorate
 
 
+def on_copy(change: Callable[[Graph], None]) -> Callable[[Graph], Graph | None]:
+    """Make a function that changes a copy of a graph, and returns None if `change` raises NoMatch."""
+
+    @functools.wraps(change)
+    def changed(graph: Graph) -> Graph | None:
+        copy = graph.clone()
+        try:
+            change(copy)
+        except NoMatch:
+            return None
+        copy.prune()
+        return copy
+
+    return changed
+
+
 def rewrite(graph: Graph, rules: Sequence[Rewriter], disable: Collection[str] = ()) -> dict[str, int]:
     """Apply the rules (earlier ones first at a node) until none matches; return how often each did."""
     index: dict[str, list[Rewriter]] = {}
@@ -128,10 +145,19 @@ def _unknown(value: Value, known: set[Node]) -> list[Node]:
     return list(found)
 
 
+def replace_node(graph: Graph, old: Node, new: Node) -> None:
+    """Use the results of `new` for those of `old`, whose types they take over, and erase `old`."""
+    for before, after in zip(old.results, new.results, strict=True):
+        graph.set_type(after, before.type)
+        graph.replace(before, after)
+    graph.erase(old)
+
+
 def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set[Node]:
     """Use `new` for `old` everywhere and erase unused nodes; return the erased ones.
 
-    `new` takes over the origin of all erased nodes, and if it is `fresh`, the name of `old`.
+    `new` takes over the origin of all erased nodes. If it is `fresh`, it also takes over the name and the memory order
+    of `old`, because these belong to the place in the graph.
     """
     if not old.type.same_value_type(new.type):
         raise VerifyError(f"{new!r} cannot replace {old!r}")
@@ -144,6 +170,7 @@ def substitute(graph: Graph, old: Value, new: Value, fresh: bool = False) -> set
         new.node.origin = tuple(dict.fromkeys((*inherited, *new.node.origin)))
         if fresh:
             graph.rename(new, name)
+            graph.set_type(new, old.type)
     return set(erased)
 
 
@@ -165,3 +192,23 @@ def erase_unused(graph: Graph, node: Node) -> list[Node]:
 def use_count(value: Value) -> int:
     """Count the uses of a value. `len(value.uses)` copies, which is quadratic where thousands share a constant."""
     return len(value._uses)  # pyright: ignore[reportPrivateUsage] - counted without a copy
+
+
+def single_use(value: Value) -> bool:
+    return use_count(value) == 1
+
+
+SomeOp = TypeVar("SomeOp", bound=Op)
+
+
+def made_by(value: Value, *kinds: type[SomeOp]) -> SomeOp | None:
+    """Return the op that computes a value, if it is of one of these kinds."""
+    op = value.node.op if value.node is not None else None
+    return op if isinstance(op, kinds) else None
+
+
+def only_operand(value: Value) -> Value:
+    """Return the operand of the one-operand node that computes a value."""
+    assert value.node is not None
+    (operand,) = value.node.operands
+    return operand

@@ -1,8 +1,8 @@
-"""Derive facts about a value without computing it: if it can be negative."""
+"""Derive facts about a value during compilation: the numbers of a small constant, and if it can be negative."""
 
 from __future__ import annotations
 
-from fusec.ir import Value
+from fusec.ir import Array, Value
 from fusec.ops import Reduce
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
@@ -13,10 +13,23 @@ _KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "conc
 _CLOSED = frozenset({"add", "mul", "div", "min"})  # of operands that are never negative, the same
 
 
+def small_constant(value: Value) -> Array | None:
+    """Return the numbers of a small constant; None for large ones, whose data is not read during compilation."""
+    literal = value.literal
+    return literal.array if literal is not None and literal.type.nbytes <= EAGER_BYTES else None
+
+
+def all_equal(value: Value, number: float) -> bool:
+    """Return True if a small constant holds that number everywhere."""
+    array = small_constant(value)
+    return array is not None and bool((array == number).all())
+
+
 def never_negative(value: Value, depth: int = DEPTH) -> bool:
     """Return True if every element is NaN or at least zero (of either sign)."""
     if value.literal is not None:
-        return value.literal.type.nbytes <= EAGER_BYTES and bool((value.literal.array >= 0).all())
+        array = small_constant(value)
+        return array is not None and bool((array >= 0).all())
     node = value.node
     if node is None or depth == 0:
         return False

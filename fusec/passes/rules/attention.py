@@ -16,8 +16,9 @@ import numpy as np
 from fusec.errors import VerifyError
 from fusec.ir import Array, DType, Graph, Node, Op, Value
 from fusec.ops import Attention, Cast, Expand, MatMul, Reshape, Softmax, Transpose, pw
-from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
+from fusec.passes.rewriting.derived_constants import derive
+from fusec.passes.rewriting.rewriter import NoMatch, local
+from fusec.passes.rewriting.value_facts import small_constant
 from fusec.reference import evaluate_node
 
 Shape = tuple[int, ...]
@@ -329,8 +330,8 @@ def _beside(make: _Maker, term: _Term, lead: tuple[int, int]) -> Value:
 
 
 def _is_finite(value: Value) -> bool:
-    literal = value.literal
-    return literal is not None and literal.type.nbytes <= EAGER_BYTES and bool(np.isfinite(literal.array).all())
+    array = small_constant(value)
+    return array is not None and bool(np.isfinite(array).all())
 
 
 def _causal(make: _Maker, bias: Value | None) -> tuple[Value | None, bool, bool]:
@@ -379,6 +380,3 @@ class _WithInfinity:
 
     def __call__(self, array: Array) -> Array:
         return np.where(array.astype(np.float64) <= self.lowest, -np.inf, array).astype(array.dtype)
-
-
-RULES: tuple[Rewriter, ...] = (attention,)

@@ -6,9 +6,8 @@ import numpy as np
 
 from fusec.ir import HALVES, DType, Graph, Node, Value
 from fusec.ops import Cast, GroupNorm, InstanceNorm, LayerNorm, RmsNorm, Softmax, pw
-from fusec.passes.rewriting.affine_ops import single_use
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
-from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local
+from fusec.passes.rewriting.rewriter import NoMatch, Rewriter, local, single_use
 
 WIDE = (LayerNorm, RmsNorm, GroupNorm, InstanceNorm, Softmax)  # of 16 bits: computed in fp32, rounded once
 SMALL = (DType.I8, DType.U8, DType.I16, DType.U16)  # fp32 holds all their numbers
@@ -28,7 +27,7 @@ def norm_between_casts(graph: Graph, node: Node) -> Value | None:
     if not single_use(y) or x is None or x.literal is not None or any(p is None for p in parameters):
         raise NoMatch("used elsewhere too, or not of 16 bits before", y)
     operands = [p if p.type.dtype is outer.to else graph.add(Cast(outer.to), p, before=node) for p in parameters if p]
-    return graph.insert(inner.op, [x, *operands], before=node, types=[node.result.type]).result
+    return graph.add(inner.op, x, *operands, before=node)
 
 
 def _narrow(value: Value, dtype: DType) -> Value | None:
@@ -98,7 +97,7 @@ def zero_point_and_back(graph: Graph, node: Node) -> Value | None:
     if x.type != node.result.type:
         return None
     low, high = (clip.op.attributes[k] + away for k in ("min", "max"))
-    return graph.insert(pw("clip", min=low, max=high), [x], before=node, types=[node.result.type]).result
+    return graph.add(pw("clip", min=low, max=high), x, before=node)
 
 
 RULES: tuple[Rewriter, ...] = (norm_between_casts, through_integers, zero_point_and_back)

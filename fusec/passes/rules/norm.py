@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fusec.ir import Value
-from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 from fusec.passes.rewriting.expression import Apply
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, Weight, rule
 from fusec.passes.rewriting.rewriter import Rewriter
+from fusec.passes.rewriting.value_facts import all_equal
 
 # layer and RMS norm: over trailing dims -----------------------------------------------------------------
 
@@ -191,13 +190,8 @@ def _require_groups(m: Match) -> None:
     m.require(x.rank >= 3 and len(grouped) >= 3 and grouped[0] == x.shape[0], f"grouped as {list(grouped)}", "x")
     m.require(x.shape[1] % grouped[1] == 0, f"{grouped[1]} groups of {x.shape[1]} channels", "x")
     for name, number in (("o", 1.0), ("z", 0.0)):
-        m.require(name not in m.values or _all(m[name], number), f"is not {number:g} everywhere", name)
+        m.require(name not in m.values or all_equal(m[name], number), f"is not {number:g} everywhere", name)
     m.known["groups"], m.known["channels"] = grouped[1], (x.shape[1],)
-
-
-def _all(value: Value, number: float) -> bool:
-    literal = value.literal
-    return literal is not None and literal.type.nbytes <= EAGER_BYTES and bool((literal.array == number).all())
 
 
 _grouped = {"x": (2, 6, 4, 5), "grouped": (2, 3, 40), "back": (2, 6, 4, 5), "eps": 1e-3}

@@ -6,19 +6,16 @@ again, and the gradient of a convolution before needs no epilogue and keeps its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, Value
 from fusec.ops import BatchNormBackward, BatchNormTrain, Pointwise
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import replace_node
 
 
-@dataclass(frozen=True)
-class ReluMaskFromNorm:
-    """Move relu's gradient into the norm's backward op; the pass has no options."""
+class ReluMaskFromNorm(Pass):
+    """Move relu's gradient into the norm's backward op."""
 
-    name: ClassVar[str] = "mask_by_norm"
+    name = "mask_by_norm"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
@@ -41,10 +38,7 @@ def _masked(graph: Graph, node: Node) -> None:
         return
     operands = [dy, *node.operands[1:], norm.operands[2]]
     made = graph.insert(BatchNormBackward(True), operands, before=node, origin=node.origin)
-    for old, new in zip(node.results, made.results, strict=True):
-        graph.set_type(new, old.type)
-        graph.replace(old, new)
-    graph.erase(node)
+    replace_node(graph, node, made)
     graph.erase(gradient)
 
 

@@ -6,12 +6,10 @@ as fast as the norm.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 from fusec.ir import HALVES, Graph, Node, channels_last
 from fusec.ops import BatchNormBySums, BatchNormTrain, ChannelSums, Conv
-from fusec.passes.base import Options
+from fusec.passes.base import Options, Pass
+from fusec.passes.rewriting.rewriter import replace_node
 from fusec.targets.target import DEFAULT, Target, load
 
 RESERVED_BYTES = 3 << 10  # of a block's shared memory, which the norm does not use for elements
@@ -32,11 +30,10 @@ def kept_bytes(target: Target) -> int:
 KEPT_BYTES = kept_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
 
 
-@dataclass(frozen=True)
-class SplitBatchNormStats:
-    """Split statistics off batch norms; the pass has no options."""
+class SplitBatchNormStats(Pass):
+    """Split statistics off batch norms."""
 
-    name: ClassVar[str] = "sums_in_front"
+    name = "sums_in_front"
 
     def run(self, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
@@ -61,7 +58,4 @@ def _split(graph: Graph, node: Node, epsilon: float) -> None:
     x = node.operands[0]
     sums = graph.insert(ChannelSums(), [x], before=node, origin=node.origin)
     made = graph.insert(BatchNormBySums(epsilon), [*node.operands, *sums.results], before=node, origin=node.origin)
-    for old, new in zip(node.results, made.results, strict=True):
-        graph.set_type(new, old.type)
-        graph.replace(old, new)
-    graph.erase(node)
+    replace_node(graph, node, made)

@@ -21,11 +21,10 @@ from fusec.passes.rewriting.pattern import (
     Sides,
     TracedTensor,
     nearest_misses,
-    rewrite,
     rule,
     same_number,
 )
-from fusec.passes.rewriting.rewriter import local
+from fusec.passes.rewriting.rewriter import local, rewrite
 from fusec.text import parse
 
 
