@@ -13,6 +13,7 @@ from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_o
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
+from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph
 from fusec.lower_cudnn import lower
@@ -110,7 +111,7 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
     if choice.engine == BLAS:  # it is looked for when the plan is built
         return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
-    return not listed and choice.engine in plan_serialization.DEVICE_ONLY and not device.is_present(target)
+    return not listed and choice.engine in DEVICE_ONLY and not device.is_present(target)
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:

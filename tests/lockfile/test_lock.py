@@ -14,7 +14,7 @@ from fusec import lockfile
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune import step_candidates
-from fusec.gpu.cudnn.plan_serialization import DEVICE_ONLY
+from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart, changes
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
