@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer

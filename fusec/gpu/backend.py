@@ -15,11 +15,12 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.autotune.candidate_times import StepTuning
 from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult, descend
 from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext
 from fusec.gpu.autotune.plan_search import TuningOptions
 from fusec.gpu.autotune.plan_selection import PlanSelector
-from fusec.gpu.autotune.step_candidates import StepTuning, TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.autotune.step_selection import StepSelector
 from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
 from fusec.gpu.autotune.whole_model import WholeModelTrial

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_of_choice
+from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
@@ -78,7 +78,7 @@ def interface_of(graph: Graph) -> str:
 
 
 def first_of(program: Program, as_source: bool) -> Program:
-    """Return the program whose steps have candidates: see `step_candidates.arrange`."""
+    """Return the program whose steps have candidates: see `step_choices.apply_choices`."""
     return program if as_source else fuse_steps(program, products=True)
 
 

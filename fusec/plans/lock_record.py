@@ -42,7 +42,7 @@ class Locked:
 
     @property
     def form(self) -> tuple[Part, ...]:
-        """Return how the step is split, as `step_candidates.arranged` takes it."""
+        """Return how the step is split, as `step_choices.steps_of_choice` takes it."""
         return tuple(each.part for each in self.parts)
 
     @property

@@ -225,7 +225,7 @@ class TuningCache:
     # steps and kernels -------------------------------------------------------------------------------
 
     def step_choice(self, step: str, launch_us: float) -> tuple[Part, ...] | None:
-        """Return the stored choice for a step, by `step_candidates.step_key`."""
+        """Return the stored choice for a step, by `step_choices.step_key`."""
         found = self.plan_store.form(self._step_key(step, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))

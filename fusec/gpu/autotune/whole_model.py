@@ -15,8 +15,6 @@ from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.lowering.cudnn_graph import CudnnGraph
 
-Runnable = CudnnGraph | Kernel
-
 
 @dataclass
 class WholeModelTrial:
@@ -28,7 +26,7 @@ class WholeModelTrial:
     steps_of: the numbers of the steps that run a graph or kernel, by key
     """
 
-    code: Sequence[Runnable | None]
+    code: Sequence[CudnnGraph | Kernel | None]
     runs: Sequence[Run]
     bind_step: Callable[[int], Run]
     ranked: Mapping[str, RankedPlans]
