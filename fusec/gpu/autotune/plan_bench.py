@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import Offer
+from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan, revive

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
-from fusec.gpu.autotune.plan_search import RankedPlans
+from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.cuda_graph import in_order
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
