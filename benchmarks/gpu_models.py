@@ -34,7 +34,7 @@ from models import (  # noqa: E402
 )
 
 import fusec  # noqa: E402
-from fusec.gpu.check_plan import compare  # noqa: E402
+from tests.gpu.plan_check import compare  # noqa: E402
 
 TORCHVISION = ("resnet50", "mobilenet_v2", "densenet121")
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}  # of whole models; fp16 rounds every stored value

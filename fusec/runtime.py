@@ -27,7 +27,7 @@ from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
 from fusec.execution.state import State
 from fusec.execution.step_binding import Constants, Steps
-from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import unpack

@@ -78,7 +78,7 @@ def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def asked_once() -> Iterator[Oracle]:
     """Ask cuDNN about an H200 for all tests that do not test the asking: `driver.build(..., oracle=asked_once)`. It
     compiles a plan for one of the graphs that differ in size alone, which takes most of what building a model takes."""
-    with Oracle(load("h200"), kin=True) as oracle:
+    with Oracle(load("h200"), reuse_builds=True) as oracle:
         yield oracle
 
 

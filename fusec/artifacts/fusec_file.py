@@ -24,8 +24,8 @@ from fusec.execution.compilation import Compiled
 from fusec.gpu import device
 from fusec.gpu.cudnn import deviceless
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.legality_worker import decode, encode
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge
+from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import Constant, Graph, Literal, Node, print_graph
 from fusec.passes.base import PRECISIONS, Options
 from fusec.passes.partition.equivalent_spellings import REWRITES

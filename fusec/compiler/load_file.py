@@ -12,7 +12,7 @@ from fusec.compiler.choose_target import require_cudnn, require_runs_on_gpu
 from fusec.errors import ModelError
 from fusec.execution.backend import SimulatorBackend
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import apply_choices
+from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.runtime import Executable
 
 

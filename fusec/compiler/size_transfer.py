@@ -11,7 +11,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.compile_options import CompileOptions
 from fusec.execution.shape_family import ShapeFamily
 from fusec.gpu.autotune.plan_search import TuningOptions
-from fusec.gpu.autotune.step_candidates import can_run_as_kernel
+from fusec.gpu.autotune.step_choices import can_run_as_kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.runtime import Executable
 

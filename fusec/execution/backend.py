@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import empty, unpack

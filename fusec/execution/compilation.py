@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.partition_oracles import asks_cudnn
 from fusec.ir import Graph

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
@@ -71,9 +71,9 @@ class ShapeFamily:
         """
         here = device.is_present(target)
         hand_over = here and self.first_plans
-        kin = self.share_kernels or not hand_over
-        sizes = 0.0 if not self.transfers else math.inf if self.first_plans else NEAR
-        self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
+        reuse = self.share_kernels or not hand_over
+        max_factor = 0.0 if not self.transfers else math.inf if self.first_plans else NEAR
+        self._oracle = Oracle(target, device=here, reuse_builds=reuse, hand_over=hand_over, max_factor=max_factor)
         return self._oracle
 
     def builders(self) -> BuildPool | None:
@@ -96,7 +96,7 @@ class ShapeFamily:
                 yield graph, entry
                 continue
             refused.append(graph)
-            self._oracle.doubt(graph)
+            self._oracle.ask_again(graph)
 
     def prefetch_plans(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Start building the plans that a program for these shapes will need, as the shapes before predict."""

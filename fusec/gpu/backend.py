@@ -15,11 +15,12 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
+from fusec.gpu.autotune.candidate_times import StepTuning
 from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult, descend
 from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext
 from fusec.gpu.autotune.plan_search import TuningOptions
 from fusec.gpu.autotune.plan_selection import PlanSelector
-from fusec.gpu.autotune.step_candidates import StepTuning, TunedChoices
+from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.gpu.autotune.step_selection import StepSelector
 from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
 from fusec.gpu.autotune.whole_model import WholeModelTrial
@@ -28,7 +29,7 @@ from fusec.gpu.cublaslt.lone_matmul import lone_product
 from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.launch.cuda_graph import StepLaunch, in_order, or_side_by_side
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
-from fusec.gpu.launch.stream_calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
+from fusec.gpu.launch.stream_calls import Ahead, CallOnCallersStream, Replay, Streams, feeder, fetcher
 from fusec.gpu.measure.random_inputs import random_array
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array, TensorType
@@ -312,7 +313,7 @@ class CudnnBackend:
         return [self._stopwatch.within_us(run, footprint_bytes, whole=not alone) for _ in range(count)]
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
-        return AtOnce(self._streams) if at_once else self._streams.own_call()
+        return CallOnCallersStream(self._streams) if at_once else self._streams.own_call()
 
     def scratch(self) -> AbstractContextManager[None]:
         return cupy.cuda.using_allocator(self._pool.malloc)

@@ -25,7 +25,7 @@ def _driver() -> ctypes.CDLL | None:
 
 @functools.cache
 def _first_gpu() -> tuple[str, int] | None:
-    """Name and compute capability (90 for 9.0) of GPU 0; None without a driver or a GPU."""
+    """Return name and compute capability (90 for 9.0) of GPU 0; None without a driver or a GPU."""
     driver = None if os.environ.get("FUSEC_DEVICE") == "none" else _driver()
     if driver is None:
         return None
@@ -43,15 +43,18 @@ def _first_gpu() -> tuple[str, int] | None:
 
 
 def device_name() -> str | None:
-    """The name of GPU 0, or None."""
+    """Return the name of GPU 0; None without a GPU, or with FUSEC_DEVICE=none."""
     found = _first_gpu()
     return found[0] if found else None
 
 
 def detect() -> Target | None:
-    """The target this machine's GPU is, None without one. A GPU that has no file of its own takes the
-    figures of a known one of its compute capability. The environment variable FUSEC_DEVICE=none hides
-    the GPU. Raises TargetError for a GPU of an unknown capability."""
+    """Return the target of this machine's GPU; None without a GPU, or with FUSEC_DEVICE=none.
+
+    A GPU without a target file has the figures of a known GPU of its compute capability.
+
+    Raises TargetError for a GPU of an unknown compute capability.
+    """
     found = _first_gpu()
     if found is None:
         return None
@@ -67,18 +70,18 @@ def detect() -> Target | None:
 
 
 def is_present(target: Target) -> bool:
-    """Tell if this machine's GPU is of that target."""
+    """Return True if this machine's GPU is of that target."""
     here = detect() if _first_gpu() is not None else None
     return here is not None and here.name == target.name
 
 
 @contextmanager
 def woken(target: str) -> Generator[None]:
-    """Let the driver make the GPU ready during the body, because that takes some tenths of a second.
+    """Initialise the GPU during the body, because that takes some tenths of a second.
 
-    It does so only if the GPU is the target: `auto`, or one by its name.
+    target: `auto`, or a name; a GPU of another target is not initialised
     """
-    thread = threading.Thread(target=_wake, args=(target,), name="fusec-wakes-the-gpu", daemon=True)
+    thread = threading.Thread(target=_wake, args=(target,), name="fusec-init-gpu", daemon=True)
     thread.start()
     try:
         yield
@@ -87,14 +90,14 @@ def woken(target: str) -> Generator[None]:
 
 
 def _wake(target: str) -> None:
-    with suppress(TargetError):  # whoever asks for the target says what is wrong with it
+    with suppress(TargetError):  # the caller loads the target again, and reports the error
         if _first_gpu() is not None and (target == "auto" or is_present(load(target))):
             _hold_context()
 
 
 @functools.cache
 def _hold_context() -> None:
-    """Hold the context of GPU 0, which CuPy and cuDNN use, until the process ends."""
+    """Create the context of GPU 0, which CuPy and cuDNN use, and hold it until the process ends."""
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     if driver is not None and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 from fusec.errors import FusecError
 from fusec.gpu.cublaslt import algorithms
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn import deviceless, driver_stand_in
+from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.device import device_name
 from fusec.plans import sqlite_cache
 from fusec.targets.target import load, names
 
-_INSTALL = deviceless.INSTALL
-
 
 @dataclass(frozen=True)
 class Requirement:
-    """One piece. One that is not `required` (a GPU) may be absent without harm."""
+    """One piece. One that is not `required`, such as a GPU, may be absent."""
 
     name: str
     ok: bool
@@ -36,7 +35,7 @@ class Requirement:
 
 
 def diagnose() -> list[Requirement]:
-    """Every piece, in the order they build on each other. Starts cuDNN in a child process, once."""
+    """Check every piece, in the order of their dependencies. Starts cuDNN in a worker process."""
     return [check() for check in CHECKS]
 
 
@@ -50,7 +49,7 @@ def _numpy() -> Requirement:
 
 
 def _frontend() -> Requirement:
-    return _package("cudnn frontend", "nvidia-cudnn-frontend", _INSTALL)
+    return _package("cudnn frontend", "nvidia-cudnn-frontend", INSTALL)
 
 
 def _cupy() -> Requirement:
@@ -58,15 +57,13 @@ def _cupy() -> Requirement:
         check = _package("cupy", package, "", required=False)
         if check.ok:
             return check
-    return Requirement(
-        "cupy", False, "not installed (only needed to run on a GPU)", _INSTALL, device_name() is not None
-    )
+    return Requirement("cupy", False, "not installed (only needed to run on a GPU)", INSTALL, device_name() is not None)
 
 
 def _cublaslt() -> Requirement:
     found = algorithms.version()
     what = found or "not installed: products are left to cuDNN alone"
-    return Requirement("cublasLt", bool(found), what, _INSTALL, required=False)
+    return Requirement("cublasLt", bool(found), what, INSTALL, required=False)
 
 
 def _package(name: str, package: str, remedy: str, required: bool = True) -> Requirement:
@@ -80,29 +77,29 @@ def _cudnn() -> Requirement:
     version = deviceless.cudnn_version()
     library = deviceless.cudnn_library()
     detail = f"{version}, {library or 'libcudnn.so.9'}" if version else "no libcudnn.so.9"
-    return Requirement("cudnn", bool(version), detail, _INSTALL)
+    return Requirement("cudnn", bool(version), detail, INSTALL)
 
 
 def _nvrtc() -> Requirement:
-    """NVRTC, its builtins and, since either may be there and broken, a kernel compiled for each target."""
+    """Load NVRTC and compile a kernel for each target, because an installed NVRTC may be broken."""
     sms = sorted({load(name).sm for name in names()})
     try:
         library = deviceless.load_nvrtc()
         versions = {deviceless.check_nvrtc(library, sm) for sm in sms}
     except FusecError as error:
-        return Requirement("nvrtc", False, str(error), _INSTALL)
+        return Requirement("nvrtc", False, str(error), INSTALL)
     return Requirement("nvrtc", True, f"{versions.pop()}, compiles for {', '.join(f'sm_{sm}' for sm in sms)}")
 
 
 def _c_compiler() -> Requirement:
-    found = deviceless.compiler()
+    found = driver_stand_in.compiler()
     detail = found or "none of cc, gcc, clang (to build the stand-in for the driver library, once)"
     return Requirement("C compiler", found is not None, detail, "apt install gcc", required=not _driver().ok)
 
 
 def _driver() -> Requirement:
     try:
-        library = deviceless.stand_in()
+        library = driver_stand_in.stand_in()
         return Requirement(
             "libcuda", True, f"stand-in in {library.parent}, which nobody else can write; its SHA-256 is right"
         )
@@ -132,7 +129,7 @@ def _cache_folder() -> Requirement:
 
 
 def _answers() -> Requirement:
-    """All of it together: a question that only a runtime-compiled engine can answer."""
+    """Ask cuDNN a question that only a runtime-compiled engine can answer, which needs all the pieces."""
     try:
         with Oracle(load("h200"), workers=1) as oracle:
             versions = oracle.prove()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
-from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_of_choice
+from fusec.gpu.autotune.step_choices import has_candidates, step_key, steps_of_choice
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
+from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Value
 from fusec.lower_cudnn import lower
@@ -80,7 +81,7 @@ def whole_work(program: Program, tensor_cores: bool = True) -> str:
 
 
 def before_choices(program: Program, as_source: bool) -> Program:
-    """Return the program whose steps `step_candidates.apply_choices` replaces by their choices."""
+    """Return the program whose steps `step_choices.apply_choices` replaces by their choices."""
     return program if as_source else fuse_steps(program, products=True)
 
 
@@ -115,7 +116,7 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
     if choice.engine == BLAS:  # cuBLASLt looks for the algorithm when the plan is built
         return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
-    return not listed and choice.engine in plan_serialization.DEVICE_ONLY and not device.is_present(target)
+    return not listed and choice.engine in DEVICE_ONLY and not device.is_present(target)
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:

@@ -41,7 +41,7 @@ class Locked:
 
     @property
     def split(self) -> tuple[Part, ...]:
-        """Return the parts of the step, as `step_candidates.steps_of_choice` takes them."""
+        """Return the parts of the step, as `step_choices.steps_of_choice` takes them."""
         return tuple(each.part for each in self.parts)
 
     @property

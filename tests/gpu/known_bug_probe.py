@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+from plan_check import compare
 
 from fusec.gpu.backend import CudnnBackend
-from fusec.gpu.check_plan import compare
 from fusec.ir import DType, TensorType, channels_last
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 

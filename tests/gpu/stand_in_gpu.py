@@ -121,7 +121,7 @@ class Machine:
         return Pygraph(self, graph, kernels)
 
     def revive(self, blob: bytes, handle: Any) -> Any:
-        """As `fusec.gpu.cudnn.plan_serialization.revive`."""
+        """As `fusec.gpu.cudnn.built_plan.revive`."""
         try:
             data = json.loads(blob)
             graph = CudnnGraph.from_json(data["graph"])

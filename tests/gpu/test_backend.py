@@ -391,7 +391,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
     assert launcher.measure(kernel, lambda run: (run(), next(times))[1]) == (3.0 if fits else 5.0)
     launcher.take(kernel, once.key)
     if not fits:
-        with pytest.warns(UserWarning, match="does not run here the way it was found to be fastest in"):
+        with pytest.warns(UserWarning, match="that was fastest does not run on this GPU"):
             assert launcher.runs(kernel)
     arrays = {v: array + array.dtype.type(0.5) for v, array in case.arrays(rng).items()}
     held = {v: on_device(pack(np, arrays[v], v.type).view(np.uint8)) for v in case.graph.inputs}

@@ -43,7 +43,7 @@ def backend() -> Any:
 def test_a_lowered_graph_runs_as_simulated(
     backend: Any, title: str, tensor_cores: bool, rng: np.random.Generator
 ) -> None:
-    from fusec.gpu.check_plan import compare
+    from gpu.plan_check import compare
 
     body = load(BODIES[title])
     if not tensor_cores and "f32" in BODIES[title] and "matmul" in BODIES[title]:

@@ -10,7 +10,7 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.gpu import doctor
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn import deviceless, driver_stand_in
 from fusec.gpu.doctor import Requirement, diagnose
 
 
@@ -54,7 +54,7 @@ def test_without_nvrtc_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_without_compiler_and_stand_in_both_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(deviceless.shutil, "which", lambda name: None)
+    monkeypatch.setattr(driver_stand_in.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.ctypes, "CDLL", _no_library)
     found = checks("c_compiler", "driver")
     assert not found["C compiler"].ok
@@ -64,8 +64,8 @@ def test_without_compiler_and_stand_in_both_are_named(tmp_path: Path, monkeypatc
 
 
 def test_a_compiler_is_not_required_once_the_stand_in_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(deviceless, "stand_in", lambda: tmp_path / "libcuda.so")
-    monkeypatch.setattr(deviceless.shutil, "which", lambda name: None)
+    monkeypatch.setattr(driver_stand_in, "stand_in", lambda: tmp_path / "libcuda.so")
+    monkeypatch.setattr(driver_stand_in.shutil, "which", lambda name: None)
     check = checks("c_compiler")["C compiler"]
     assert (check.ok, check.required) == (False, False)
     assert str(check).startswith("absent  C compiler")

@@ -13,8 +13,8 @@ from lowering.lowers_judge import LowersJudge
 from fusec import lockfile
 from fusec.errors import CheckError, FusecError, ModelError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune import step_candidates
-from fusec.gpu.cudnn.plan_serialization import DEVICE_ONLY
+from fusec.gpu.autotune import step_choices, step_fusion
+from fusec.gpu.cudnn.engine_ids import DEVICE_ONLY
 from fusec.lockfile import Lock, Locked, LockedPart, changes
 from fusec.lower_cudnn import lower
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -223,14 +223,14 @@ def test_a_lock_says_in_which_form_a_step_runs() -> None:
 
 def with_kernels(lock: Lock, c: Compiled) -> Lock:
     """The lock and what it lacks of kernels, as the program runs in its forms."""
-    first = step_candidates.fuse_steps(c.program)
+    first = step_fusion.fuse_steps(c.program)
     decided = {}
     for step in lockfile.cudnn_steps(first):
         entry = lock.entry(lockfile.work_of(step, c.graph), "h200")
         assert entry is not None
-        decided[step_candidates.step_key(c.graph, step)] = entry.split
-    program = step_candidates.apply_choices(c.program, decided)
-    ran = dataclasses.replace(c, program=program, tuned=step_candidates.TunedChoices(c.program, decided, {}, {}))
+        decided[step_choices.step_key(c.graph, step)] = entry.split
+    program = step_choices.apply_choices(c.program, decided)
+    ran = dataclasses.replace(c, program=program, tuned=step_choices.TunedChoices(c.program, decided, {}, {}))
     kernels = [e for e in lockfile.make([ran]).entries if e.split[0].runs == "kernel"]
     others = [e for e in lock.entries if e.split[0].runs != "kernel"]
     return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
@@ -431,10 +431,10 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     (united, _) = kept.compiled.program.steps
     assert united.signature.startswith("conv+bias+swish+reduce+conv")
     assert lockfile.make([kept.compiled]).entries == lock.entries and changes.changes(lock, c, always) == []
-    work = step_candidates.step_key(c.graph, united)
+    work = step_choices.step_key(c.graph, united)
     decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
-    program = step_candidates.apply_choices(c.program, decided)
-    ran = dataclasses.replace(c, program=program, tuned=step_candidates.TunedChoices(c.program, decided, {}, {}))
+    program = step_choices.apply_choices(c.program, decided)
+    ran = dataclasses.replace(c, program=program, tuned=step_choices.TunedChoices(c.program, decided, {}, {}))
     (conv,) = [lower(step.body, c.options.tensor_cores).graph.key for step in program.steps if len(step.nodes) == 1][:1]
     plans = {("h200", conv): [Entry(Choice(6, ()))]}
     apart = lockfile.apply(lockfile.make([ran], plans), c, always)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from fusec.gpu.autotune.step_candidates import ConcatChoice, step_key
+from fusec.gpu.autotune.step_choices import ConcatChoice, step_key
 from fusec.ir import Graph
 from fusec.passes.partition.concat_in_place import ConcatGroup, joined, restore_copies
 from fusec.schedule.program import Kind, Partition, Program

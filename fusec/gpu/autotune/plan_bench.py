@@ -11,13 +11,12 @@ import cupy
 import numpy as np
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import Offer
+from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
 from fusec.gpu.cudnn.build_pool import BuildPool
-from fusec.gpu.cudnn.built_plan import BuiltPlan
+from fusec.gpu.cudnn.built_plan import BuiltPlan, revive
 from fusec.gpu.cudnn.emit import emit
-from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, knobs_of
-from fusec.gpu.cudnn.plan_serialization import revive
+from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, identity_of
 from fusec.gpu.measure.random_inputs import distance, random_data
 from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array
@@ -89,8 +88,7 @@ class GpuPlanBench:
         offers: list[Offer] = []
         wrong = "it offers no plan"
         for place in range(pygraph.get_execution_plan_count()):
-            engine, knobs = pygraph.get_engine_and_knobs_at_index(place)
-            choice = Choice(int(engine), tuple(sorted(knobs_of(knobs).items())))
+            choice = Choice(*identity_of(pygraph, place))
             reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantine.reason(graph.key, choice)
             if reason is not None or choice.engine >= PYTHON_ENGINES:
                 wrong = reason or wrong

@@ -1,7 +1,4 @@
-"""Search the fastest plan of each cuDNN graph by timing, within a budget.
-
-Plans are timed on a `PlanBench`: a GPU (plan_bench.py), or in tests a table of times.
-"""
+"""Search the fastest plan of each cuDNN graph by timing, within a budget."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
 
 from fusec.errors import ExecutionError
-from fusec.gpu.measure.tolerance import TOLERANCE
+from fusec.gpu.autotune.ranked_plans import Offer, PlanBench, RankedPlans
+from fusec.gpu.autotune.result_check import reject_wrong_plans
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice
 
@@ -30,75 +27,11 @@ TIE = 1.03  # cuBLASLt must be faster than cuDNN by this factor, because it take
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """Tuning level (one of LEVELS), its budget in seconds, and a function told (stage, done, total)."""
+    """Tuning level, one of LEVELS, its budget in seconds, and a function that receives (stage, done, total)."""
 
     level: str = "none"
     budget_s: float = float("inf")
     progress: Callable[[str, int, int], None] | None = None
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Plan that cuDNN or cuBLASLt offers for a graph, before it is built."""
-
-    place: int
-    choice: Choice
-    precompiled: bool
-
-
-class PlanBench(Protocol):
-    """Device that builds, times and compares plans."""
-
-    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        """List cuDNN's plans in its order, without those known to be wrong, then those of cuBLASLt.
-
-        Raises ExecutionError if there are none.
-        """
-        ...
-
-    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
-        """Announce the plans to build, in order; they replace those announced before."""
-        ...
-
-    def build(self, graph: CudnnGraph, offer: Offer) -> Any:
-        """Build a plan. Raises ExecutionError if it does not build, or needs more memory than is free."""
-        ...
-
-    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
-        """Time one run as within the model, in microseconds. Raises ExecutionError if it fails."""
-        ...
-
-    def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
-        """Compare a plan's results with another plan's, or with the reference where `other` is None.
-
-        Returns the relative L2 error, NaN if an element is NaN; None if the reference would take too long.
-        """
-        ...
-
-    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
-        """Never use this plan again."""
-        ...
-
-
-@dataclass
-class RankedPlans:
-    """Built plans of one graph, the best first, and the reasons why others were rejected.
-
-    revived: the plan was not built, but read from its serialized form
-    """
-
-    graph: CudnnGraph
-    plans: list[tuple[Choice, Any]] = field(default_factory=list[tuple[Choice, Any]])
-    rejected: list[str] = field(default_factory=list[str])
-    revived: bool = False
-
-    @property
-    def time_us(self) -> float:
-        """Return the time of the best plan; infinite if there is none."""
-        if not self.plans:
-            return float("inf")
-        time_us = self.plans[0][0].time_us
-        return 0.0 if time_us is None else time_us
 
 
 def rank_plans(
@@ -112,7 +45,7 @@ def rank_plans(
 
     known: choices of earlier runs, by key; a complete one is built and not timed again
 
-    Each graph gets a plan, whatever the budget. The rest of the budget goes to the graphs whose first plan is slowest.
+    Each graph gets a plan, also beyond the budget. The rest of the budget goes to graphs whose first plan is slowest.
     The result for a graph without any plan has no plans.
     """
     end, level = clock() + options.budget_s, options.level
@@ -142,7 +75,7 @@ def rank_plans(
     for count, (_, key, rest) in enumerate(waiting):
         finished = not rest or (clock() < end and _rest(bench, ranked[key], rest, rng, lambda: clock() < end))
         ranked[key].plans = [(replace(choice, complete=finished), plan) for choice, plan in ranked[key].plans]
-        _check(bench, ranked[key])
+        reject_wrong_plans(bench, ranked[key])
         del ranked[key].plans[MAX_PLANS:]
         report(len(graphs) + count + 1, len(graphs) + len(waiting))
     bench.expect([])
@@ -191,7 +124,7 @@ def _first(
         _built(bench, result, rest.pop(0))
     if level == "none" or not result.plans:
         return None
-    _timed(bench, result)
+    _time_last(bench, result)
     return _others(rest, level)
 
 
@@ -210,12 +143,12 @@ def _built(bench: PlanBench, result: RankedPlans, offer: Offer) -> bool:
     try:
         result.plans.append((offer.choice, bench.build(result.graph, offer)))
     except ExecutionError as error:
-        result.rejected.append(_rejection(offer.choice, error))
+        result.reject(offer.choice, error)
         return False
     return True
 
 
-def _timed(bench: PlanBench, result: RankedPlans) -> bool:
+def _time_last(bench: PlanBench, result: RankedPlans) -> None:
     """Time the plan built last, and drop it if it fails.
 
     One run warms up. The better of two more runs counts, because a run may be disturbed.
@@ -225,89 +158,51 @@ def _timed(bench: PlanBench, result: RankedPlans) -> bool:
         bench.time_us(result.graph, plan)
         time_us = min(bench.time_us(result.graph, plan) for _ in range(2))
     except ExecutionError as error:
-        result.rejected.append(_rejection(choice, error))
+        result.reject(choice, error)
         bench.quarantine(result.graph, choice, str(error))
-        return False
+        return
     result.plans.append((replace(choice, time_us=time_us), plan))
-    return True
 
 
 def _rest(
     bench: PlanBench, result: RankedPlans, offers: Sequence[Offer], rng: random.Random, goes_on: Callable[[], bool]
 ) -> bool:
-    """Build and time the offers, then time close ones in rounds, in random order; False if time ran out."""
+    """Build and time the offers, then time close plans again; False if time ran out before."""
     finished = True
     for offer in offers:
         if not goes_on() and result.plans:
             finished = False
             break
         if _built(bench, result, offer):
-            _timed(bench, result)
-    best = result.time_us if not result.plans else min(_us(c) for c, _ in result.plans)
+            _time_last(bench, result)
+    _time_in_rounds(bench, result, rng)
+    result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
+    return finished
+
+
+def _time_in_rounds(bench: PlanBench, result: RankedPlans, rng: random.Random) -> None:
+    """Time close plans several times, in random order, because clocks change; the median counts."""
+    best = min((_us(choice) for choice, _ in result.plans), default=0.0)
     close = [p for p in result.plans if _us(p[0]) <= HOPELESS * best]
     times: dict[int, list[float]] = {id(plan): [_us(choice)] for choice, plan in close}
-    for turn in range(ROUNDS):
+    for number in range(ROUNDS):
         rng.shuffle(close)
         for choice, plan in close:
             try:
                 times[id(plan)].append(bench.time_us(result.graph, plan))
             except ExecutionError as error:
-                result.rejected.append(_rejection(choice, error))
+                result.reject(choice, error)
                 bench.quarantine(result.graph, choice, str(error))
                 result.plans = [p for p in result.plans if p[1] is not plan]
         close = [p for p in close if any(p[1] is q for _, q in result.plans)]
-        if turn >= 2 and close:
+        if number >= 2 and close:
             least = min(statistics.median(times[id(plan)]) for _, plan in close)
             close = [p for p in close if statistics.median(times[id(p[1])]) <= CLOSE * least]
     result.plans = [
         (replace(choice, time_us=statistics.median(times.get(id(plan), [_us(choice)]))), plan)
         for choice, plan in result.plans
     ]
-    result.plans.sort(key=lambda item: _us(item[0]) * (TIE if item[0].engine == BLAS else 1.0))
-    return finished
-
-
-def _check(bench: PlanBench, result: RankedPlans) -> None:
-    """Reject plans whose results are wrong, by the reference or by a vote of three plans, until the best is right."""
-    while result.plans:
-        choice, plan = result.plans[0]
-        error = bench.error(result.graph, plan, None)
-        others = _voters(result)
-        if error is None and others:
-            errors: list[float | None] = []
-            for other in others:  # until one agrees
-                errors.append(bench.error(result.graph, plan, other))
-                if (last := errors[-1]) is not None and last <= TOLERANCE:
-                    break
-            agreeing = [e for e in errors if e is not None and e <= TOLERANCE]
-            error = agreeing[0] if agreeing else errors[0]
-        if error is None or error <= TOLERANCE:
-            result.plans[0] = (replace(choice, error=error), plan)
-            return
-        reason = f"its results are off by {error:.2g}"
-        result.rejected.append(_rejection(choice, reason))
-        bench.quarantine(result.graph, choice, reason)
-        del result.plans[0]
-
-
-def _voters(result: RankedPlans) -> list[Any]:
-    """Choose at most two plans to compare the best with.
-
-    They use other engines if possible, because plans of one engine may share an error. One of them is of the other
-    library if there is one.
-    """
-    choice = result.plans[0][0]
-    rest = sorted(result.plans[1:], key=lambda p: p[0].engine == choice.engine)
-    same = [plan for c, plan in rest if c.library == choice.library]
-    others = [plan for c, plan in rest if c.library != choice.library]
-    if choice.engine == BLAS:
-        return others[:2] or same[:2]
-    return [*others[:1], *same, *others[1:]][:2]
 
 
 def _us(choice: Choice) -> float:
     return float("inf") if choice.time_us is None else choice.time_us
-
-
-def _rejection(choice: Choice, reason: object) -> str:
-    return f"{choice.name} {dict(choice.knobs)}: {reason}"

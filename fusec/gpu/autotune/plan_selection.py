@@ -10,8 +10,10 @@ from typing import Any
 
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext, GpuPlanBench, Quarantine
-from fusec.gpu.autotune.plan_search import RankedPlans, TuningOptions, rank_plans
-from fusec.gpu.autotune.tuning_cache import SuggestedPlansBench, TuningCache
+from fusec.gpu.autotune.plan_search import TuningOptions, rank_plans
+from fusec.gpu.autotune.ranked_plans import RankedPlans
+from fusec.gpu.autotune.suggested_plans import SuggestedPlansBench
+from fusec.gpu.autotune.tuning_cache import TuningCache
 from fusec.gpu.cublaslt.algorithms import Blas
 from fusec.gpu.launch.stream_calls import out_of_memory
 from fusec.gpu.measure.tolerance import TOLERANCE

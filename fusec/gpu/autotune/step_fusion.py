@@ -24,7 +24,7 @@ MAX_REPEATED_ELEMENTS = 1 << 20
 def fuse_steps(program: Program, products: bool = False) -> Program:
     """Fuse steps wherever one kernel runs them all.
 
-    products: fuse steps with products, too; `step_candidates` times the kernel against the steps it replaces
+    products: fuse steps with products, too; `candidate_times` times the kernel against the steps it replaces
     """
     wiring = Wiring(program.graph)
     if not products and not any(step.kind is Kind.KERNEL for step in program.steps):

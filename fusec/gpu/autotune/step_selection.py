@@ -11,6 +11,7 @@ from typing import Any
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
 from fusec.gpu.autotune.candidate_runner import Bind, bind_candidate, graphs_of
+from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, step_times_us
 from fusec.gpu.autotune.concat_choice import (
     TimeSteps,
     concat_choices,
@@ -19,19 +20,15 @@ from fusec.gpu.autotune.concat_choice import (
     keep_faster_concats,
 )
 from fusec.gpu.autotune.plan_selection import PlanSelector
-from fusec.gpu.autotune.step_candidates import (
-    Candidate,
+from fusec.gpu.autotune.step_candidates import Candidate
+from fusec.gpu.autotune.step_choices import (
     StepChoice,
-    StepTuning,
-    Timers,
     TunedChoices,
     apply_choices,
     can_run_as_kernel,
-    choose_steps,
     has_candidates,
     replace_steps,
     step_key,
-    step_times_us,
 )
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.autotune.step_split import split_epilogues, split_prologues

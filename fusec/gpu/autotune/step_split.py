@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fusec.gpu.autotune.concat_choice import TimeSteps
-from fusec.gpu.autotune.step_candidates import PRODUCTS, StepChoice, step_key
+from fusec.gpu.autotune.step_choices import StepChoice, step_key
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.ir import Node
-from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
+from fusec.ops import PRODUCTS, BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums, LayerNormBackward
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from fusec.errors import ExecutionError
 from fusec.gpu import autotune, cublaslt, kernels, measure
-from fusec.gpu.autotune.plan_search import Offer, PlanBench, RankedPlans
+from fusec.gpu.autotune.ranked_plans import PlanBench, RankedPlans
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
@@ -225,7 +225,7 @@ class TuningCache:
     # steps and kernels -------------------------------------------------------------------------------
 
     def step_choice(self, step: str, launch_us: float) -> tuple[Part, ...] | None:
-        """Return the stored choice for a step, by `step_candidates.step_key`."""
+        """Return the stored choice for a step, by `step_choices.step_key`."""
         found = self.plan_store.form(self._step_key(step, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
@@ -270,48 +270,3 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
             yield from _sources(entry)
         elif entry.name.endswith((".py", ".cuh")):
             yield entry.read_bytes()
-
-
-class SuggestedPlansBench:
-    """Bench on which only suggested plans compete.
-
-    A plan is read if it is serialized, else built by name if it is precompiled. Plans are compared with each other, not
-    with the reference.
-    """
-
-    def __init__(self, bench: RevivingPlanBench, cache: TuningCache):
-        self._bench, self._cache = bench, cache
-
-    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        entries = self._cache.suggested(graph.key)
-        if all(entry.blob is not None for entry in entries):
-            return [Offer(place, entry.choice, True) for place, entry in enumerate(entries)]
-        named = [entry.choice.identity for entry in entries]
-        offered = [o for o in self._bench.offers(graph) if o.choice.identity in named]
-        ready = [o for o in offered if o.precompiled] or offered[:1]
-        return sorted(ready, key=lambda o: named.index(o.choice.identity))
-
-    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
-        self._bench.expect(orders)
-
-    def build(self, graph: CudnnGraph, offer: Offer) -> Any:
-        wanted = offer.choice.identity
-        blob = next((e.blob for e in self._cache.suggested(graph.key) if e.choice.identity == wanted), None)
-        if blob is not None:
-            try:
-                return self._bench.revive(graph, blob)
-            except ExecutionError as error:
-                self._cache.drop(graph.key, offer.choice, str(error))
-        here = next((o for o in self._bench.offers(graph) if o.choice.identity == wanted), None)
-        if here is None:
-            raise ExecutionError("cuDNN does not offer this plan on this GPU")
-        return self._bench.build(graph, here)
-
-    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
-        return self._bench.time_us(graph, plan)
-
-    def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
-        return None if other is None else self._bench.error(graph, plan, other)
-
-    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
-        self._bench.quarantine(graph, choice, reason)

@@ -8,14 +8,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
-from fusec.gpu.autotune.plan_search import RankedPlans
+from fusec.gpu.autotune.ranked_plans import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.cuda_graph import in_order
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.lowering.cudnn_graph import CudnnGraph
-
-Runnable = CudnnGraph | Kernel
 
 
 @dataclass
@@ -28,7 +26,7 @@ class WholeModelTrial:
     steps_of: the numbers of the steps that run a graph or kernel, by key
     """
 
-    code: Sequence[Runnable | None]
+    code: Sequence[CudnnGraph | Kernel | None]
     runs: Sequence[Run]
     bind_step: Callable[[int], Run]
     ranked: Mapping[str, RankedPlans]

@@ -142,7 +142,7 @@ class BuildPool:
     def _compile(self, launch: Launch) -> None:
         try:
             own = {"meets": launch.meets, "architecture": launch.architecture}
-            self._workers.exchange({"kernel": launch.source, "entry": launch.entry, **own})
+            self._workers.exchange({"ask": "kernel", "kernel": launch.source, "entry": launch.entry, **own})
         except EndedError:
             pass
         except TargetError as error:
@@ -170,8 +170,8 @@ class BuildPool:
 
     def _answer(self, order: Order, graph: CudnnGraph) -> Answer:
         _, engine, knobs = order
-        question = {"graph": graph.to_json(), "choice": Choice(engine, knobs).to_json(), "all_sizes": False}
-        answer, _ = self._workers.exchange({**question, "deterministic": self._deterministic})
+        question = {"ask": "plan", "graph": graph.to_json(), "choice": Choice(engine, knobs).to_json()}
+        answer, _ = self._workers.exchange({**question, "all_sizes": False, "deterministic": self._deterministic})
         if isinstance(answer, WorkerDeath):
             return ExecutionError(answer.words) if answer.by_own_fault else None
         if "blob" not in answer or Choice.from_json(answer["choice"]).identity != (engine, knobs):

@@ -43,7 +43,7 @@ def kernel_cache() -> Any:
 
 
 def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None, kernels: Any = None) -> Any:
-    """Build the frontend graph, not validated yet, for the device of `handle`, or without a device for `target`.
+    """Build the frontend graph, not validated yet, for the device of `handle`; without one, for `target`.
 
     kernels: a `kernel_cache`; with it cuDNN offers only engines that allow other sizes
 
@@ -54,7 +54,7 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None,
     for tensor in graph.tensors:
         if tensor.dtype not in DTYPES:
             raise LoweringError(f"cuDNN has no element type {tensor.dtype.value}")
-    if target is not None:
+    if handle is None and target is not None:
         properties = cudnn.create_device_properties(target.properties)
         where: dict[str, Any] = {"device_property": properties, "sm_version": target.sm}
     else:

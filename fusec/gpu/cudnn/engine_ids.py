@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-Identity = tuple[int, tuple[tuple[int, int], ...]]  # of a plan: engine and knobs
+from fusec.plans.plan_record import Knobs
+
+Identity = tuple[int, Knobs]  # of a plan: engine and knobs
+
+PYTHON_ENGINES = 10_000  # engines from this number on belong to the frontend, not to the library
+# Engines that cuDNN 9.19 offers on an H200 and does not build without a device, not even when named.
+DEVICE_ONLY = frozenset({4, 53})
 
 
-PYTHON_ENGINES = 10_000  # from here on the engines are the frontend's own, not the library's
-
-
-def knobs_of(knobs: Mapping[Any, Any]) -> dict[int, int]:
-    """Return a plan's knobs as plain numbers."""
-    return {int(k): int(v) for k, v in knobs.items()}
+def identity_of(pygraph: Any, place: int) -> Identity:
+    """Return the identity of the plan at a place in cuDNN's list for a frontend graph."""
+    engine, knobs = pygraph.get_engine_and_knobs_at_index(place)
+    return int(engine), tuple(sorted((int(k), int(v)) for k, v in knobs.items()))

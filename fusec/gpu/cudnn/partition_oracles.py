@@ -1,4 +1,4 @@
-"""The oracles of the partitioner: cuDNN itself, and fusec's own rules where cuDNN cannot be asked."""
+"""Judge bodies of partitions: by cuDNN, or by fusec's own rules where cuDNN cannot be asked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusec.plans.verdict import PROPOSED, Refused, Verdict
 
 
 class CudnnJudge:
-    """Judges bodies by the real cuDNN. A body that cannot be lowered is refused at stage `lower`."""
+    """Judge that asks cuDNN. It refuses a body that cannot be lowered at stage `lower`."""
 
     def __init__(self, oracle: Oracle, tensor_cores: bool):
         self.oracle = oracle
@@ -36,9 +36,11 @@ class CudnnJudge:
 
 
 class OfflineJudge:
-    """Refuses what `lower` refuses or a hazard forbids; `legal` decides the rest by the body and its canonical key.
+    """Judge without cuDNN: it refuses what cannot be lowered and known hazards, and `legal` judges the rest.
 
-    Each body is lowered once, however often it is asked about.
+    legal: takes the body and its canonical key
+
+    Each body is lowered and judged once.
     """
 
     def __init__(self, tensor_cores: bool, legal: Callable[[Graph, str], Verdict]):
@@ -57,9 +59,9 @@ class OfflineJudge:
 
 
 class RulesJudge(OfflineJudge):
-    """Judges bodies by fusec's own rules: proposes what they do not refuse.
+    """Judge by fusec's own rules, where cuDNN is not installed. It proposes what the rules do not refuse.
 
-    It answers where cuDNN is not installed. Its answers name no plan, and are never kept on disk.
+    Its verdicts name no plan, and are never stored on disk.
     """
 
     def __init__(self, tensor_cores: bool):
@@ -67,14 +69,14 @@ class RulesJudge(OfflineJudge):
 
 
 class NoJudge:
-    """Declines every body: for a program of NumPy alone."""
+    """Judge that refuses every body, for a program of NumPy alone."""
 
     def judge(self, bodies: Sequence[Graph]) -> list[Verdict]:
         return [Refused("fusec", "CPU", "compiled for NumPy alone") for _ in bodies]
 
 
 def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
-    """Say why a body is never put to cuDNN: it does not lower, or is known to be computed wrongly or to kill."""
+    """Refuse a body that cannot be lowered, or for which cuDNN is known to crash or to be wrong; None for others."""
     try:
         graph = lower(body, tensor_cores).graph
     except LoweringError as error:
@@ -84,6 +86,6 @@ def refusal(body: Graph, tensor_cores: bool) -> Refused | None:
 
 
 def asks_cudnn(judge: Judge | None) -> bool:
-    """Say whether a program's verdicts are cuDNN's; None is the judge of a program that was compiled elsewhere."""
+    """Return True if a program's verdicts are cuDNN's. None is the judge of a program that was compiled elsewhere."""
     inner = judge.oracle if isinstance(judge, StrictRounding) else judge
     return not isinstance(inner, (RulesJudge, NoJudge))

@@ -1,7 +1,7 @@
-"""Keep a library that fusec compiled in a private folder, and check it before it is loaded.
+"""Store a library that fusec compiled in a private folder, and check it before it is loaded.
 
-A library that is loaded runs as its user. So only that user, or root, may own it and the folder, and nobody else may
-write either. The file's name holds its SHA-256, which finds damage: whoever could forge both may write the folder.
+A loaded library runs with the rights of its user. So the library and its folder must belong to that user or root, and
+nobody else may write them. The file's name contains its SHA-256, which finds damage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder for its user alone. TargetError for one that is another's, a link, or cannot be made."""
+    """Make the folder for its user alone.
+
+    Raises TargetError when it belongs to another user, is a symbolic link, or cannot be made.
+    """
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         with _opened_folder(path):
@@ -31,34 +34,36 @@ def make_folder(path: Path) -> None:
 
 
 def library_name(stem: str, data: bytes) -> str:
-    """The name under which the library is kept."""
+    """Return the file name of a library."""
     return f"{stem}-{hashlib.sha256(data).hexdigest()}.so"
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    """Find a whole library of that stem; None if there is none. Damaged ones are removed, as far as that is allowed.
+    """Find an undamaged library of that stem; None if there is none. Damaged ones are removed where possible.
 
-    TargetError if the folder or the library belongs to another user, or others can write it.
+    Raises TargetError when the folder or the library belongs to another user, or others can write it.
     """
     if not os.path.lexists(folder):
         return None
     with _opened_folder(folder) as place:
         for name in sorted(path.name for path in folder.glob(f"{stem}-*.so")):
             with _opened(folder / name, os.O_RDONLY, place) as file:
-                if _is_whole(file, name):
+                if _is_undamaged(file, name):
                     return folder / name
-            with contextlib.suppress(OSError):  # a read-only folder keeps it; it is never loaded
+            with contextlib.suppress(OSError):  # in a read-only folder it stays, and is never loaded
                 os.unlink(name, dir_fd=place)
     return None
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load what `find` found, for all libraries loaded later. TargetError if it has changed since.
+    """Load a library that `find` found, so that libraries loaded later find it, too.
 
-    The very file that was checked is loaded, by its descriptor: another cannot take its place in between.
+    The file is loaded by the descriptor through which it was checked, so nobody can replace it in between.
+
+    Raises TargetError when it was changed since.
     """
     with _opened_folder(path.parent) as place, _opened(path, os.O_RDONLY, place) as file:
-        if not _is_whole(file, path.name):
+        if not _is_undamaged(file, path.name):
             raise TargetError(f"{path}: its SHA-256 is not what its name says; remove it, it is built anew")
         return ctypes.CDLL(f"/proc/self/fd/{file}", mode=ctypes.RTLD_GLOBAL)
 
@@ -71,7 +76,10 @@ def _opened_folder(path: Path) -> Generator[int]:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int, folder: int | None = None) -> Generator[int]:
-    """A descriptor of what this user or root owns and nobody else can write."""
+    """Open a file or folder that belongs to this user or root, and that nobody else can write.
+
+    Raises TargetError for others.
+    """
     try:
         name = path if folder is None else path.name
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -93,8 +101,8 @@ def _opened(path: Path, flags: int, folder: int | None = None) -> Generator[int]
         os.close(descriptor)
 
 
-def _is_whole(file: int, name: str) -> bool:
-    """Tell if the file has the digest that its name gives."""
+def _is_undamaged(file: int, name: str) -> bool:
+    """Return True if the file has the digest that its name gives."""
     if not stat.S_ISREG(os.fstat(file).st_mode):
         return False
     with open(file, "rb", closefd=False) as opened:

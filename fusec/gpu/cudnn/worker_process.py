@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -12,15 +11,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn.engine_ids import Identity
-from fusec.gpu.cudnn.legality_worker import decode
 from fusec.lowering.cudnn_graph import CudnnGraph
-from fusec.plans.verdict import Verdict
 from fusec.system import parent_death
 from fusec.targets.target import Target
 
@@ -29,7 +24,7 @@ TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks
 OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
 # Settings of the user's shell that change what cuDNN offers, and are no part of the question.
 _NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
-# the same import path as here, so that the very same fusec and cudnn answer
+# The import path is this process's, so that the same fusec and cudnn answer.
 _START = (
     "import sys; sys.path[:] = {path!r}; from fusec.system.parent_death import hold; hold({handle}); "
     "from {module} import main; sys.exit(main({name!r}, {device}))"
@@ -38,12 +33,17 @@ _START = (
 
 @dataclass(frozen=True)
 class WorkerDeath:
-    """End of a worker that did not answer: it died, or it was killed after a timeout."""
+    """End of a worker that did not answer: it died, or it was killed after a timeout.
+
+    by_own_fault: a library in it caused the signal
+    closed: its pool closed it meanwhile
+    """
 
     words: str
     signal: str = ""
     by_own_fault: bool = False
     timeout: bool = False
+    closed: bool = False
 
 
 class EndedError(TargetError):
@@ -59,7 +59,7 @@ class WorkerProcess:
     The constructor starts it; it can be asked after `wait_ready`. Any thread may `close` it, also before it is ready.
     """
 
-    def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.cudnn.legality_worker"):
+    def __init__(self, target: Target, device: bool, module: str = "fusec.gpu.cudnn.worker"):
         handle = parent_death.handle()
         start = _START.format(path=sys.path, module=module, name=target.name, device=device, handle=handle)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # see close
@@ -76,7 +76,6 @@ class WorkerProcess:
         self._reading = threading.Lock()
         self._ended = False
         self.versions: dict[str, Any] = {}
-        self.blob = b""
 
     def wait_ready(self) -> None:
         """Wait until cuDNN is loaded in the worker.
@@ -98,26 +97,11 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(
-        self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False
-    ) -> Verdict | WorkerDeath:
-        """Ask for the verdict on a graph.
-
-        proven: see `legality_worker.LegalityJudge.judge`
-        hand_over: set `blob` to cuDNN's first plan, serialized, if it was built
+    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | WorkerDeath:
+        """Send a question and return its answer, both JSON: see `worker.main`.
 
         Raises RuntimeError for a defect of fusec in the worker.
         """
-        answer = self.exchange({**graph.to_json(), "proven": sorted(proven), "hand_over": hand_over})
-        if isinstance(answer, WorkerDeath):
-            return answer
-        if "defect" in answer:
-            raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
-        self.blob = base64.b64decode(answer.get("blob", ""))
-        return decode(answer)
-
-    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | WorkerDeath:
-        """Send a question and return its answer, both JSON."""
         assert self._process.stdin is not None
         with self._reading:
             line = ""
@@ -126,7 +110,13 @@ class WorkerProcess:
                     self._process.stdin.write(json.dumps(question) + "\n")
                     self._process.stdin.flush()
                     line = self._line()
-            return json.loads(line) if line.endswith("\n") else self._death()
+            if not line.endswith("\n"):
+                return self._death()
+        answer = json.loads(line)
+        if "defect" in answer:
+            subject = f" for\n{CudnnGraph.from_json(question['graph'])}" if "graph" in question else ""
+            raise RuntimeError(f"fusec failed in a cuDNN worker{subject}\n{answer['defect']}")
+        return answer
 
     def _line(self) -> str:
         """Read one line; empty after TIMEOUT_S, and incomplete if the process ends."""

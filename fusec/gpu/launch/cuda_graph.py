@@ -16,7 +16,7 @@ from fusec.gpu.launch.stream_calls import Replay, Streams
 from fusec.schedule.dependencies import Waits, lanes
 
 RELAXED = 2  # cudaStreamCaptureModeRelaxed: libraries may allocate while a stream is captured
-TURNS = 9  # of steps in order and side by side, to find out which is faster
+ROUNDS = 9  # runs in order and on several streams, to find the faster
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _captured(
             return graph, end, reason
         except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
             reason = str(error) or type(error).__name__
-            # most often CuPy's own word on cuBLAS, or on what waits for the device
+            # mostly an error of CuPy: cuBLAS, or a call that waits for the device, cannot be captured
             end = failed if failed < end else start + (end - start) // 2
     return None, end, reason
 
@@ -106,30 +106,30 @@ def or_side_by_side(
         return ordered
     if any(w is not None and not isinstance(run, StepLaunch) for w, run in zip(waits, runs, strict=True)):
         return ordered
-    works = [run if isinstance(run, StepLaunch) else StepLaunch(run) for run in runs]
-    sharing = {i for i, run in enumerate(works) if run.shares_scratch}  # one after the other
-    told = tuple(
+    launches = [run if isinstance(run, StepLaunch) else StepLaunch(run) for run in runs]
+    sharing = {i for i, run in enumerate(launches) if run.shares_scratch}
+    waits = tuple(  # steps that share scratch memory run one after the other
         w if w is None or i not in sharing else tuple(sorted({*w, *(s for s in sharing if s < i)}))
         for i, w in enumerate(waits)
     )
-    placed = lanes(told)
+    placed = lanes(waits)
     if max(placed, default=0) < 1:
         return ordered
-    forked = side_by_side(streams, works, told, placed, on_lane)
+    forked = side_by_side(streams, launches, waits, placed, on_lane)
     if isinstance(forked, str):
         ordered.declined = forked
         if time_us is None:
-            warnings.warn(f"steps run in order, though the lock says side by side: {forked}", stacklevel=2)
+            warnings.warn(f"steps run in order, although the lock says side by side: {forked}", stacklevel=2)
         return ordered
     if time_us is None:
         return forked
     pair = (ordered, forked)
     for each in pair:
         each()
-    rounds = [[time_us(each, 1)[0] for each in pair] for _ in range(TURNS)]
-    in_turn, side = (statistics.median(times) for times in zip(*rounds, strict=True))
-    ordered.times_us, forked.times_us = (in_turn, side), (side, in_turn)
-    return forked if side < in_turn else ordered
+    rounds = [[time_us(each, 1)[0] for each in pair] for _ in range(ROUNDS)]
+    ordered_us, forked_us = (statistics.median(times) for times in zip(*rounds, strict=True))
+    ordered.times_us, forked.times_us = (ordered_us, forked_us), (forked_us, ordered_us)
+    return forked if forked_us < ordered_us else ordered
 
 
 def side_by_side(
@@ -141,40 +141,40 @@ def side_by_side(
     """
     count = max(lanes) + 1
     others = [cupy.cuda.Stream(non_blocking=True) for _ in range(count - 1)]
-    needs = [1] * count
+    workspace_bytes = [1] * count  # by lane
     for run, lane in zip(runs, lanes, strict=True):
-        needs[lane] = max(needs[lane], run.workspace_bytes)
-    scratch = [None, *(cupy.empty(need, cupy.uint8) for need in needs[1:])]
-    tracks = [streams.own, *others]
-    seen = [[-1] * count for _ in range(count)]  # by lane: up to which run of each other lane it has waited
-    knows: dict[int, list[int]] = {}  # what a lane had waited for after a run
-    events: dict[int, Any] = {}
+        workspace_bytes[lane] = max(workspace_bytes[lane], run.workspace_bytes)
+    workspaces = [None, *(cupy.empty(nbytes, cupy.uint8) for nbytes in workspace_bytes[1:])]
+    lane_streams = [streams.own, *others]
+    waited = [[-1] * count for _ in range(count)]  # by lane: the last run of each lane that it has waited for
+    waited_after: dict[int, list[int]] = {}  # by run: what its lane had waited for after it
+    events: dict[int, Any] = {}  # by run
     streams.own.synchronize()
     try:
         streams.own.begin_capture(mode=RELAXED)
         try:
             fork = _recorded(streams.own)
-            for track in others:
-                track.wait_event(fork)
+            for stream in others:
+                stream.wait_event(fork)
             for index, (run, lane) in enumerate(zip(runs, lanes, strict=True)):
                 if lane < 0:
                     continue
                 for before in sorted(waits[index] or (), reverse=True):
-                    if lanes[before] != lane and before > seen[lane][lanes[before]]:
-                        tracks[lane].wait_event(events[before])
-                        seen[lane] = [max(a, b) for a, b in zip(seen[lane], knows[before], strict=True)]
-                with on_lane(tracks[lane], scratch[lane]):
+                    if lanes[before] != lane and before > waited[lane][lanes[before]]:
+                        lane_streams[lane].wait_event(events[before])
+                        waited[lane] = [max(a, b) for a, b in zip(waited[lane], waited_after[before], strict=True)]
+                with on_lane(lane_streams[lane], workspaces[lane]):
                     run()
-                seen[lane][lane] = index
-                knows[index], events[index] = list(seen[lane]), _recorded(tracks[lane])
-            for track in others:
-                streams.own.wait_event(_recorded(track))
+                waited[lane][lane] = index
+                waited_after[index], events[index] = list(waited[lane]), _recorded(lane_streams[lane])
+            for stream in others:
+                streams.own.wait_event(_recorded(stream))
         finally:
             graph = streams.own.end_capture()
     except (cupy.cuda.runtime.CUDARuntimeError, ExecutionError, RuntimeError) as error:
         return str(error) or type(error).__name__
     graph.upload(streams.own)
-    return Replay(streams, [graph], count, scratch)
+    return Replay(streams, [graph], count, workspaces)
 
 
 def _recorded(stream: Any) -> Any:

@@ -22,7 +22,7 @@ def borrowed(array: Any, dtype: np.dtype[Any]) -> Array:
 
 @dataclass(frozen=True)
 class _Foreign:
-    """Stream of another library, by CUDA's stream protocol."""
+    """Stream of another library, in CUDA's stream protocol."""
 
     pointer: int
 

@@ -1,6 +1,6 @@
 """Launch kernels that may begin before the launch before them ends (dependent launch, Hopper and later).
 
-Such a kernel waits itself before it reads what the other wrote. CuPy cannot launch so, so the driver is called.
+Such a kernel itself waits before it reads results of that launch. The driver is called, because CuPy cannot do this.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 import cupy
 
 PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-
-
 CAPTURED = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
@@ -45,19 +43,18 @@ class Config(ctypes.Structure):
 @cache
 def driver() -> Any:
     """Return the driver's launch function with attributes; None if the driver or the GPU is too old."""
-    if int(cupy.cuda.Device().compute_capability) < 90:
-        return None
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    except (OSError, AttributeError):
-        return None
+    return None if int(cupy.cuda.Device().compute_capability) < 90 else _driver_function("cuLaunchKernelEx")
 
 
 @cache
 def _capture_info() -> Any:
-    """The driver's function that tells what the next launch on a captured stream waits for; None without a driver."""
+    """Return the driver's function that lists what the next launch on a captured stream waits for; None without it."""
+    return _driver_function("cuStreamGetCaptureInfo_v2")
+
+
+def _driver_function(name: str) -> Any:
     try:
-        return ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+        return getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError):
         return None
 
@@ -77,10 +74,10 @@ def dependencies(stream: int) -> int:
 
 
 class DependentFunction:
-    """A function of a module, called as CuPy's are; launched plainly where it cannot begin early.
+    """Function of a module with CuPy's interface. It is launched plainly where it cannot begin early.
 
-    It cannot where the driver refuses it, and where it has several launches in front in a graph, in two lanes: on an
-    H200 it then read what one of them had not written yet.
+    That is where the driver refuses it, and where it waits for several launches in a graph. On an H200, such a kernel
+    read results that one of them had not written yet.
     """
 
     def __init__(self, function: Any, launch: Any):
@@ -89,14 +86,14 @@ class DependentFunction:
         self._attributes[0].name, self._attributes[0].value = PROGRAMMATIC, 1
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: Sequence[Any], *, shared_mem: int = 0) -> None:
-        """Launch it on the current stream."""
+        """Launch the function on the current stream."""
         stream = cupy.cuda.get_current_stream().ptr
         config = Config((grid[0], 1, 1), (block[0], 1, 1), shared_mem, stream)
         if dependencies(stream) > 1 or not self._is_launched(config, arguments):
             self._function(grid, block, arguments, shared_mem=shared_mem)
 
     def _is_launched(self, config: Config, arguments: Sequence[Any]) -> bool:
-        """Launch it early; False if the driver refuses that."""
+        """Launch the function early; False if the driver refuses that."""
         held = [_passed(argument) for argument in arguments]
         places = (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held))
         config.attributes, config.count = ctypes.addressof(self._attributes), 1

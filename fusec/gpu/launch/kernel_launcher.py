@@ -24,9 +24,9 @@ from fusec.system.compile_timer import spent_on
 
 OPTIONS = ("--std=c++17",)
 VOTERS = 2  # variants of a kernel that the fastest is compared with, until one agrees
-LEAST_DOORS = 1 << 14  # numbers, so that the memory stays the same one
+MIN_COUNTERS = 1 << 14  # barrier counters, so that the memory is seldom allocated again
 NUMBERS = {"u32": np.uint32, "u64": np.uint64}
-Memory = Callable[[Value, TensorType], Array]  # a value's flat buffer, constants in the order of the type
+Memory = Callable[[Value, TensorType], Array]  # returns a value's flat buffer, constants in the layout of the type
 
 
 class Launcher:
@@ -37,13 +37,15 @@ class Launcher:
         self._refused: set[str] = set()  # sources, by entry
         self._wrong: set[str] = set()  # kernels, by key
         self._scratch: Array | None = None
-        self._doors: Array | None = None
-        self._fastest: dict[str, int] = {}  # by key of a kernel: which of it and its others
-        self._times_us: dict[str, list[float]] = {}  # of them all
+        self._counters: Array | None = None  # at which the blocks of a kernel meet
+        self._fastest: dict[str, int] = {}  # number of the fastest variant, by key of the kernel
+        self._times_us: dict[str, list[float]] = {}  # of all variants, by key of the kernel
 
     def fastest(self, kernel: Kernel) -> Kernel:
         """Return the fastest variant of a kernel; the kernel itself before variants were timed."""
-        return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)] if kernel.others else kernel
+        if not kernel.others:  # also a variant, whose key the whole kernel may have
+            return kernel
+        return (kernel, *kernel.others)[self._fastest.get(kernel.key, 0)]
 
     def is_measured(self, kernel: Kernel) -> bool:
         """Return True if the variants of a kernel were timed."""
@@ -61,7 +63,7 @@ class Launcher:
         self._times_us[kernel.key] = times
         live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
         for place in live:
-            if len(live) == 1 or self._has_company(every, place, live, samples):
+            if len(live) == 1 or self._is_confirmed(every, place, live, samples):
                 break
             warnings.warn(
                 f"a variant of {kernel.name} computes other results than the others, so it is not used", stacklevel=2
@@ -72,7 +74,7 @@ class Launcher:
         self._fastest[kernel.key] = min(range(len(times)), key=times.__getitem__)
         return min(times)
 
-    def _has_company(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: RandomInputs) -> bool:
+    def _is_confirmed(self, every: Sequence[Kernel], place: int, live: Sequence[int], samples: RandomInputs) -> bool:
         """Return True if one of two other variants computes the same."""
         others = [other for other in live if other != place][:VOTERS]
         return any(self.agree(every[place], every[other], samples) for other in others)
@@ -80,7 +82,7 @@ class Launcher:
     def agree(self, one: Kernel, other: Kernel, samples: RandomInputs | None = None) -> bool:
         """Return True if two kernels compute the same from random data, into memory that was poisoned before."""
         samples = samples or RandomInputs()
-        results = [samples.results(way, self.bind(way, samples.memory)) for way in (one, other)]
+        results = [samples.results(each, self.bind(each, samples.memory)) for each in (one, other)]
         return kernels_apart(*results) <= TOLERANCE
 
     def times_us(self, kernel: Kernel) -> Sequence[float]:
@@ -89,7 +91,7 @@ class Launcher:
 
     def take(self, kernel: Kernel, key: str) -> bool:
         """Use the variant of this key from now on; False if the kernel has none."""
-        keys = [way.key for way in variants_of(kernel)]
+        keys = [variant.key for variant in variants_of(kernel)]
         if key in keys:
             self._fastest[kernel.key] = keys.index(key)
         return key in keys
@@ -117,7 +119,7 @@ class Launcher:
         return [item for entry, item in wanted.items() if entry not in self._functions and entry not in self._refused]
 
     def runs(self, kernel: Kernel) -> bool:
-        """Tell if a kernel compiles and fits on the GPU; fall back from its fastest variant to the kernel itself."""
+        """Return True if a kernel compiles and fits on the GPU. Falls back from its fastest variant to its first."""
         if kernel.key in self._wrong:
             return False
         self.compile([kernel])
@@ -125,7 +127,7 @@ class Launcher:
             return True
         if not kernel.others or not self._fastest.get(kernel.key):
             return False
-        warnings.warn(f"{kernel.name} does not run here the way it was found to be fastest in", stacklevel=2)
+        warnings.warn(f"the variant of {kernel.name} that was fastest does not run on this GPU", stacklevel=2)
         self._fastest[kernel.key] = 0
         return self.runs(kernel)
 
@@ -143,7 +145,7 @@ class Launcher:
             buffers: list[Array] = []
             for argument in launch.arguments:
                 if argument.value is None and argument.type is not None:
-                    buffers.append(self._zeros(argument.type.size))
+                    buffers.append(self._zero_counters(argument.type.size))
                 elif argument.value is None or argument.type is None:
                     assert self._scratch is not None
                     buffers.append(self._scratch)
@@ -161,12 +163,12 @@ class Launcher:
 
         return run
 
-    def _zeros(self, count: int) -> Array:
-        """Return the counters at which blocks meet; each launch leaves them at zero for the next one."""
-        if self._doors is None or self._doors.size < count:
-            self._doors = cupy.zeros(max(count, LEAST_DOORS), cupy.uint32)
-            cupy.cuda.get_current_stream().synchronize()  # other streams may come first
-        return self._doors
+    def _zero_counters(self, count: int) -> Array:
+        """Return the barrier counters; each launch leaves them at zero for the next one."""
+        if self._counters is None or self._counters.size < count:
+            self._counters = cupy.zeros(max(count, MIN_COUNTERS), cupy.uint32)
+            cupy.cuda.get_current_stream().synchronize()  # because another stream may use them first
+        return self._counters
 
     def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
         """Return a function that launches a kernel over its own memory: normal numbers, and indices within bounds."""
@@ -179,8 +181,10 @@ def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
 
 
 def _compiled(item: tuple[Kernel, Launch]) -> Any:
-    """The function of a launch; the compiler's words if it refuses, None if this GPU has no room for all blocks that
-    must be there at once, or lacks the instructions."""
+    """Return the function of a launch, or the compiler's message if it refuses the source.
+
+    None means that the GPU lacks the instructions, or room for all blocks that must run at the same time.
+    """
     _, launch = item
     if launch.architecture and not is_here(launch.architecture):
         return None
@@ -195,22 +199,26 @@ def _compiled(item: tuple[Kernel, Launch]) -> Any:
 
 
 def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:
-    """A function of a source. CuPy keeps what NVRTC made of it on disk, for all processes. architecture: the first
-    that it is for; the only one (`sm_90a`) goes before the one that CuPy asks for."""
+    """Compile a source and return a function of it. CuPy caches on disk what NVRTC compiled, for all processes.
+
+    architecture: see `Launch`; the only one that a source is for, such as `sm_90a`, is passed to NVRTC
+    """
     own = (f"-arch={architecture}",) if architecture.endswith("a") else ()
     options = (*OPTIONS, *own)
-    with _AT_FIRST:
-        _ask_compiler(options, meets)
+    with _VERSION_LOCK:
+        _compile_nothing(options, meets)
     return _module(prelude() + source, options, meets).get_function(entry)
 
 
-_AT_FIRST = Lock()
+_VERSION_LOCK = Lock()
 
 
 @cache
-def _ask_compiler(options: tuple[str, ...], meets: bool) -> None:
-    """CuPy asks NVRTC for its version in front of the first module with the same options. Threads that come at once
-    would each ask, and wait for one another: this module comes before all of theirs."""
+def _compile_nothing(options: tuple[str, ...], meets: bool) -> None:
+    """Compile an empty kernel, because CuPy asks NVRTC for its version before the first module with the same options.
+
+    Several threads would all ask, and wait for each other.
+    """
     _module('extern "C" __global__ void fusec_nothing() {}', options, meets).compile()
 
 
@@ -219,7 +227,7 @@ def _module(code: str, options: tuple[str, ...], meets: bool) -> Any:
 
 
 def is_here(architecture: str) -> bool:
-    """Tell if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
+    """Return True if this GPU has the instructions of an architecture; `sm_90a` means that architecture alone."""
     own, wanted = int(cupy.cuda.Device().compute_capability), int(architecture.strip("sm_a"))
     return own == wanted if architecture.endswith("a") else own >= wanted
 
@@ -230,7 +238,7 @@ def _has_room(function: Any, launch: Launch) -> bool:
     if static_bytes + launch.resident_bytes > most_bytes:
         return False
     function.max_dynamic_shared_size_bytes = launch.resident_bytes
-    cupy.cuda.runtime.memGetInfo()  # a thread that found the module loaded by another has no context until it asks this
+    cupy.cuda.runtime.memGetInfo()  # creates a CUDA context in a thread that did not load the module itself
     each = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(
         function.kernel.ptr, launch.block, launch.resident_bytes
     )

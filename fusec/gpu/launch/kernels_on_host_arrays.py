@@ -18,7 +18,7 @@ Buffers = Mapping[tuple[Value, TensorType], np.ndarray[Any, Any]]
 
 
 class HostLauncher:
-    """Copies buffers to the GPU, launches a kernel once, and copies all of them back."""
+    """Launcher that copies buffers to the GPU, launches a kernel once, and copies all of them back."""
 
     xp: Any = cupy
 
@@ -28,14 +28,14 @@ class HostLauncher:
     def runs(self, kernel: Kernel) -> bool:
         """Return False if this GPU has no room for the kernel or lacks its instructions.
 
-        A source that NVRTC refuses raises the warning of `Launcher.compile`, since that is a mistake of fusec's.
+        A source that NVRTC refuses raises the warning of `Launcher.compile`, because that is an error of fusec.
         """
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="NVRTC refuses")
             return self._launcher.runs(kernel)
 
     def run(self, kernel: Kernel, buffers: Buffers) -> None:
-        """Launch the kernel over flat buffers, which hold afterwards what GPU memory holds."""
+        """Launch the kernel over flat buffers, and copy GPU memory into them afterwards."""
         try:
             held = {key: cupy.asarray(buffer.view(np.uint8)) for key, buffer in buffers.items()}
             self._launcher.bind(kernel, lambda *key: held[key])()

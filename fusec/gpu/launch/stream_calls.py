@@ -1,4 +1,4 @@
-"""Order calls, choose their stream, and copy inputs and outputs, in a few microseconds."""
+"""Order calls on CUDA streams, and copy their inputs and outputs, in a few microseconds."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from fusec.errors import ExecutionError
 from fusec.ir import Array, TensorType
 from fusec.lowering.packing import empty, is_packed_as, to_logical, unpack
 
-ALIGNMENT_BYTES = 16  # of what kernels read in vectors
+ALIGNMENT_BYTES = 16  # of arrays that kernels read in vectors
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3  # cudaMemcpyKind
 
 
 class Streams:
-    """Streams of an executable: the one steps were captured on, and the one of the running call.
+    """Streams of an executable: the one that steps were captured on, and the one of the running call.
 
-    Calls from several streams run in order, because all use the same memory: each waits for an event after the last.
+    Calls from several streams run in order, because all use the same memory. Each waits for an event after the last.
     """
 
     def __init__(self, own: Any):
         self.own = own
         self.lock = threading.Lock()
         self.current = own  # of the call that is running
-        self.last: Any = own  # of the last call; held, so that its address is not given to another
+        self.last: Any = own  # of the last call; held, because another stream could get its address
         self.running = False
         self.done = cupy.cuda.Event(disable_timing=True)
 
     def begin(self, stream: Any) -> None:
-        """A call is queued on a stream from here on. The lock is held."""
+        """Begin to queue a call on a stream. The caller holds the lock."""
         if stream is not self.last:
             stream.wait_event(self.done)
         self.current, self.running = stream, True
 
     def end(self, failed: bool = False) -> None:
-        """The call is queued, or failed: then whatever the device still says of it would hide why."""
+        """End a call that was queued, or that failed. An error of the device then would hide the reason."""
         try:
             self.done.record(self.current)
         except cupy.cuda.runtime.CUDARuntimeError:
@@ -50,13 +50,13 @@ class Streams:
             self.last, self.current, self.running = self.current, self.own, False
 
     def synchronize(self) -> None:
-        """Wait for what the call has queued up to now; between calls, for the last one."""
+        """Wait for what the running call has queued until now; between calls, for the last call."""
         (self.current if self.running else self.done).synchronize()
 
     @contextmanager
     def own_call(self) -> Generator[None]:
-        """A call on the own stream: it waits for what its caller's stream holds, and that stream for the call."""
-        with self.lock, _told("running the model"):
+        """Run a call on the own stream: it waits for work on the caller's stream, and that stream waits for it."""
+        with self.lock, _device_errors("running the model"):
             caller = cupy.cuda.get_current_stream()
             self.begin(self.own)
             try:
@@ -70,8 +70,8 @@ class Streams:
             caller.wait_event(self.done)
 
 
-class AtOnce:
-    """A call on its caller's own stream."""
+class CallOnCallersStream:
+    """Context of a call on the stream of its caller."""
 
     __slots__ = ("_streams",)
 
@@ -91,7 +91,7 @@ class AtOnce:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            with _told("running the model"):
+            with _device_errors("running the model"):
                 self._streams.end(failed=error is not None)
                 if error is not None:
                     raise error
@@ -102,7 +102,7 @@ class AtOnce:
 class Ahead:
     """Kernel that runs before the captured graph, so that it can read inputs from the caller's memory.
 
-    inputs: by place, the arrays in the model's memory that only this kernel reads.
+    inputs: arrays in the model's memory that only this kernel reads, by number of the input
     """
 
     def __init__(self, run: Callable[..., None], inputs: Mapping[int, Array]):
@@ -111,7 +111,7 @@ class Ahead:
         self._instead: dict[int, Array] = {}
 
     def takes(self, place: int, array: Array) -> bool:
-        """Tell if the next run reads this array without a copy."""
+        """Let the next run read this array without a copy; False if it cannot."""
         known = self._inputs.get(place)
         if known is None or not isinstance(array, cupy.ndarray) or array.strides != known[1]:
             return False
@@ -124,18 +124,22 @@ class Ahead:
         try:
             self._run(self._instead)
         finally:
-            self._instead.clear()  # they are the caller's
+            self._instead.clear()  # because the arrays are the caller's
 
 
 class Replay:
     """CUDA graphs in order, with the calls between them that could not be captured.
 
-    lanes: the most steps that run in parallel. times_us: of this replay and of the other way to capture it, if both
-    were timed. declined: why steps were not captured in parallel, or not at all. kept: memory that must stay allocated.
+    lanes: the most steps that run in parallel
+    held: memory that must stay allocated
+    times_us: of this replay and of the other (in order, or in parallel), if both were timed
+    declined: why steps were not captured in parallel, or not at all
+    at_once: all steps are one CUDA graph
+    ahead: a kernel that runs before the graphs
     """
 
-    def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, kept: Any = None):
-        self._streams, self._parts, self._kept = streams, parts, kept
+    def __init__(self, streams: Streams, parts: Sequence[Any], lanes: int = 1, held: Any = None):
+        self._streams, self._parts, self._held = streams, parts, held
         self.lanes = lanes
         self.times_us: tuple[float, float] | None = None
         self.declined = ""
@@ -143,7 +147,7 @@ class Replay:
         self.ahead: Ahead | None = None
 
     def takes(self, place: int, array: Array) -> bool:
-        """Tell if the next run reads an input from this array without a copy."""
+        """Let the next run read an input from this array without a copy; False if it cannot."""
         return self.ahead is not None and self.ahead.takes(place, array)
 
     def __call__(self) -> None:
@@ -208,7 +212,7 @@ def fetcher(streams: Streams, buffer: Array, type: TensorType) -> Callable[[Arra
 
 @contextmanager
 def out_of_memory(what: str) -> Generator[None]:
-    """Make a lack of memory on the device a clear error, and give back what is not in use."""
+    """Turn a lack of memory on the device into an ExecutionError, and free memory that is not in use."""
     try:
         yield
     except cupy.cuda.memory.OutOfMemoryError as error:
@@ -216,8 +220,8 @@ def out_of_memory(what: str) -> Generator[None]:
 
 
 @contextmanager
-def _told(what: str) -> Generator[None]:
-    """The same, and any other error of the device, which may be that of an earlier call."""
+def _device_errors(what: str) -> Generator[None]:
+    """Turn errors of the device into ExecutionErrors. They may come from an earlier call."""
     with out_of_memory(what):
         try:
             yield

@@ -1,7 +1,7 @@
 """Draw random data to time and compare plans and kernels on, and measure the distance of two results.
 
-Numbers are drawn once on the host, and small results are compared there. Where CuPy's kernels are not compiled yet,
-they would take longer than the rest of loading a model.
+Numbers are drawn once on the host, and small results are compared there, because compiling CuPy's kernels would take
+longer than the rest of loading a model.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fusec.lowering.cudnn_graph import CudnnTensor
 from fusec.lowering.packing import pack
 from fusec.lowering.simulator import extent
 
-PERIOD = 131_071  # numbers until they come again: a prime, so that no stride of a tensor meets the same ones
-HOST_BYTES = 1 << 22  # of a result that is compared on the host
+PERIOD = 131_071  # numbers until they repeat: a prime, so that no stride of a tensor meets the same numbers
+HOST_BYTES = 1 << 22  # larger results are compared on the device
 
 
 def random_data(tensor: CudnnTensor) -> Array:
@@ -58,19 +58,19 @@ def _numbers(dtype: DType, gain: int) -> np.ndarray[Any, Any]:
 def distance(got: Mapping[CudnnTensor, Array], want: Mapping[CudnnTensor, Array]) -> float:
     """Return the largest relative L2 distance of results, given as bytes.
 
-    It is NaN if one has a NaN or infinity where the other has none.
+    The distance is NaN if one has a NaN or infinity where the other has none.
     """
     return _worst(_apart(tensor.dtype, raw, want[tensor]) for tensor, raw in got.items())
 
 
 class RandomInputs:
-    """Memory for the variants of a kernel, with random inputs that are drawn once, and the kernel's constants."""
+    """Memory for the variants of a kernel: random inputs, drawn once, and the kernel's constants."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[Value, TensorType], Array] = {}
 
     def memory(self, value: Value, type: TensorType) -> Array:
-        """Return the flat buffer of a value; constants are stored in the order of the type."""
+        """Return the flat buffer of a value; constants are stored in the layout of the type."""
         if (value, type) not in self._held:
             literal = value.literal
             drawn = random_array(type) if literal is None else cupy.asarray(pack(np, literal.array, type))
@@ -98,7 +98,7 @@ def random_array(type: TensorType) -> Array:
     if type.dtype is DType.BOOL or type.dtype.is_int:
         return cupy.random.randint(0, 2, size).astype(type.dtype.numpy)
     array = cupy.random.standard_normal(size).astype(cupy.float32)
-    if type.dtype is DType.BF16:  # its upper half: cut off rather than rounded, which is as random
+    if type.dtype is DType.BF16:  # the upper half of each number, truncated
         return cupy.ascontiguousarray(array.view(cupy.uint16)[1::2])
     return array.astype(type.dtype.numpy)
 
@@ -114,7 +114,7 @@ def _apart(dtype: DType, got: Array, want: Array) -> float:
     on_host = got.size <= HOST_BYTES
     pair = (got.get(), want.get()) if on_host else (got, want)
     numbers = (as_float64(each, dtype) for each in pair)
-    if on_host and dtype in (DType.F16, DType.BF16):  # which single precision holds
+    if on_host and dtype in (DType.F16, DType.BF16):  # in float32, which represents them exactly
         numbers = (each.view(dtype.numpy).astype(np.float32) for each in pair)
     return _distance(np if on_host else cupy, *numbers)
 
@@ -124,8 +124,8 @@ def _distance(xp: Any, got: Array, want: Array) -> float:
         plain, scale = float(xp.linalg.norm(got - want)), float(xp.linalg.norm(want))
         if math.isfinite(plain) and math.isfinite(scale):
             return plain / (scale or 1.0)
-        alike = (got == want) | (xp.isnan(got) & xp.isnan(want))
-        off = xp.where(alike, 0.0, got - want)
+        same = (got == want) | (xp.isnan(got) & xp.isnan(want))
+        off = xp.where(same, 0.0, got - want)
         scale = float(xp.linalg.norm(xp.where(xp.isfinite(want), want, 0.0)))
         return float(xp.linalg.norm(off)) / (scale or 1.0)
 

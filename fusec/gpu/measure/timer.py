@@ -1,4 +1,4 @@
-"""Time work on the device by CUDA events; it starts when all of it is queued."""
+"""Time work on the device by CUDA events. The work starts when all of it is queued."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 
-SHUT_US = 500.0  # after which a gate opens by itself: to queue work may wait for the device, to load a kernel say
+SHUT_US = 500.0  # after which a gate opens by itself, because queueing may wait for the device, as to load a kernel
 TRIES = 3
 WARM_RUNS = 4  # consecutive runs, whose operands are in the L2 cache
 
-# The host opens it by a number in its own memory, which the device reads anew each time.
+# The host opens the gate by a number in its own memory, which the device reads again and again.
 SOURCE = """
 extern "C" __global__ void fusec_gate(const volatile unsigned* opened, unsigned number, unsigned long long most_ns) {
   unsigned long long since, now;

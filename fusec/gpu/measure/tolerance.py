@@ -1,6 +1,6 @@
-"""Bound how far two engines or kernels may differ."""
+"""Bound the difference of results of two engines or kernels."""
 
 from __future__ import annotations
 
-# Relative L2 between engines, and between kernels: sums of normal numbers in fp32 of operands in 16 bits or tf32.
+# Relative L2 distance, for fp32 sums of products of normal numbers in 16 bits or tf32.
 TOLERANCE = 2.0**-7

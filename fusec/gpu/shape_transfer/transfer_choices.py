@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fusec.gpu import kernels
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
-from fusec.gpu.autotune.step_candidates import (
+from fusec.gpu.autotune.step_choices import (
     TunedChoices,
     apply_choices,
     can_run_as_kernel,
@@ -90,7 +90,7 @@ def _own_kernels(program: Program, step: Partition, choice: tuple[Part, ...]) ->
 
 
 def _first(program: Program, as_source: bool) -> Program:
-    """Return the program to whose steps the choices belong: see `step_candidates.apply_choices`."""
+    """Return the program to whose steps the choices belong: see `step_choices.apply_choices`."""
     return program if as_source else fuse_steps(program, products=True)
 
 

@@ -6,7 +6,6 @@ has an engine for that. From then on a plan for another shape is ready in millis
 
 from __future__ import annotations
 
-import base64
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.plan_serialization import entry_of
 from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
 from fusec.gpu.cudnn.worker_process import WorkerDeath, WorkerProcess
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
@@ -96,7 +96,7 @@ class SizePlans:
 
         The plan is None if none builds although the oracle assumed that the graph is legal.
         """
-        assumed = self._oracle.relative
+        assumed = self._oracle.assumed_from
         known = [g for g in graphs if self._similar.of(g) is not None or assumed(g) is not None]
         wanted = [g for g in known if (choice := self._named(g)) is None or choice.engine != BLAS]
         if not wanted:
@@ -144,7 +144,7 @@ class SizePlans:
         self, graph: CudnnGraph, choice: Choice | None, all_sizes: bool, worker: WorkerProcess | None = None
     ) -> Entry | None:
         answer, _ = self._answer(graph, choice, all_sizes, worker)
-        return None if answer is None else Entry(Choice.from_json(answer["choice"]), base64.b64decode(answer["blob"]))
+        return None if answer is None else entry_of(answer)
 
     def _answer(
         self,
@@ -155,8 +155,9 @@ class SizePlans:
         if_compiled: bool = False,
     ) -> tuple[dict[str, Any] | None, WorkerProcess]:
         """Ask a worker for a plan, and return its answer, None without a plan, and the worker."""
-        question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
-        question["choice"] = None if choice is None else choice.to_json()
+        named = None if choice is None else choice.to_json()
+        question = {"ask": "plan", "graph": graph.to_json(), "choice": named}
+        question |= {"all_sizes": all_sizes, "if_compiled": if_compiled}
         answer, asked = self._oracle.exchange(question, worker)
         return (None if isinstance(answer, WorkerDeath) or "blob" not in answer else answer), asked
 

@@ -12,7 +12,7 @@ import numpy as np
 from fusec.errors import ExecutionError, TargetError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import apply_choices
+from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.kernels import FAMILIES, Kernel
 from fusec.ir import Graph, Node, TensorType, Value, quote
 from fusec.lowering.packing import pack, unpack

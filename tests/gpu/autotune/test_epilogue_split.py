@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.step_split import split_epilogues
 from fusec.ir import Graph
 from fusec.passes.partition import partition

@@ -13,11 +13,10 @@ from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plan_search import (
     QUICK_COMPILED,
     QUICK_PRECOMPILED,
-    Offer,
-    RankedPlans,
     TuningOptions,
     rank_plans,
 )
+from fusec.gpu.autotune.ranked_plans import Offer, RankedPlans
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor

@@ -8,7 +8,8 @@ import pytest
 from gpu.autotune.test_plan_search import Table, best, graph, one
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import Offer, TuningOptions, rank_plans
+from fusec.gpu.autotune.plan_search import TuningOptions, rank_plans
+from fusec.gpu.autotune.ranked_plans import Offer
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.step_split import split_prologues
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import MatMul, Slice, pw

@@ -13,19 +13,9 @@ from gpu.stand_in_gpu import Machine
 from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune.step_candidates import (
-    Candidate,
-    StepTuning,
-    Timers,
-    apply_choices,
-    candidates,
-    choose_steps,
-    has_candidates,
-    replace_steps,
-    runnables,
-    step_key,
-    steps_of_choice,
-)
+from fusec.gpu.autotune.candidate_times import StepTuning, Timers, choose_steps, runnables
+from fusec.gpu.autotune.step_candidates import Candidate, candidates
+from fusec.gpu.autotune.step_choices import apply_choices, has_candidates, replace_steps, step_key, steps_of_choice
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph

@@ -12,7 +12,7 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune import step_fusion
-from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.passes.base import Options
 from fusec.passes.partition import partition

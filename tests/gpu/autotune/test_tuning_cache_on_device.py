@@ -30,7 +30,7 @@ def backend(folder: Path) -> Any:
 
 @pytest.mark.parametrize("title", BODIES)
 def test_a_revived_plan_computes_the_same(title: str, folder: Path, rng: np.random.Generator) -> None:
-    from fusec.gpu.check_plan import random_buffers
+    from gpu.plan_check import random_buffers
 
     graph = lower(load(BODIES[title])).graph
     given = random_buffers(graph, rng)

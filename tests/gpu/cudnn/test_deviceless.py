@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import TargetError
-from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn import deviceless, driver_stand_in
 
-BUILD = "from fusec.gpu.cudnn.deviceless import stand_in; print(stand_in())"
+BUILD = "from fusec.gpu.cudnn.driver_stand_in import stand_in; print(stand_in())"
 
 
 @pytest.mark.cudnn
 def test_the_stand_in_reports_no_device_and_accepts_what_is_never_launched(tmp_path: Path) -> None:
-    library = ctypes.CDLL(str(deviceless.stand_in()))
+    library = ctypes.CDLL(str(driver_stand_in.stand_in()))
     assert library.cuInit(0) == 100
     assert library.cuDeviceGetCount(None) == 100
     handle = ctypes.c_void_p()
@@ -45,9 +45,9 @@ def test_processes_that_build_the_stand_in_at_once_end_with_one(
 
 def test_without_a_compiler_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(deviceless.shutil, "which", lambda name: None)
+    monkeypatch.setattr(driver_stand_in.shutil, "which", lambda name: None)
     with pytest.raises(TargetError, match=r"no C compiler .*\(apt install gcc\)"):
-        deviceless.stand_in()
+        driver_stand_in.stand_in()
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'cannot find crti.o' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(deviceless, "compiler", lambda: str(broken))
+    monkeypatch.setattr(driver_stand_in, "compiler", lambda: str(broken))
     with pytest.raises(TargetError, match=r"cannot find crti\.o"):
-        deviceless.stand_in()
+        driver_stand_in.stand_in()
     assert list(tmp_path.glob("native-*/*")) == []
 
 

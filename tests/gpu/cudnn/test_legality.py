@@ -17,7 +17,7 @@ from fusec.errors import TargetError
 from fusec.gpu.cudnn import legality as oracle_module
 from fusec.gpu.cudnn import worker_process as process
 from fusec.gpu.cudnn.legality import PROBE, Oracle
-from fusec.gpu.cudnn.legality_worker import decode, encode
+from fusec.gpu.cudnn.verdict_json import decode, encode
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.sqlite_cache import Store
@@ -89,18 +89,18 @@ def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> Non
     assert small.size_free_key == large.size_free_key != other.size_free_key
     assert conv("relu").size_free_key == conv("relu", size=14).size_free_key != conv("bias", "relu").size_free_key
     store = Store(tmp_path / "answers.sqlite")
-    with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:
+    with Oracle(load("h200"), store=store, workers=1, reuse_builds=True) as oracle:
         first, second, third = (legal(oracle.judge([graph])[0]) for graph in (small, large, other))
     built = [any(plan.built for plan in verdict.plans) for verdict in (first, second, third)]
     assert built == [True, False, True]
     assert {p.engine for p in second.plans} == {p.engine for p in first.plans}
     kept = [bool(store.get([oracle._entry(graph.key)])) for graph in (small, large, other)]
     assert kept == built
-    with Oracle(load("h200"), store=store, workers=1, kin=True) as oracle:  # from what the disk holds
+    with Oracle(load("h200"), store=store, workers=1, reuse_builds=True) as oracle:  # from what the disk holds
         oracle.judge([small])
         assert not any(plan.built for plan in legal(oracle.judge([large])[0]).plans)
     told: list[tuple[int, int]] = []
-    with Oracle(load("h200"), store=Store(tmp_path / "other.sqlite"), workers=2, kin=True) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "other.sqlite"), workers=2, reuse_builds=True) as oracle:
         verdicts = oracle.judge([small, large, other], lambda *done: told.append(done))  # asked about together
         assert [any(plan.built for plan in legal(verdict).plans) for verdict in verdicts] == built
     assert told[-1] == (3, 3) and told == sorted(told)
@@ -262,7 +262,7 @@ def test_missing_pieces_are_an_error_and_never_an_answer(tmp_path: Path, monkeyp
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         # NVRTC is there and does not work: cuDNN would offer the runtime engines and then build none
         no = Refused("build", "CUDNN_STATUS_INTERNAL_ERROR_COMPILATION_FAILED", "no")
-        monkeypatch.setattr(oracle, "_put", lambda graph, ended=None: no)
+        monkeypatch.setattr(oracle, "_put", lambda graph, epoch: no)
         with pytest.raises(TargetError, match="runtime-compiled engines do not come up for h200"):
             oracle.judge([conv("bias", "relu")])
     assert len(store) == 0
@@ -297,8 +297,8 @@ def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> N
     oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2)
 
     def up() -> None:
-        with oracle._turn:
-            assert oracle._turn.wait_for(lambda: oracle._starting == 0, 60)
+        with oracle._changed:
+            assert oracle._changed.wait_for(lambda: oracle._starting == 0, 60)
 
     oracle.start(5)
     assert oracle._starting == 2, "the limit, and nobody waits"

@@ -13,7 +13,7 @@ from helpers import assert_close
 
 from fusec.errors import ExecutionError, TargetError
 from fusec.gpu.cudnn.legality import PROBE
-from fusec.gpu.cudnn.plan_serialization import Tries, reload, revive, serialize
+from fusec.gpu.cudnn.plan_serialization import Tries, reload, serialize
 from fusec.gpu.device import detect
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -94,6 +94,8 @@ def test_an_engine_that_only_the_device_has_is_kept_without_a_blob() -> None:
 def test_a_plan_made_without_the_device_runs_on_it(rng: np.random.Generator) -> None:
     import cudnn
     import cupy
+
+    from fusec.gpu.cudnn.built_plan import revive  # needs cudnn and cupy
 
     here = detect()
     assert here is not None

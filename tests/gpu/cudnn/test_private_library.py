@@ -14,13 +14,13 @@ import pytest
 
 from fusec.errors import TargetError
 from fusec.gpu import doctor
-from fusec.gpu.cudnn import deviceless, private_library
+from fusec.gpu.cudnn import driver_stand_in, private_library
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to another user")
 LOAD = """
 import ctypes
-from fusec.gpu.cudnn import deviceless
-print(deviceless.load_driver(), ctypes.CDLL("libcuda.so.1").cuInit(0))
+from fusec.gpu.cudnn import driver_stand_in
+print(driver_stand_in.load_driver(), ctypes.CDLL("libcuda.so.1").cuInit(0))
 """
 
 
@@ -32,7 +32,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deviceless, "compiler", lambda: None)
+    monkeypatch.setattr(driver_stand_in, "compiler", lambda: None)
 
 
 def load_elsewhere() -> str:
@@ -43,17 +43,17 @@ def load_elsewhere() -> str:
 
 @pytest.mark.cudnn
 def test_the_stand_in_lies_in_a_private_folder(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     assert library.parent == own
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     no_compiler(monkeypatch)
-    assert deviceless.stand_in() == library  # not built again
+    assert driver_stand_in.stand_in() == library  # not built again
     assert load_elsewhere() == "stand-in 100"
 
 
 @pytest.mark.cudnn
 def test_a_library_planted_in_the_cache_folder_is_not_loaded(own: Path) -> None:
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     planted = own.parent / f"{library.name[:24]}.so"  # where it lay in earlier versions
     planted.write_bytes(b"not a library")
     assert load_elsewhere() == "stand-in 100"
@@ -62,11 +62,11 @@ def test_a_library_planted_in_the_cache_folder_is_not_loaded(own: Path) -> None:
 @pytest.mark.cudnn
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF"])
 def test_a_damaged_stand_in_is_built_anew(own: Path, damage: bytes) -> None:
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     library.write_bytes(damage)
     with pytest.raises(TargetError, match="SHA-256"):
         private_library.load(library)
-    assert deviceless.stand_in() == library
+    assert driver_stand_in.stand_in() == library
     assert ctypes.CDLL(str(library)).cuInit(0) == 100
     assert list(own.iterdir()) == [library]
 
@@ -94,7 +94,7 @@ def test_a_folder_that_is_not_private_is_refused(
 ) -> None:
     spoil(own)
     with pytest.raises(TargetError, match=f"{own}.*{reason}.*FUSEC_CACHE"):
-        deviceless.stand_in()
+        driver_stand_in.stand_in()
     monkeypatch.setattr(doctor.ctypes, "CDLL", _no_library)
     check = doctor._driver()
     assert not check.ok
@@ -106,25 +106,25 @@ def test_a_folder_of_another_user_is_refused(own: Path) -> None:
     own.mkdir(mode=0o700)
     os.chown(own, 12345, 12345)
     with pytest.raises(TargetError, match="belongs to user 12345"):
-        deviceless.stand_in()
+        driver_stand_in.stand_in()
 
 
 @pytest.mark.cudnn
 def test_a_library_that_others_can_write_is_refused(own: Path) -> None:
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     library.chmod(0o777)
     with pytest.raises(TargetError, match="others can write it"):
-        deviceless.stand_in()
+        driver_stand_in.stand_in()
 
 
 @pytest.mark.cudnn
 def test_a_read_only_folder_with_a_whole_stand_in_serves(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     own.chmod(0o500)
     own.parent.chmod(0o500)
     try:
         no_compiler(monkeypatch)
-        assert deviceless.stand_in() == library
+        assert driver_stand_in.stand_in() == library
         assert load_elsewhere() == "stand-in 100"
     finally:
         own.parent.chmod(0o700)
@@ -135,7 +135,7 @@ def test_a_read_only_folder_with_a_whole_stand_in_serves(own: Path, monkeypatch:
 def test_a_lax_umask_does_no_harm(own: Path) -> None:
     before = os.umask(0)
     try:
-        assert deviceless.stand_in() == deviceless.stand_in()
+        assert driver_stand_in.stand_in() == driver_stand_in.stand_in()
     finally:
         os.umask(before)
 
@@ -143,21 +143,21 @@ def test_a_lax_umask_does_no_harm(own: Path) -> None:
 @pytest.mark.cudnn
 def test_roots_stand_in_serves_other_users(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in an image that root built, with a cache that its user may read."""
-    library = deviceless.stand_in()
+    library = driver_stand_in.stand_in()
     baked = own.parent / "native-0"
     own.rename(baked)
     baked.chmod(0o755)
     no_compiler(monkeypatch)
     monkeypatch.setattr(private_library, "_ROOT", os.getuid())
     monkeypatch.setattr(os, "geteuid", lambda: 54321)
-    assert deviceless.stand_in() == baked / library.name
+    assert driver_stand_in.stand_in() == baked / library.name
 
 
 def test_a_folder_that_cannot_be_made_names_the_remedy(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, mode: int = 0, exist_ok: bool = False) -> None:
         raise OSError(30, "Read-only file system")
 
-    deviceless.folder()
+    driver_stand_in.folder()
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(TargetError, match=r"cannot make the folder .*Read-only.*FUSEC_CACHE"):
         private_library.make_folder(own)

@@ -101,18 +101,21 @@ def test_an_oracle_that_is_closed_ends_the_workers_that_come_up(
     mute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that a thread asks for afterwards, on behalf of a question from before."""
-    monkeypatch.setattr("fusec.gpu.cudnn.legality.WorkerProcess.__init__.__defaults__", (mute,))
+    monkeypatch.setattr("fusec.gpu.cudnn.worker_process.WorkerProcess.__init__.__defaults__", (mute,))
     oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2)
     oracle.start()
     thread, got = started(lambda: oracle.judge([conv("relu")]))
-    assert len(oracle._new) == 2
+    end = time.monotonic() + 10
+    while oracle._waiting != 1 or len(oracle._new) != 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
     pids = [worker.pid for worker in oracle._new]
     oracle.close()
     thread.join(SOON_S)
     assert [type(answer) for answer in got] == [EndedError]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(EndedError):
-        oracle._take(ended=0)
+        oracle._take(epoch=0)
 
 
 def test_a_worker_dies_with_its_parent_while_it_computes(tmp_path: Path) -> None:

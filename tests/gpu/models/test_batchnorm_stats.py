@@ -12,7 +12,7 @@ from lowering.lowers_judge import LowersJudge
 import fusec
 from fusec.builder import Builder
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_choices import apply_choices, step_key
 from fusec.gpu.autotune.step_split import split_epilogues
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge

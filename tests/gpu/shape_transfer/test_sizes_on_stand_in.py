@@ -41,7 +41,7 @@ class Workers(Oracle):
     def start(self, count: int | None = None) -> None:
         self.started += count is None  # for sizes to come
 
-    def _put(self, graph: CudnnGraph, ended: int | None = None) -> Verdict:
+    def _put(self, graph: CudnnGraph, epoch: int) -> Verdict:
         self.judged.append(graph)
         if self._refused(graph):
             return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "of that size")

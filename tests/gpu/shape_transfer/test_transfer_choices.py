@@ -10,7 +10,7 @@ from gpu.autotune.test_step_candidates import CONV, TEXT
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
-from fusec.gpu.autotune.step_candidates import TunedChoices, apply_choices, has_candidates, step_key
+from fusec.gpu.autotune.step_choices import TunedChoices, apply_choices, has_candidates, step_key
 from fusec.gpu.kernels import find
 from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.passes.base import Options

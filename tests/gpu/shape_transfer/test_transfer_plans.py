@@ -32,7 +32,7 @@ READY, COMPILED = conv("bias", "relu"), conv("bias", "swish")
 
 @pytest.fixture
 def oracle(tmp_path: Path) -> Iterator[Oracle]:
-    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=math.inf) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, max_factor=math.inf) as oracle:
         yield oracle
 
 
@@ -65,26 +65,26 @@ def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: py
         assert isinstance(before, Legal) and isinstance(verdict, Legal)
         assert [p.engine for p in verdict.plans] == [p.engine for p in before.plans]
         assert not any(p.built for p in verdict.plans)
-    assert oracle.relative(batch(READY, 9)) == READY
-    assert oracle.relative(READY) is None
+    assert oracle.assumed_from(batch(READY, 9)) == READY
+    assert oracle.assumed_from(READY) is None
     assert oracle._store.get([oracle._entry(batch(READY, 9).key)]) == {}, "belief is not for the disk"
     pooled = (image(1, (8, 64, 28, 28)), image(2, (8, 64, 1, 1), DType.F32))
     wrong = CudnnGraph(pooled, (CudnnCall("reduction", (1,), (2,), "add"),))
     assert isinstance(oracle.judge([wrong])[0], Refused)
     oracle.judge([batch(wrong, 9)])
     assert oracle.asked == asked + 2, "a refusal may depend on the size"
-    oracle.doubt(batch(READY, 9))
+    oracle.ask_again(batch(READY, 9))
     (verdict,) = oracle.judge([batch(READY, 9)])
     assert oracle.asked == asked + 3
     assert isinstance(verdict, Legal) and any(p.built for p in verdict.plans)
-    assert oracle.relative(batch(READY, 9)) is None
+    assert oracle.assumed_from(batch(READY, 9)) is None
 
 
 def test_sizes_are_believed_as_far_as_they_are_near(tmp_path: Path) -> None:
-    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, sizes=4) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, max_factor=4) as oracle:
         oracle.judge([READY])
         oracle.judge([batch(READY, 32), batch(READY, 2)])
-        assert oracle.relative(batch(READY, 32)) == oracle.relative(batch(READY, 2)) == READY
+        assert oracle.assumed_from(batch(READY, 32)) == oracle.assumed_from(batch(READY, 2)) == READY
         asked = oracle.asked
         oracle.judge([batch(READY, 33)])
         assert oracle.asked == asked + 1
@@ -270,13 +270,13 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
 
 
 def test_only_missing_workers_are_started(tmp_path: Path) -> None:
-    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, sizes=math.inf) as oracle:
+    with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2, max_factor=math.inf) as oracle:
         busy = oracle._take()
         oracle.start()
         oracle.start()
         assert oracle._starting == 1, "one is there, and one asked for"
-        with oracle._turn:
-            assert oracle._turn.wait_for(lambda: not oracle._starting, 60)
+        with oracle._changed:
+            assert oracle._changed.wait_for(lambda: not oracle._starting, 60)
         assert len(oracle._all) == 2 and busy not in oracle._idle, "and nobody waits for one that is busy"
         oracle._give_back(busy)
         assert sorted(w.pid for w in oracle._idle) == sorted(w.pid for w in oracle._all)

@@ -111,7 +111,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_nan",
         "tuning",
-        "gpu/autotune/plan_search.py",
+        "gpu/autotune/result_check.py",
         "if error is None or error <= TOLERANCE:\n            result",
         "if error is None or not error > TOLERANCE:\n            result",
         "a plan whose results are NaN is the fastest",
@@ -121,7 +121,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_same_engine",
         "tuning",
-        "gpu/autotune/plan_search.py",
+        "gpu/autotune/result_check.py",
         "key=lambda p: p[0].engine == choice.engine)",
         "key=lambda p: p[0].engine != choice.engine)",
         "plans are voted on by those that share their mistakes",
@@ -142,8 +142,8 @@ RUNNING: tuple[Mutant, ...] = (
         "tune_unquarantined",
         "tuning",
         "gpu/autotune/plan_search.py",
-        "        bench.quarantine(result.graph, choice, str(error))\n        return False",
-        "        return False",
+        "        bench.quarantine(result.graph, choice, str(error))\n        return\n",
+        "        return\n",
         "a plan that fails is tried by every process",
         "gpu/autotune/test_plan_search.py",
         "gpu/autotune/test_plan_search_trust.py",
@@ -161,7 +161,7 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "tune_one_vote",
         "tuning",
-        "gpu/autotune/plan_search.py",
+        "gpu/autotune/result_check.py",
         "if (last := errors[-1]) is not None and last <= TOLERANCE:",
         "if (last := errors[-1]) is not None:",
         "one plan that disagrees outvotes",

@@ -1,4 +1,4 @@
-"""Does the GPU compute what the graph says? Run a plan and the simulator on the same random buffers."""
+"""Compare a plan on the GPU with the simulator, on the same random buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusec.lowering.simulator import Buffer, extent, simulate
 class Comparison:
     """Relative L2 error of the worst output between GPU and simulator; NaN if either is not finite.
 
-    `untouched` counts output elements the GPU did not write (they were poisoned before).
+    untouched: output elements that the GPU did not write
     """
 
     error: float
@@ -24,7 +24,7 @@ class Comparison:
 
 
 def random_buffers(graph: CudnnGraph, rng: np.random.Generator) -> dict[int, Buffer]:
-    """Normal numbers (small integers, coin flips) for the inputs; outputs hold poison."""
+    """Draw normal numbers (small integers, booleans) for the inputs; outputs are poisoned."""
     buffers = {t.uid: _random(t, rng) for t in graph.inputs}
     for tensor in graph.outputs:
         poison = np.nan if tensor.dtype.is_float else 77
@@ -38,13 +38,13 @@ def _random(tensor: CudnnTensor, rng: np.random.Generator) -> Buffer:
         return rng.random(size) < 0.5
     if tensor.dtype.is_int:
         return rng.integers(-9, 9, size).astype(tensor.dtype.numpy)
-    # filters of unit gain keep half precision in range however deep the sum is
+    # Filters have unit gain, because results of 16 bits would overflow for deep sums.
     scale = 1.0 / np.sqrt(max(1, np.prod(tensor.dims[1:]))) if len(tensor.dims) >= 4 and tensor.dims[0] > 1 else 1.0
     return (rng.standard_normal(size) * scale).astype(tensor.dtype.numpy)
 
 
 def compare(backend: CudnnBackend, graph: CudnnGraph, rng: np.random.Generator) -> Comparison:
-    """Run the backend's plan of `graph` (made ready if need be) and the simulator; compare the outputs."""
+    """Run the backend's plan of a graph and the simulator, and compare the outputs."""
     host = random_buffers(graph, rng)
     device = {uid: buffer.copy() for uid, buffer in host.items()}
     backend.run_on_host(graph, device)

@@ -1,0 +1,138 @@
+"""Time the candidates of steps, and choose the fastest of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.errors import LoweringError
+from fusec.gpu.autotune.step_candidates import Candidate, candidates
+from fusec.gpu.autotune.step_choices import StepChoice, has_candidates, kernel_of, step_key
+from fusec.gpu.kernels import Kernel
+from fusec.ir import Graph
+from fusec.lower_cudnn import lower
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_record import Part
+from fusec.schedule.program import Kind, Partition, Program
+
+Runnable = CudnnGraph | Kernel  # the code that runs a step
+# A candidate of several steps is timed again as a sequence if the sum of its times is at most this many times the best,
+# because a step may find in the L2 cache what the step before it wrote.
+NEAR_BEST = 1.5
+
+
+@dataclass(frozen=True)
+class StepTuning:
+    """Settings for choosing steps: the precision of products, the cost of a launch, and the tuning level."""
+
+    tensor_cores: bool
+    launch_us: float
+    level: str
+
+
+@dataclass(frozen=True)
+class Timers:
+    """Functions that time cuDNN graphs and kernels, by key, in microseconds.
+
+    graphs_us leaves out a graph that cannot run. compile_soon is told the kernels before graphs are timed, so that
+    other processes can compile them meanwhile.
+    """
+
+    graphs_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]]
+    kernels_us: Callable[[Mapping[str, Kernel]], Mapping[str, float]] = lambda asked: {}
+    compile_soon: Callable[[Mapping[str, Kernel]], None] | None = None
+
+
+def choose_steps(
+    program: Program,
+    tuning: StepTuning,
+    timers: Timers,
+    known: Mapping[str, StepChoice] | None = None,
+    sequence_us: Callable[[Sequence[Candidate]], Sequence[float]] | None = None,
+) -> dict[str, StepChoice]:
+    """Choose the fastest candidate of each step, by `step_key`.
+
+    known: choices already made; their steps are left out
+    sequence_us: times the steps of a candidate one after the other; asked for candidates near the best
+
+    Warns about a step without any candidate that runs. Its ops then run one by one.
+    """
+    sample: dict[str, Partition] = {}
+    for step in program.steps:
+        if has_candidates(step):
+            key = step_key(program.graph, step)
+            if key not in (known or {}):
+                sample.setdefault(key, step)
+    offers = {key: _offers(program.graph, step, tuning) for key, step in sample.items()}
+    costs_us = _costs_us(offers, tuning, timers)
+    if sequence_us is not None:
+        near = [
+            (key, place)
+            for key, costs in costs_us.items()
+            for place, cost in enumerate(costs)
+            if len(offers[key][place][0]) > 1 and cost <= NEAR_BEST * min(costs) < float("inf")
+        ]
+        for (key, place), found_us in zip(near, sequence_us([offers[k][p][0] for k, p in near]), strict=True):
+            costs_us[key][place] = found_us + tuning.launch_us
+    chosen: dict[str, StepChoice] = {}
+    for key, offered in offers.items():
+        step, costs = sample[key], costs_us[key]
+        least_us = min(costs, default=0.0)
+        if least_us == float("inf"):
+            warnings.warn(f"no plan of {step.signature} runs on this GPU: its ops run one by one", stacklevel=3)
+            chosen[key] = (Part(len(step.nodes), "ops"),)
+        else:
+            candidate = offered[costs.index(least_us)][0] if offered else (step,)
+            chosen[key] = tuple(Part(len(each.nodes), each.kind.value, each.spelling) for each in candidate)
+    return chosen
+
+
+def step_times_us(graph: Graph, steps: Sequence[Partition], tuning: StepTuning, timers: Timers) -> list[float]:
+    """Time each step as its fastest candidate, kernels included; infinite for a step that nothing runs."""
+    offers: dict[str, list[tuple[Candidate, list[Runnable]]]] = {}
+    for number, step in enumerate(steps):
+        if has_candidates(step):
+            offers[str(number)] = _offers(graph, step, tuning)
+        else:
+            kernel = kernel_of(step.nodes)
+            offers[str(number)] = [] if kernel is None else [((step,), [kernel])]
+    costs = _costs_us(offers, tuning, timers)
+    return [min(costs[str(number)], default=float("inf")) for number in range(len(steps))]
+
+
+def _offers(graph: Graph, step: Partition, tuning: StepTuning) -> list[tuple[Candidate, list[Runnable]]]:
+    """List the candidates of a step that have code to run them."""
+    found = ((each, runnables(each, tuning.tensor_cores)) for each in candidates(graph, step, tuning.level))
+    return [(candidate, code) for candidate, code in found if code is not None]
+
+
+def _costs_us(
+    offers: Mapping[str, Sequence[tuple[Candidate, Sequence[Runnable]]]], tuning: StepTuning, timers: Timers
+) -> dict[str, list[float]]:
+    """Time each candidate, with its launches."""
+    every = [each for offered in offers.values() for _, code in offered for each in code]
+    graphs = {each.key: each for each in every if isinstance(each, CudnnGraph)}
+    found = {each.key: each for each in every if isinstance(each, Kernel)}
+    if timers.compile_soon is not None:
+        timers.compile_soon(found)
+    times_us = {**timers.graphs_us(graphs), **timers.kernels_us(found)}
+
+    def cost_us(code: Sequence[Runnable]) -> float:
+        return sum(times_us.get(each.key, float("inf")) + tuning.launch_us for each in code)
+
+    return {name: [cost_us(code) for _, code in offered] for name, offered in offers.items()}
+
+
+def runnables(candidate: Candidate, tensor_cores: bool) -> list[Runnable] | None:
+    """Return the cuDNN graph or kernel of each step of a candidate; None if one step has neither."""
+    found: list[Runnable] = []
+    for step in candidate:
+        try:
+            code = kernel_of(step.nodes) if step.kind is Kind.KERNEL else lower(step.body, tensor_cores).graph
+        except LoweringError:
+            return None
+        if code is None:
+            return None
+        found.append(code)
+    return found

@@ -1,0 +1,147 @@
+"""Record which candidate runs each step of a program, and apply these choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fusec.gpu import kernels
+from fusec.gpu.autotune import fusion_proposals
+from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.kernels import Kernel
+from fusec.ir import Graph, Node
+from fusec.ops import PRODUCTS, Cast, Pointwise
+from fusec.passes.partition.equivalent_spellings import spelled
+from fusec.passes.partition.verdict_cache import canonical_key
+from fusec.plans.plan_record import Part
+from fusec.schedule.program import Kind, Partition, Program, alone, body_of, display_name, outputs_of
+
+StepChoice = tuple[Part, ...]  # the candidate taken for a step, as data
+
+
+@dataclass(frozen=True)
+class ConcatChoice:
+    """Choice for the concats of one group, with their shapes for reports."""
+
+    shapes: str
+    in_place: bool
+
+
+@dataclass(frozen=True, eq=False)
+class TunedChoices:
+    """Choices that a GPU made for a program.
+
+    partitioned: the program before the choices were applied
+    steps: the choice of each step, by `step_key`
+    variants: for the key of a kernel, the key of its fastest variant
+    concats: the choices for concats that the partitioner put in place, by `concat_choice.concats_in_place`
+    side_by_side: steps run on several streams
+    """
+
+    partitioned: Program
+    steps: Mapping[str, StepChoice]
+    variants: Mapping[str, str]
+    concats: Mapping[str, ConcatChoice]
+    side_by_side: bool = False
+
+
+def has_candidates(step: Partition) -> bool:
+    """Return True if a step may run otherwise: a cuDNN step, or a kernel that cuDNN could replace by several steps."""
+    return step.kind is Kind.CUDNN or (step.kind is Kind.KERNEL and fusion_proposals.is_joint_work(step.nodes))
+
+
+def can_run_as_kernel(step: Partition) -> bool:
+    """Return True for a pointwise cuDNN step that a kernel can run.
+
+    Such a kernel serves every input shape. cuDNN would compile the step for each shape again.
+    """
+    pointwise = step.kind is Kind.CUDNN and all(isinstance(node.op, (Pointwise, Cast)) for node in step.nodes)
+    return pointwise and kernel_of(step.nodes) is not None
+
+
+def apply_choices(program: Program, chosen: Mapping[str, StepChoice], as_source: bool = False) -> Program:
+    """Return the program as it runs on a GPU: steps replaced by their choices, and kernels fused with their neighbours.
+
+    as_source: fuse nothing, because fusing would round otherwise than the model does
+
+    Raises ValueError when a choice does not fit its step.
+    """
+    if as_source:
+        return replace_steps(program, chosen)
+    return fuse_steps(replace_steps(fuse_steps(program, products=True), chosen))
+
+
+def replace_steps(program: Program, chosen: Mapping[str, StepChoice]) -> Program:
+    """Replace steps by their choices, by `step_key`; other steps stay.
+
+    Raises ValueError when a choice does not fit its step.
+    """
+    steps: list[Partition] = []
+    for step in program.steps:
+        choice = chosen.get(step_key(program.graph, step)) if has_candidates(step) else None
+        steps += (step,) if choice is None else steps_of_choice(program.graph, step, choice)
+    rewritten = Program(program.graph, tuple(steps), program.refusals)
+    rewritten.verify()
+    return rewritten
+
+
+def step_key(graph: Graph, step: Partition) -> str:
+    """Return a text that is equal for steps that compute the same, however they run."""
+    return canonical_key(body_of(graph, step.nodes) if step.spelling else step.body)
+
+
+def steps_of_choice(graph: Graph, step: Partition, choice: StepChoice) -> Iterator[Partition]:
+    """Yield the steps that replace a step; ops that run one by one are a step each.
+
+    Raises ValueError when the choice does not fit the step.
+    """
+    if len(choice) == 1 and (choice[0].runs, choice[0].spelling) == (step.kind.value, step.spelling):
+        yield step
+        return
+    start, ordered = 0, products_first(step.nodes)
+    for place, part in enumerate(choice, 1):
+        end = start + part.nodes if part.nodes else len(step.nodes)
+        nodes = step.nodes if end - start == len(step.nodes) else ordered[start:end]
+        if not nodes or end > len(step.nodes) or (place == len(choice) and end < len(step.nodes)):
+            counts = " + ".join(str(p.nodes) for p in choice)
+            raise ValueError(f"a choice of {counts} ops does not fit {step.signature}")
+        if part.runs in ("in place", "copy"):
+            raise ValueError(f"{step.signature} is no concat")
+        yield from _steps_of_part(graph, nodes, part)
+        start = end
+
+
+def _steps_of_part(graph: Graph, nodes: tuple[Node, ...], part: Part) -> Iterator[Partition]:
+    if part.runs == "ops":
+        yield from (alone(graph, node) for node in nodes)
+        return
+    body = body_of(graph, nodes)
+    names = " ".join(display_name(node) for node in nodes)
+    if part.runs == "kernel":
+        if kernel_of(nodes) is None:
+            raise ValueError(f"no kernel runs {names}")
+        yield Partition(nodes, Kind.KERNEL, body)
+        return
+    for name in part.spelling:
+        changed = spelled(body, name)
+        if changed is None:
+            raise ValueError(f"spelling {name} does not apply to {names}")
+        body = changed
+    yield Partition(nodes, Kind.CUDNN, body, part.spelling)
+
+
+def products_first(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Order nodes so that several products, each with the ops it needs, come before the ops that join them."""
+    products = [node for node in nodes if isinstance(node.op, PRODUCTS)]
+    if len(products) < 2:
+        return tuple(nodes)
+    wanted, inside = set(products), set(nodes)
+    for node in reversed(nodes):
+        if node in wanted:
+            wanted.update(v.node for v in node.operands if v.node is not None and v.node in inside)
+    return (*(node for node in nodes if node in wanted), *(node for node in nodes if node not in wanted))
+
+
+def kernel_of(nodes: Sequence[Node]) -> Kernel | None:
+    """Return the kernel that runs nodes as one step; None if there is none."""
+    return kernels.find(nodes, outputs_of(nodes))

@@ -1,0 +1,57 @@
+"""Let the plans that a lock file, a compiled file or another input shape suggests compete with each other alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fusec.errors import ExecutionError
+from fusec.gpu.autotune.ranked_plans import Offer
+from fusec.gpu.autotune.tuning_cache import RevivingPlanBench, TuningCache
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.plan_record import Choice
+
+
+class SuggestedPlansBench:
+    """Bench on which only suggested plans compete.
+
+    A plan is read if it is serialized, else built by name if it is precompiled. Plans are compared with each other, not
+    with the reference.
+    """
+
+    def __init__(self, bench: RevivingPlanBench, cache: TuningCache):
+        self._bench, self._cache = bench, cache
+
+    def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
+        entries = self._cache.suggested(graph.key)
+        if all(entry.blob is not None for entry in entries):
+            return [Offer(place, entry.choice, True) for place, entry in enumerate(entries)]
+        named = [entry.choice.identity for entry in entries]
+        offered = [o for o in self._bench.offers(graph) if o.choice.identity in named]
+        ready = [o for o in offered if o.precompiled] or offered[:1]
+        return sorted(ready, key=lambda o: named.index(o.choice.identity))
+
+    def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
+        self._bench.expect(orders)
+
+    def build(self, graph: CudnnGraph, offer: Offer) -> Any:
+        wanted = offer.choice.identity
+        blob = next((e.blob for e in self._cache.suggested(graph.key) if e.choice.identity == wanted), None)
+        if blob is not None:
+            try:
+                return self._bench.revive(graph, blob)
+            except ExecutionError as error:
+                self._cache.drop(graph.key, offer.choice, str(error))
+        here = next((o for o in self._bench.offers(graph) if o.choice.identity == wanted), None)
+        if here is None:
+            raise ExecutionError("cuDNN does not offer this plan on this GPU")
+        return self._bench.build(graph, here)
+
+    def time_us(self, graph: CudnnGraph, plan: Any) -> float:
+        return self._bench.time_us(graph, plan)
+
+    def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
+        return None if other is None else self._bench.error(graph, plan, other)
+
+    def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
+        self._bench.quarantine(graph, choice, reason)

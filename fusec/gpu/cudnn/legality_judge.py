@@ -1,0 +1,98 @@
+"""Judge graphs by asking cuDNN, in a worker process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fusec.errors import LoweringError
+from fusec.gpu.cudnn.emit import emit
+from fusec.gpu.cudnn.error_messages import reason_of
+from fusec.gpu.cudnn.plan_list import DECLINED, exclude_notes, list_plans, serialized
+from fusec.gpu.cudnn.verdict_json import encode
+from fusec.lowering.cudnn_graph import CudnnGraph
+from fusec.plans.verdict import Legal, Plan, Refused
+from fusec.targets.target import Target
+
+
+class LegalityJudge:
+    """Judge of graphs: on the GPU of a handle, or without a device for a target."""
+
+    def __init__(self, target: Target, handle: Any):
+        self._target, self._handle = target, handle
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer with the verdict on `graph`: legal with the plans offered, if one of them builds; else refused.
+
+        proven: plans that were built for this graph in other sizes; if one of them is offered, none is compiled
+        hand_over: answer also with cuDNN's first plan, serialized, if it was built
+        """
+        graph = CudnnGraph.from_json(question["graph"])
+        proven = {(engine, tuple((k, v) for k, v in knobs)) for engine, knobs in question["proven"]}
+        stage = "lower"
+        try:
+            pygraph = emit(graph, handle=self._handle, target=self._target)
+            stage = "validate"
+            pygraph.validate()
+            stage = "build_operation_graph"
+            pygraph.build_operation_graph()
+            stage = "plan"
+            listed = list_plans(pygraph, graph)
+        except LoweringError as error:
+            return encode(Refused(stage, "FUSEC", str(error)))
+        except DECLINED as error:
+            return encode(Refused(stage, *reason_of(error)))
+        if listed.wrong and not listed.plans:
+            return encode(Refused("plan", "KNOWN_WRONG", listed.wrong))
+        compiled = graph.tensor_cores and not any(plan.precompiled for plan in listed.plans.values())
+        if compiled and any((plan.engine, plan.knobs) in proven for plan in listed.plans.values()):
+            return encode(Legal(tuple(listed.plans.values())))
+        built, failures = _build(pygraph, graph, listed.plans)
+        if not built:
+            return encode(_refusal(failures))
+        legal = Legal(
+            tuple(
+                replace(plan, workspace_bytes=built.get(place, 0), built=place in built)
+                for place, plan in listed.plans.items()
+                if place in built or (graph.tensor_cores and place not in failures)
+            )
+        )
+        answer = encode(legal)
+        if question["hand_over"] and list(built) == list(listed.plans)[:1]:
+            with contextlib.suppress(*DECLINED):  # cuDNN cannot serialize every plan
+                answer["blob"] = base64.b64encode(serialized(pygraph, *built)).decode()
+        return answer
+
+
+def _build(
+    pygraph: Any, graph: CudnnGraph, plans: Mapping[int, Plan]
+) -> tuple[dict[int, int], dict[int, BaseException]]:
+    """Build plans until the verdict is certain; return the workspaces of those built, and why others were not.
+
+    One built plan proves the others of its list, unless fp32 excludes tensor cores: that shows only when a plan is
+    built. Then each precompiled plan is built. Compiling a plan takes up to a second.
+    """
+    exclude_notes(pygraph, graph)
+    built: dict[int, int] = {}
+    failures: dict[int, BaseException] = {}
+    for place in sorted(plans, key=lambda place: not plans[place].precompiled):
+        if built and (graph.tensor_cores or not plans[place].precompiled):
+            break
+        try:
+            pygraph.build_plan_at_index(place)
+            built[place] = int(pygraph.get_workspace_size_plan_at_index(place))
+        except DECLINED as error:
+            failures[place] = error
+    return built, failures
+
+
+def _refusal(failures: Mapping[int, BaseException]) -> Refused:
+    if not failures:
+        return Refused("plan", "CUDNN_STATUS_NOT_SUPPORTED", "cuDNN offers no plan")
+    code, message = reason_of(next(iter(failures.values())))
+    if message.startswith("Deselecting"):
+        code, message = "CUDNN_STATUS_NOT_SUPPORTED", "every plan uses tensor cores, which fp32 excludes (tf32)"
+    return Refused("build", code, message)

@@ -1,0 +1,87 @@
+"""Run a worker process that asks cuDNN: one JSON question a line in, one JSON answer a line out.
+
+If cuDNN kills the process, the parent reads the end of the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from fusec.errors import FusecError
+from fusec.gpu.cudnn.deviceless import INSTALL, bring_up, check_nvrtc, load_nvrtc
+from fusec.targets.target import Target, load
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def main(name: str, device: bool) -> int:
+    """Answer questions until the input ends.
+
+    name: target to answer for
+    device: ask this machine's GPU
+
+    Each line out is one JSON object: first `ready` with the library versions, or `failed`. Then comes an answer to each
+    question, or `defect` with a traceback for an error of fusec.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints must not break the protocol
+    target = load(name)
+    try:
+        nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
+        version, answers = _answers(target, device)
+    except ModuleNotFoundError as error:
+        out.write(json.dumps({"failed": f"{error}: {INSTALL}; or take --target cpu"}) + "\n")
+        return 2
+    except (FusecError, ImportError, OSError, RuntimeError) as error:
+        out.write(json.dumps({"failed": str(error)}) + "\n")
+        return 2
+    out.write(json.dumps({"ready": {"cudnn": version, "nvrtc": nvrtc}}) + "\n")
+    for line in sys.stdin:
+        try:
+            question = json.loads(line)
+            answer = answers[question["ask"]](question)
+        except Exception:  # noqa: BLE001  # the parent raises it, with this traceback
+            answer = {"defect": traceback.format_exc()}
+        out.write(json.dumps(answer) + "\n")
+    return 0
+
+
+def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
+    """Return cuDNN's version, and the function that answers each kind of question."""
+    import cudnn  # these need the driver and NVRTC loaded
+
+    from fusec.gpu.cudnn.legality_judge import LegalityJudge
+    from fusec.gpu.cudnn.plan_builder import PlanBuilder
+
+    handle: Any = cudnn.create_handle() if device else None
+    judge, builder = LegalityJudge(target, handle), PlanBuilder(target, handle)
+    answers: dict[str, Answer] = {
+        "verdict": judge.answer,
+        "plan": builder.plan,
+        "plans": builder.plans,
+        "workspace": builder.workspace,
+        "kernel": _compiled,
+    }
+    return cudnn.backend_version(), answers
+
+
+def _compiled(question: dict[str, Any]) -> dict[str, Any]:
+    """Compile a kernel with CuPy, which stores it on disk; its launch reports a compiler error."""
+    import cupy  # only kernels need it
+
+    from fusec.gpu.launch.kernel_launcher import function_of, is_here
+
+    architecture = question["architecture"]
+    try:
+        if not architecture or is_here(architecture):
+            function_of(question["kernel"], question["entry"], question["meets"], architecture)
+    except cupy.cuda.compiler.CompileException as error:
+        return {"failed": str(error)}
+    return {"compiled": question["entry"]}
