@@ -35,7 +35,7 @@ from fusec.schedule.buffer_donation import in_place, reads
 from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
-from fusec.system.compile_timer import Account, spent_on
+from fusec.system.compile_timer import CompileTimes, spent_on
 
 # How much more memory a plan for steps side by side may take than one for steps in order. Only small steps, which do
 # not fill the GPU, gain by running side by side, so a large cost in memory is never worth it.
@@ -74,7 +74,7 @@ class Executable:
         """Prepare a program on a back end. weights: shared with other executables of the same kind of back end."""
         self.compiled = compiled
         self.backend = backend
-        self.spent: Account | None = None
+        self.spent: CompileTimes | None = None
         graph = compiled.graph
         self.state = dict(compiled.options.state)
         self._interface = Interface(graph, self.state, backend.xp, backend.from_any)

@@ -45,7 +45,7 @@ def bench(
     if trace is not None:
         files.write_text(trace, output.json_text(measured.trace()))
     if as_json:
-        spent = {} if executable.spent is None else executable.spent.by_what
+        spent = {} if executable.spent is None else executable.spent.stages
         stages = {what: round(each.seconds, 3) for what, each in spent.items()}
         told = {"model": request.model, "cudnn_asked": executable.compiled.asked}
         timed = {"compile_s": compile_s, "compile": stages, **measured.to_json()}

@@ -8,21 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fusec.cli import options as cli_options
 from fusec.cli import output
-from fusec.cli.options import (
-    Budget,
-    ChannelsLast,
-    Deterministic,
-    Disable,
-    Locked,
-    Model,
-    Precision,
-    Rounding,
-    Shapes,
-    Tune,
-    budget_of,
-    shapes_of,
-)
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
@@ -35,17 +22,17 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 # Options of a compilation on the command line, with their defaults.
 _ALWAYS: Mapping[str, tuple[Any, Any]] = {
-    "precision": (Precision, "fp32"),
-    "shape": (Shapes, None),
-    "disable": (Disable, None),
-    "deterministic": (Deterministic, False),
-    "channels_last": (ChannelsLast, False),
+    "precision": (cli_options.Precision, "fp32"),
+    "shape": (cli_options.Shapes, None),
+    "disable": (cli_options.Disable, None),
+    "deterministic": (cli_options.Deterministic, False),
+    "channels_last": (cli_options.ChannelsLast, False),
 }
 _MORE: Mapping[str, tuple[Any, Any]] = {
-    "rounding": (Rounding, "fused"),
-    "tune": (Tune, "quick"),
-    "budget": (Budget, None),
-    "locked": (Locked, None),
+    "rounding": (cli_options.Rounding, "fused"),
+    "tune": (cli_options.Tune, "quick"),
+    "budget": (cli_options.Budget, None),
+    "locked": (cli_options.Locked, None),
 }
 
 
@@ -72,7 +59,7 @@ class Request:
             return compiled
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
-            return driver.build_model(self.model, options, shapes_of(self.shape or ()))
+            return driver.build_model(self.model, options, cli_options.shapes_of(self.shape or ()))
 
     def executable(self, target: str, report: output.Report) -> Executable:
         """Compile the model, or load a `.fusec` file, ready to run."""
@@ -89,7 +76,7 @@ class Request:
             return executable
         options = replace(self.options, target=target, progress=report)
         with output.without_cudnn_warning():
-            return driver.compile_model(self.model, options, shapes_of(self.shape or ()))
+            return driver.compile_model(self.model, options, cli_options.shapes_of(self.shape or ()))
 
     def _require_no_late_option(self, compiled: Compiled) -> None:
         """Raise FusecError for an option that a compiled model cannot follow; fp32 is the default, so it passes."""
@@ -112,7 +99,7 @@ class Request:
             )
 
 
-def compiles(*more: str, model: Any = Model) -> Callable[[Command], Command]:
+def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], Command]:
     """Give a command a model and the options of a compilation, which it gets as one Request named `request`.
 
     more: names of options that only some commands have: rounding, tune, budget, locked.
@@ -133,7 +120,7 @@ def compiles(*more: str, model: Any = Model) -> Callable[[Command], Command]:
                 channels_last=value["channels_last"],
                 rounding=value.get("rounding", "fused"),
                 tune=value.get("tune", "quick"),
-                budget_s=budget_of(value.get("budget")),
+                budget_s=cli_options.budget_of(value.get("budget")),
                 lock=value.get("locked"),
             )
             command(request=Request(model, value["shape"], compile_options), **given)
