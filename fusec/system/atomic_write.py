@@ -21,9 +21,7 @@ from typing import IO
 
 _TEMPORARY = re.compile(r"\.fusec-[0-9a-f]{32}\.tmp")
 _FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ANY = (
-    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-)  # NONBLOCK: never wait on a pipe
+_ANY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: never wait on a pipe
 
 
 @contextlib.contextmanager
