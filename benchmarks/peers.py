@@ -86,7 +86,7 @@ def case(
         row["inputs"] = "channels last"
     row |= {"cold_s": round(cold_s, 2), "warm_s": round(warm_s, 2)}
     if executable.spent is not None:
-        row["cold_parts_s"] = {what: round(spent.seconds, 2) for what, spent in executable.spent.by_what.items()}
+        row["cold_parts_s"] = {what: round(spent.seconds, 2) for what, spent in executable.spent.stages.items()}
     row["errors"] = {"fusec": error(y, want)}
     contenders: dict[str, Callable[[], None]] = {"fusec": executable.replay}
     model = model.to(memory_format=torch.channels_last)

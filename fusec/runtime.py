@@ -35,7 +35,7 @@ from fusec.plans.lock_record import Lock
 from fusec.schedule.dependencies import lanes, waits
 from fusec.schedule.memory_plan import MemoryPlan, plan_memory
 from fusec.schedule.program import Kind, Partition, inputs_of
-from fusec.system.compile_timer import Account, spent_on
+from fusec.system.compile_timer import CompileTimes, spent_on
 
 # Additional memory that running steps side by side may cost. Only small steps, which do not fill the GPU, gain by it,
 # so more memory is never worth it.
@@ -75,7 +75,7 @@ class Executable:
         """Prepare a program on a back end. weights: shared with other executables of the same kind of back end."""
         self.compiled = compiled
         self.backend = backend
-        self.spent: Account | None = None
+        self.spent: CompileTimes | None = None
         self.state = dict(compiled.options.state)
         self._interface = Interface(compiled.graph, self.state, backend.xp, backend.from_any)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs

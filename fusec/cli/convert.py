@@ -1,4 +1,4 @@
-"""`fusec convert`: the optimised graph as ONNX, for Netron and other tools to show what fused."""
+"""Run `fusec convert`: write the optimised graph as ONNX, so that Netron and other tools show what fused."""
 
 from __future__ import annotations
 
@@ -7,47 +7,39 @@ from typing import Annotated
 
 import typer
 
-from fusec.cli import files as cli_io
-from fusec.cli.lock import Model
-from fusec.cli.request import Request
+from fusec.cli import files, output
+from fusec.cli.options import AsJson, Target
+from fusec.cli.request import Request, compiles
 
 # What the command needs is imported inside it, as in commands.py.
 
 
+@compiles("rounding")
 def convert(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
-    target: cli_io.Target = "auto",
-    precision: cli_io.Precision = "fp32",
-    shape: cli_io.Shapes = None,
-    disable: cli_io.Disable = None,
-    deterministic: cli_io.Deterministic = False,
-    rounding: cli_io.Rounding = "fused",
-    channels_last: cli_io.ChannelsLast = False,
-    as_json: cli_io.AsJson = False,
+    request: Request,
+    file: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
+    target: Target = "auto",
+    as_json: AsJson = False,
 ) -> None:
-    """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""
+    """Write the optimised graph as ONNX. The metadata of each node names its step."""
     from fusec import convert as converting
-    from fusec.execution.compile_options import CompileOptions
 
-    cli_io.check_writable(output)
-    options = CompileOptions(
-        precision=precision,
-        disable=disable or (),
-        rounding=rounding,
-        deterministic=deterministic,
-        channels_last=channels_last,
-    )
-    with cli_io.progress() as report:
-        compiled = Request(model, shape, options).build(target, report)
+    files.check_writable(file)
+    with output.progress() as report:
+        compiled = request.build(target, report)
         data = converting.to_bytes(compiled)
-    cli_io.write_whole(output, lambda file: file.write(data))
+    files.write_whole(file, lambda opened: opened.write(data))
     program = compiled.program
-    summary = {"model": model, "output": str(output), "target": compiled.target.name, "bytes": len(data)}
-    summary["cudnn_asked"] = compiled.asked
-    if as_json:
-        counts = {"nodes": len(program.graph), "steps": len(program.steps), "launches": program.launches}
-        cli_io.say(cli_io.json_text({**summary, **counts}))
-        return
-    cli_io.say(f"{output}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}")
-    cli_io.print_note(compiled.note)
+    summary = {
+        "model": request.model,
+        "output": str(file),
+        "target": compiled.target.name,
+        "bytes": len(data),
+        "cudnn_asked": compiled.asked,
+        "nodes": len(program.graph),
+        "steps": len(program.steps),
+        "launches": program.launches,
+    }
+    words = f"{file}: {len(program.graph)} nodes in {len(program.steps)} steps for {compiled.target.name}"
+    output.result(summary, words, as_json)
+    output.print_note("" if as_json else compiled.note)

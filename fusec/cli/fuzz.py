@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from fusec.cli import files as cli_io
-from fusec.cli.files import AsJson
+from fusec.cli import output
+from fusec.cli.options import AsJson, seconds_of
 from fusec.errors import CheckError, FusecError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def fuzz(
         try:
             report = fuzzing.fuzz(
                 property,
-                time=None if time is None else cli_io.seconds_of(time, "--time"),
+                time=None if time is None else seconds_of(time, "--time"),
                 examples=examples,
                 seed=seed,
                 target=target,
@@ -109,16 +109,16 @@ def replay(
         rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
         if not as_json:
             state = f"still fails: {words.splitlines()[0]}" if words else "fixed"
-            cli_io.say(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
+            output.say(f"{place}: {short(name)}{': ' if name else ''}{state}", flush=True)
     failing = sum(row["fails"] for row in rows)
     if as_json:
-        cli_io.say(cli_io.json_text({"findings": rows, "failing": failing}))
+        output.say(output.json_text({"findings": rows, "failing": failing}))
     if failing:
         raise CheckError(f"{failing} of {len(rows)} findings still fail")
 
 
 def _print(report: FuzzReport, as_json: bool) -> None:
-    cli_io.say(cli_io.json_text(report.to_json()) if as_json else report)
+    output.result(report.to_json(), report, as_json)
     sys.stdout.flush()
 
 
@@ -135,6 +135,6 @@ def _display(terminal: bool) -> Generator[Callable[[FuzzReport], None]]:
         nonlocal last
         if time.monotonic() - last >= LINE_S:
             last = time.monotonic()
-            cli_io.say(f"fusec fuzz: {report.seconds:.0f} s, {report.line}", file=sys.stderr, flush=True)
+            output.say(f"fusec fuzz: {report.seconds:.0f} s, {report.line}", file=sys.stderr, flush=True)
 
     yield line

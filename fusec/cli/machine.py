@@ -1,4 +1,4 @@
-"""`fusec targets` and `fusec doctor`: which GPUs and ops fusec knows, and what this machine has."""
+"""Run `fusec targets` and `fusec doctor`: list the GPUs and ops that fusec knows, and check this machine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fusec.cli import files as cli_io
-from fusec.cli.files import AsJson
+from fusec.cli import output
+from fusec.cli.options import AsJson
 from fusec.errors import CheckError
 
 # What a command needs is imported inside it, as in commands.py.
 
 
 def targets(as_json: AsJson = False) -> None:
-    """List the GPUs fusec knows."""
+    """List the GPUs that fusec knows."""
     from fusec.targets import target
 
-    known = [target.load(name) for name in target.names()]
     rows: list[dict[str, Any]] = [
         {
             "name": t.name,
@@ -27,36 +26,34 @@ def targets(as_json: AsJson = False) -> None:
             "derived": t.derived,
             "source": t.source,
         }
-        for t in known
+        for t in map(target.load, target.names())
     ]
-    if as_json:
-        cli_io.say(cli_io.json_text(rows))
-        return
-    for row in rows:
-        origin = "derived" if row["derived"] else "measured"
-        cli_io.say(f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {origin:9} {row['source']}")
+    lines = [
+        f"{row['name']:5} {row['gpu']:24} {row['capability']:>5} {'derived' if row['derived'] else 'measured':9} "
+        f"{row['source']}"
+        for row in rows
+    ]
+    output.result(rows, "\n".join(lines), as_json)
 
 
 def doctor(
     ops: Annotated[
-        bool, typer.Option("--ops", help="Say instead which ops cuDNN graphs take, and why not the others.")
+        bool, typer.Option("--ops", help="List which ops cuDNN graphs take instead, and why not the others.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine has of the pieces fusec needs, and the remedy for each that is missing."""
+    """Check the pieces that fusec needs on this machine, and print the remedy for each that is missing."""
     if ops:
         _ops(as_json)
         return
     from fusec.gpu.doctor import diagnose
 
-    with cli_io.progress() as report:
+    with output.progress() as report:
         report("checks", 0, 0)
         checks = diagnose()
     missing = [check.name for check in checks if check.required and not check.ok]
-    if as_json:
-        cli_io.say(cli_io.json_text({"ok": not missing, "checks": [asdict(check) for check in checks]}))
-    else:
-        cli_io.say("\n".join(map(str, checks)))
+    data = {"ok": not missing, "checks": [asdict(check) for check in checks]}
+    output.result(data, "\n".join(map(str, checks)), as_json)
     if missing:
         raise CheckError(f"missing: {', '.join(missing)}")
 
@@ -74,13 +71,12 @@ def _ops(as_json: bool) -> None:
         }
         for op in ALL
     ]
-    if as_json:
-        cli_io.say(cli_io.json_text(rows))
-    else:
-        width = max(len(row["op"]) for row in rows)
-        for row in rows:
-            how = "cuDNN, as anchor" if row["anchor"] else "cuDNN"
-            cli_io.say(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
+    width = max(len(row["op"]) for row in rows)
+    lines: list[str] = []
+    for row in rows:
+        how = "cuDNN, as anchor" if row["anchor"] else "cuDNN"
+        lines.append(f"{row['op']:{width}} {how if row['lowered'] else 'not cuDNN: ' + row['why_not']}")
+    output.result(rows, "\n".join(lines), as_json)
     unexplained = [row["op"] for row in rows if not row["lowered"] and not row["why_not"]]
     if unexplained:
         raise CheckError(f"neither lowered nor explained: {', '.join(unexplained)}")

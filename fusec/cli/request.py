@@ -1,21 +1,39 @@
-"""Compile or load the model that a command names, with the options it was given."""
+"""Give commands the options of a compilation, and compile or load the model that a command names."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fusec.cli import files as cli_io
+from fusec.cli import options as cli_options
+from fusec.cli import output
 from fusec.errors import FusecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fusec.execution.compilation import Compiled
     from fusec.execution.compile_options import CompileOptions
     from fusec.runtime import Executable
 
 # The driver is imported within functions, because `fusec --help` shall answer at once.
+
+Command = Callable[..., None]
+# Options of a compilation on the command line, with their defaults.
+_ALWAYS: Mapping[str, tuple[Any, Any]] = {
+    "precision": (cli_options.Precision, "fp32"),
+    "shape": (cli_options.Shapes, None),
+    "disable": (cli_options.Disable, None),
+    "deterministic": (cli_options.Deterministic, False),
+    "channels_last": (cli_options.ChannelsLast, False),
+}
+_MORE: Mapping[str, tuple[Any, Any]] = {
+    "rounding": (cli_options.Rounding, "fused"),
+    "tune": (cli_options.Tune, "quick"),
+    "budget": (cli_options.Budget, None),
+    "locked": (cli_options.Locked, None),
+}
 
 
 @dataclass(frozen=True)
@@ -31,7 +49,7 @@ class Request:
         """Tell if the model is a `.fusec` file, which holds programs."""
         return self.model.endswith(".fusec")
 
-    def build(self, target: str, report: cli_io.Report) -> Compiled:
+    def build(self, target: str, report: output.Report) -> Compiled:
         """Compile the model up to its program, or read it from a `.fusec` file."""
         from fusec import driver
 
@@ -40,22 +58,25 @@ class Request:
             self._require_no_late_option(compiled)
             return compiled
         options = replace(self.options, target=target, progress=report)
-        with cli_io.without_cudnn_warning():
-            return driver.build_model(self.model, options, cli_io.shapes_of(self.shape or ()))
+        with output.without_cudnn_warning():
+            return driver.build_model(self.model, options, cli_options.shapes_of(self.shape or ()))
 
-    def executable(self, target: str, report: cli_io.Report) -> Executable:
+    def executable(self, target: str, report: output.Report) -> Executable:
         """Compile the model, or load a `.fusec` file, ready to run."""
         from fusec import driver
 
         if self.is_compiled:
             if self.options.lock is not None:
-                raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
+                raise FusecError(
+                    f"{self.model}: has its plans already, so --locked comes too late: give --locked to the "
+                    "`fusec compile` that writes the file"
+                )
             executable = driver.load(self.model, target=target, tune=self.options.tune)
             self._require_no_late_option(executable.compiled)
             return executable
         options = replace(self.options, target=target, progress=report)
-        with cli_io.without_cudnn_warning():
-            return driver.compile_model(self.model, options, cli_io.shapes_of(self.shape or ()))
+        with output.without_cudnn_warning():
+            return driver.compile_model(self.model, options, cli_options.shapes_of(self.shape or ()))
 
     def _require_no_late_option(self, compiled: Compiled) -> None:
         """Raise FusecError for an option that a compiled model cannot follow; fp32 is the default, so it passes."""
@@ -72,4 +93,52 @@ class Request:
             "--channels-last": self.options.channels_last,
         }
         if late := [name for name, value in given.items() if value]:
-            raise FusecError(f"{self.model}: is compiled already: {late[0]} comes too late")
+            raise FusecError(
+                f"{self.model}: is compiled already: {late[0]} comes too late: give it to the `fusec compile` "
+                "that writes the file"
+            )
+
+
+def compiles(*more: str, model: Any = cli_options.Model) -> Callable[[Command], Command]:
+    """Give a command a model and the options of a compilation, which it gets as one Request named `request`.
+
+    more: names of options that only some commands have: rounding, tune, budget, locked.
+    model: type of the argument that names the model.
+    """
+    options = {**_ALWAYS, **{name: _MORE[name] for name in more}}
+
+    def with_request(command: Command) -> Command:
+        @functools.wraps(command)
+        def run(model: str, **given: Any) -> None:
+            from fusec.execution.compile_options import CompileOptions
+
+            value = {name: given.pop(name) for name in options}
+            compile_options = CompileOptions(
+                precision=value["precision"],
+                disable=value["disable"] or (),
+                deterministic=value["deterministic"],
+                channels_last=value["channels_last"],
+                rounding=value.get("rounding", "fused"),
+                tune=value.get("tune", "quick"),
+                budget_s=cli_options.budget_of(value.get("budget")),
+                lock=value.get("locked"),
+            )
+            command(request=Request(model, value["shape"], compile_options), **given)
+
+        # typer makes the options of a command from the signature and the annotations of its function
+        parameters: dict[str, tuple[Any, Any]] = {}
+        for name, own in inspect.signature(command, eval_str=True).parameters.items():
+            if name == "request":
+                parameters |= {"model": (model, inspect.Parameter.empty), **options}
+            else:
+                parameters[name] = (own.annotation, own.default)
+        run.__annotations__ = {name: type for name, (type, _) in parameters.items()}
+        run.__dict__["__signature__"] = inspect.Signature(
+            [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=type)
+                for name, (type, default) in parameters.items()
+            ]
+        )
+        return run
+
+    return with_request

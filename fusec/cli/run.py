@@ -1,75 +1,72 @@
-"""Prepare and summarise a run for `fusec run`: inputs, a summary of the outputs, and a comparison with onnxruntime."""
+"""Run `fusec run`: run a model once, and compare its outputs with onnxruntime."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
+import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
+import typer
 
-from fusec.diagnostics.verify import random_array, relative_l2
-from fusec.errors import FusecError
-from fusec.lowering.packing import in_order
-from fusec.runtime import Executable
+from fusec.cli import files, output
+from fusec.cli.options import AsJson, Seed, Target
+from fusec.cli.request import Request, compiles
+from fusec.errors import CheckError
 from fusec.system.printable import printable
 
+# What the command needs is imported inside it, as in commands.py.
 
-def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
-    """Return the given arrays, checked, and random ones for the other inputs."""
-    known = {v.name: v.type for v in executable.compiled.graph.inputs}
-    for name, (path, _) in arrays.items():
-        if name not in known:
-            raise FusecError(
-                f"{path}: the model has no input {name!r}; inputs: {printable(', '.join(known)) or 'none'}"
-            )
-    rng = np.random.default_rng(seed)
-    feeds: dict[str, Any] = {}
-    for name, type in known.items():
-        if name not in arrays:
-            feeds[name] = in_order(random_array(rng, type), type)
-            continue
-        path, mapped = arrays[name]
-        want = type.dtype.numpy
-        # a .npy file cannot name bfloat16; numpy writes it as two bytes of nothing in particular
-        array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
-        if array.dtype != want:
-            raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
-        if array.shape != type.shape:
-            raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
-        feeds[name] = in_order(array, type)
-    return feeds
+TOLERANCE = 1e-3  # relative L2 distance from onnxruntime that --compare allows by default
 
 
-def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Return figures that show a difference between two results at a glance."""
-    wide = array.astype(np.float64)
-    mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
-    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
+@compiles("rounding", "tune", "budget", "locked")
+def run(
+    request: Request,
+    target: Target = "auto",
+    input: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE.npy", help="An input; those not given are random. May be repeated."),
+    ] = None,
+    seed: Seed = 0,
+    file: Annotated[Path | None, typer.Option("-o", "--output", help="Write the outputs to this .npz file.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="onnxruntime", help="Run the file in onnxruntime, too, and compare.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0.0, help="Relative L2 distance that --compare allows.")] = TOLERANCE,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
+    from fusec.cli import feeds as running
 
-
-def need_onnxruntime(judge: str) -> None:
-    """Raise FusecError before the work if onnxruntime, which compares the results, is not installed."""
-    if judge != "onnxruntime":
-        raise FusecError(f"--compare takes onnxruntime, not {judge!r}")
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise FusecError("--compare needs onnxruntime: pip install 'fusec[demo]'")
-
-
-def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
-    """Return the relative L2 distance of each output from onnxruntime's on the CPU."""
-    import onnxruntime  # late: only the extra `demo` installs it
-
-    # onnxruntime's errors have no common base, and the extension module that holds them no types
-    kinds = vars(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")).values()
-    errors = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
-    try:
-        settings = onnxruntime.SessionOptions()
-        settings.log_severity_level = 3  # errors: it warns of every initializer that nothing uses
-        session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-        taken = {i.name for i in session.get_inputs()}
-        want = session.run(list(got), {name: array for name, array in feeds.items() if name in taken})
-    except (*errors, RuntimeError, ValueError) as error:
-        raise FusecError(f"{model}: onnxruntime cannot run it: {error}") from error
-    return {name: relative_l2(array, np.asarray(w)) for (name, array), w in zip(got.items(), want, strict=True)}
+    files.check_writable(file)
+    if compare is not None:
+        running.need_onnxruntime(compare)
+    arrays = files.arrays_of(input or ())
+    model = request.model
+    with output.progress() as report:
+        executable = request.executable(target, report)
+        feeds = running.feeds(executable, arrays, seed)
+        report("run", 0, 0)
+        start = time.perf_counter()
+        results = executable.run(None, feeds)
+        seconds = time.perf_counter() - start
+        named = {spec.name: array for spec, array in zip(executable.outputs, results, strict=True)}
+        if file is not None:
+            files.write_npz(file, named)
+        report("onnxruntime", 0, 0)
+        errors = running.distances(model, feeds, named) if compare is not None else {}
+    rows = [{**running.statistics(name, array), "error": errors.get(name)} for name, array in named.items()]
+    if as_json:
+        told = {"model": model, "device": executable.device, "cudnn_asked": executable.compiled.asked}
+        output.say(output.json_text({**told, "seconds": seconds, "outputs": rows}))
+    else:
+        for row in rows:
+            name = printable(str(row["name"]))
+            output.say(f"{name}: {row['dtype']} {row['shape']} mean {row['mean']:.6g} std {row['std']:.6g}")
+        output.say(f"ran on {executable.device} in {seconds:.3f} s")
+        output.print_note(executable.compiled.note)
+        for name, error in errors.items():
+            output.say(f"relative L2 distance from {compare}: {printable(name)} {error:.1e} (allowed {tolerance:.0e})")
+    bad = [f"{printable(name)} {error:.1e}" for name, error in errors.items() if not error <= tolerance]  # NaN is bad
+    if bad:
+        raise CheckError(f"{model}: differs from {compare} by more than {tolerance:.0e}: {', '.join(bad)}")

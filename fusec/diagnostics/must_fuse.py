@@ -1,11 +1,12 @@
 """Require a fusion: every sequence of ops that a pattern names must run as one step.
 
-cuDNN, a kernel of fusec's or cuBLASLt may run it: on a GPU the fastest does. `cudnn_only` requires cuDNN.
+cuDNN, cuBLASLt or a kernel of fusec may run the step, because on a GPU the fastest one does. `cudnn_only` requires
+cuDNN.
 
 A pattern is a glob over op names joined by `+`, as reports print them: `conv*+add+relu` matches `conv+add+relu` and
-`conv+bias+add+relu`. A sequence starts at any op and follows results to their users through pointwise ops, up to one op
-of any kind; the shortest match counts. Sequences that end in the same op are alternatives: two convolutions may feed a
-residual add, and only one of them can contain it. One of the alternatives must be one step.
+`conv+bias+add+relu`. A sequence starts at any op. It follows results to their users through pointwise ops, and may
+end in an op of any kind; the shortest match counts. Sequences that end in the same op are alternatives, of which one
+must be one step. For example, two convolutions may feed a residual add, but only one of them can contain it.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from fusec.plans.verdict import Refused
 from fusec.schedule.program import Partition, Program, display_name
 from fusec.system.printable import printable
 
-MAX_CHAIN = 24  # ops; cuDNN steps of more than that are not proposed
+MAX_OPS = 24  # in a sequence, because fusec proposes no larger cuDNN step
 _CLOSEST = 5
 _CUDNN = "cudnn"
 
 
 @dataclass(frozen=True)
 class NotFused:
-    """A place where the pattern occurs and is not one step of those that count. runners: who runs each step."""
+    """A place where the pattern occurs and is not one step. `runners`: library or kind of each step."""
 
-    chain: tuple[Node, ...]
+    nodes: tuple[Node, ...]
     steps: tuple[Partition, ...]
     runners: tuple[str, ...]
     reason: str
 
     def __str__(self) -> str:
-        names = "+".join(map(display_name, self.chain))
-        origin = ", ".join(dict.fromkeys(o for node in self.chain for o in node.origin)) or "no source node"
+        names = "+".join(map(display_name, self.nodes))
+        origin = ", ".join(dict.fromkeys(o for node in self.nodes for o in node.origin)) or "no source node"
         each = zip(self.runners, self.steps, strict=True)
         parts = " | ".join(f"{runner} {step.signature}" for runner, step in each)
         return f"{names} ({printable(origin)}) runs as {parts}" + (f": {self.reason}" if self.reason else "")
@@ -48,10 +49,10 @@ class NotFused:
 def check(
     program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
 ) -> tuple[int, list[NotFused]]:
-    """Count the places that match the pattern, and return those among them that are not one step.
+    """Count the places that match the pattern, and return those that are not one step.
 
-    cudnn_only: only steps that cuDNN runs count.
-    libraries: who runs each step, where plans were chosen (`Executable.libraries`); else its kind says so.
+    cudnn_only: count only steps that cuDNN runs.
+    libraries: library of each step, if plans were chosen (`Executable.libraries`); the default is the step's kind.
     """
     known = libraries or {}
 
@@ -61,23 +62,26 @@ def check(
     ends = _matches(program, Glob(pattern))
     misses: list[NotFused] = []
     for runs in ends.values():
-        whole = [program.step_of[run.node] for run in runs if run.cuts == 0]
+        whole = [program.step_of[run.node] for run in runs if run.crossings == 0]
         if not any(not cudnn_only or runner(step) == _CUDNN for step in whole):
-            chain = min(runs, key=lambda run: (run.cuts, run.length)).nodes()
-            steps = _steps(program, chain)
-            misses.append(NotFused(chain, steps, tuple(map(runner, steps)), _reason(program, chain)))
+            nodes = min(runs, key=lambda run: run.cost).nodes()
+            steps = tuple(dict.fromkeys(program.step_of[node] for node in nodes))
+            misses.append(NotFused(nodes, steps, tuple(map(runner, steps)), _reason(program, nodes)))
     return len(ends), misses
 
 
 def assert_fused(
     program: Program, pattern: str, cudnn_only: bool = False, libraries: Mapping[Partition, str] | None = None
 ) -> None:
-    """Raise CheckError unless the pattern occurs and each of its places is one step; parameters as for `check`."""
+    """Check that the pattern occurs and that each of its places is one step. Parameters as for `check`.
+
+    Raises CheckError: when it does not occur, or a place is not one step.
+    """
     places, misses = check(program, pattern, cudnn_only, libraries)
     if not places:
         there = list(dict.fromkeys(step.signature for step in program.steps))
         close = difflib.get_close_matches(pattern, there, _CLOSEST, cutoff=0.0)
-        raise CheckError(f"no chain of ops matches {pattern!r}; closest steps: {', '.join(close)}")
+        raise CheckError(f"no sequence of ops matches {pattern!r}; closest steps: {', '.join(close)}")
     if misses:
         lines = "\n".join(f"  {miss}" for miss in misses)
         wanted = "one cuDNN step" if cudnn_only else "one step"
@@ -86,27 +90,34 @@ def assert_fused(
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A sequence from its end: how many ops, and how often it passes from one step to another."""
+    """A sequence of ops, as its last node and the sequence before that.
+
+    crossings: number of times that it passes from one step to another.
+    """
 
     node: Node
     before: _Run | None
     length: int
-    cuts: int
+    crossings: int
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        return self.crossings, self.length
 
     def nodes(self) -> tuple[Node, ...]:
-        chain: list[Node] = []
+        backwards: list[Node] = []
         run: _Run | None = self
         while run is not None:
-            chain.append(run.node)
+            backwards.append(run.node)
             run = run.before
-        return tuple(reversed(chain))
+        return tuple(reversed(backwards))
 
 
 def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
-    """Return the shortest sequences that match, by the op they end in.
+    """Return the shortest sequences that match, by their last op.
 
-    Of the sequences to one op that left the glob in the same state, only the one with the fewest steps is followed.
-    So the time grows with the graph and not with the number of paths through it, which doubles at every residual.
+    Of the sequences that reach an op with the glob in the same state, only the one through the fewest steps continues.
+    So the time grows with the graph, and not with the number of paths through it, which doubles at every residual.
     """
     ends: dict[Node, list[_Run]] = {}
     going: dict[Node, dict[tuple[frozenset[int], bool], _Run]] = {}
@@ -117,7 +128,7 @@ def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
             if glob.accepts(state):
                 ends.setdefault(node, []).append(run)
                 continue
-            if run.length == MAX_CHAIN or not (alone or isinstance(node.op, (Pointwise, Cast))):
+            if run.length == MAX_OPS or not (alone or isinstance(node.op, (Pointwise, Cast))):
                 continue
             for user in dict.fromkeys(u for value in node.results for u in value.users):
                 if isinstance(user.op, Return):
@@ -125,18 +136,19 @@ def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
                 following = glob.advance(state, f"+{display_name(user)}")
                 if not following:
                     continue
-                cut = program.step_of[user] is not program.step_of[node]
-                longer = _Run(user, run, run.length + 1, run.cuts + cut)
+                crosses = program.step_of[user] is not program.step_of[node]
+                longer = _Run(user, run, run.length + 1, run.crossings + crosses)
                 known = going.setdefault(user, {}).get((following, False))
-                if known is None or (longer.cuts, longer.length) < (known.cuts, known.length):
+                if known is None or longer.cost < known.cost:
                     going[user][following, False] = longer
     return ends
 
 
 class Glob:
-    """A glob matched piece by piece.
+    """A glob that is matched piece by piece.
 
-    A state is the set of places in the pattern that the text so far may have reached. The empty state can never match.
+    A state is the set of positions in the pattern that the text so far may have reached. No text matches from the
+    empty state.
     """
 
     def __init__(self, pattern: str):
@@ -172,14 +184,10 @@ class Glob:
         return frozenset(reached)
 
 
-def _steps(program: Program, chain: tuple[Node, ...]) -> tuple[Partition, ...]:
-    return tuple(dict.fromkeys(program.step_of[node] for node in chain))
-
-
-def _reason(program: Program, chain: tuple[Node, ...]) -> str:
-    """Return the refusal that covers most of the sequence."""
-    wanted = set(chain)
+def _reason(program: Program, nodes: tuple[Node, ...]) -> str:
+    """Return the reason of the refusal that covers most of the sequence."""
+    wanted = set(nodes)
     best = max(program.refusals, key=lambda r: len(wanted.intersection(r.nodes)), default=None)
-    if best is None or len(wanted.intersection(best.nodes)) < min(2, len(chain)):
+    if best is None or len(wanted.intersection(best.nodes)) < min(2, len(nodes)):
         return ""
     return f"{best.reason.message} ({best.reason.code})" if isinstance(best.reason, Refused) else best.reason

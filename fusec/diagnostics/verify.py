@@ -1,11 +1,11 @@
-"""Verify a compilation at each level, always against float64 references.
+"""Verify a compilation at each level against float64 references.
 
-Compared are the passes against the model, each step's body against its nodes, each lowered graph against its body
-(simulated, or run on a GPU), and each step as an executable runs it.
+The levels are: the graph after all passes, the body of each step, each lowered graph (simulated or on a GPU), and each
+step as an executable runs it.
 
-Errors are relative L2. The allowed error follows from the arithmetic: rounding to the storage type once per stored
-value, and fp32 sums whose error grows with the square root of their length (Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., section 2.8: rounding errors of random sign).
+Errors are relative L2. The allowed error follows from the arithmetic: each stored value is rounded once, and the error
+of an fp32 sum grows with the square root of its length (Higham, Accuracy and Stability of Numerical Algorithms,
+2nd ed., section 2.8: rounding errors of random sign).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fusec.system.printable import printable
 
 Runner = Callable[[CudnnGraph, Mapping[int, Buffer]], None]  # reads inputs, writes outputs, as `simulate`
 Array = np.ndarray[Any, Any]
-Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # a step, by its place: its results
+Execute = Callable[[int, Mapping[Value, Array]], Mapping[Value, Array]]  # (index of a step, operands) -> results
 
 SAFETY = 16.0  # functions such as exp magnify a rounding of their argument
 
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. Level is passes, body, lowered or executed; `error` may be NaN, which never passes."""
+    """One comparison. `level` is passes, body, lowered or executed. An `error` of NaN never passes."""
 
     level: str
     what: str
@@ -60,7 +60,7 @@ class Report:
         return bool(self.checks) and all(check.ok for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; an error that is not a number is null."""
+        """Return plain data, in which an error that is not finite is null."""
         rows = [{**asdict(c), "error": c.error if math.isfinite(c.error) else None, "ok": c.ok} for c in self.checks]
         return {"ok": self.ok, "checks": rows}
 
@@ -84,19 +84,19 @@ def verify(
 ) -> Report:
     """Check a compilation on random inputs.
 
-    run: executes lowered graphs: the simulator, a GPU, or nobody.
-    progress: is told how many of the steps are done.
-    execute: runs whole steps (`Executable.verify`).
+    run: runs lowered graphs, in simulation or on a GPU; None to skip them.
+    progress: receives the number of steps that are done, and of all steps.
+    execute: runs whole steps (`Executable.verify`); None to skip them.
     """
     rng = np.random.default_rng(seed)
     feeds = random_feeds(rng, compiled.source)
     checks = _passes(compiled, feeds)
     values: dict[Value, Array] = {v: _wide(feeds[v.name]) for v in compiled.graph.inputs}
-    uses = _uses(compiled)
+    last_use = _last_uses(compiled)
     for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
-        # every step starts from operands as they are stored, so that each error is its own
+        # each step gets stored reference values as operands, so that no error of an earlier step counts
         operands = {v: _stored(values[v], v.type.dtype) for v in step.inputs}
-        results = _by_nodes(compiled.graph, step, operands)
+        results = _node_results(compiled.graph, step, operands)
         if lowered is not None:
             what = f"{index} {step.signature}"
             checks += _body(what, step, operands, results)
@@ -106,7 +106,7 @@ def verify(
             checks += _executed(f"{index} {step.signature}", step, lowered, execute(index, operands), results)
         values.update(results)
         for value in (*step.inputs, *step.outputs):
-            if uses[value] == index:
+            if last_use[value] == index:
                 values.pop(value, None)
         if progress is not None:
             progress(index + 1, len(compiled.program.steps))
@@ -114,7 +114,7 @@ def verify(
 
 
 def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
-    """Return an array for each input by name; the indices of a gather are within its bounds."""
+    """Return a random array for each input by name. Indices of a gather are within its bounds."""
     feeds = {v.name: random_array(rng, v.type) for v in graph.inputs}
     for value in graph.inputs:
         indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i == 1 and isinstance(n.op, Gather)]
@@ -124,22 +124,22 @@ def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
 
 
 def random_array(rng: np.random.Generator, type: TensorType) -> Array:
-    """Return normal floats; integers 0 and 1, which are valid indices of two rows; fair bools."""
+    """Return random numbers: normal floats, integers 0 and 1 (valid indices of two rows), or booleans."""
     if type.dtype.is_float:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return rng.integers(0, 2, type.shape).astype(type.dtype.numpy)
 
 
 def relative_l2(got: Array, want: Array) -> float:
-    """Return |got - want| / |want| in float64 (|got| if want is zero).
+    """Return |got - want| / |want| in float64, or |got| if want is zero.
 
-    Equal infinities have no distance and are left out. NaN anywhere gives NaN.
+    Equal infinities are left out, because they have no distance. The result is NaN if an element is NaN.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
     alike = np.isinf(want) & (got == want)
     got, want = np.where(alike, 0.0, got), np.where(alike, 0.0, want)
     most = float(np.abs(want).max(initial=0.0))
-    if most > 0 and math.isfinite(most):  # whose squares may overflow
+    if most > 0 and math.isfinite(most):  # because squares of large numbers overflow
         got, want = got / most, want / most
     scale = float(np.linalg.norm(want))
     difference = float(np.linalg.norm(got - want))
@@ -149,7 +149,8 @@ def relative_l2(got: Array, want: Array) -> float:
 def stored_error(got: Array, want: Array, dtype: DType) -> float:
     """Compute the relative L2 error of a stored result.
 
-    An element off by the least number of its dtype counts as right, because what is smaller becomes zero.
+    An element counts as right if it differs by no more than the least number of its dtype, because smaller numbers
+    become zero.
     """
     with np.errstate(invalid="ignore"):
         near = np.abs(got.astype(np.float64) - want) <= dtype.least
@@ -157,7 +158,7 @@ def stored_error(got: Array, want: Array, dtype: DType) -> float:
 
 
 def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
-    # constants are folded in their own type, and kept in the precision asked for
+    # constants are folded in their own type, then stored in the precision of the compilation
     stored = [compiled.options.storage, *(v.type.dtype for v in compiled.source.values())]
     depth = sum(len(step.nodes) for step in compiled.program.steps)
     allowed = 2 * max(d.epsilon for d in stored) * math.sqrt(depth + 1)
@@ -166,7 +167,7 @@ def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
     return [Check("passes", name, relative_l2(got[name], array), allowed) for name, array in want.items()]
 
 
-def _by_nodes(graph: Graph, step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
+def _node_results(graph: Graph, step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
     """Return the results of the step's own nodes in float64."""
     results = evaluate(body_of(graph, step.nodes), {v.name: a for v, a in operands.items()}, precision=DType.F64)
     return {v: results[v.name] for v in step.outputs}
@@ -207,7 +208,7 @@ def _lowered(
 def _executed(
     what: str, step: Partition, lowered: Lowered | None, got: Mapping[Value, Array], results: Mapping[Value, Array]
 ) -> list[Check]:
-    """Allow a kernel to round values between its ops, or not."""
+    """Compare the results of a step. A kernel may round values between its ops, so that error is allowed too."""
     between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in (DType.F16, DType.BF16)]
     rounded = max(between, default=0.0) * math.sqrt(len(between))
     checks: list[Check] = []
@@ -222,28 +223,26 @@ def _executed(
 
 
 def allowed_error(body: Graph, stored: DType, graph: CudnnGraph) -> float:
-    """Return the error that rounding explains.
+    """Return the error that rounding explains: of the arithmetic, and of operands that are rounded before a product.
 
-    That is storage once, fp32 sums by their length, each op once, and operands rounded before a product (tf32, or a
-    prologue in half precision).
+    Operands are rounded to tf32, or to 16 bits after a prologue.
     """
     nodes = list(body.nodes)
-    longest = max((_sum_length(node) for node in nodes), default=1)
     allowed = _arithmetic(nodes, stored)
-    if longest > 1 and graph.tensor_cores and stored is DType.F32:
-        allowed += 2.0**-9  # tf32 keeps 10 bits of both operands, and some engines cut the rest off: 8e-4 was measured
+    if any(_sum_length(node) > 1 for node in nodes) and graph.tensor_cores and stored is DType.F32:
+        allowed += 2.0**-9  # tf32 has 10 bits, and some engines truncate: 8e-4 was measured
     rounded = [t.dtype.epsilon for t in graph.tensors if t.virtual and t.dtype in (DType.F16, DType.BF16)]
     return allowed + max(rounded, default=0.0)
 
 
 def _arithmetic(nodes: Sequence[Node], stored: DType) -> float:
-    """Storage once, sums in fp32 by their length, each op once."""
+    """Return the error of storing once, of fp32 sums by their length, and of one rounding for each op."""
     longest = max((_sum_length(node) for node in nodes), default=1)
     return stored.epsilon + SAFETY * DType.F32.epsilon * (math.sqrt(longest) + len(nodes))
 
 
 def _sum_length(node: Node) -> int:
-    """Return how many terms one element of the result adds up."""
+    """Return the number of terms that one element of the result adds up."""
     if isinstance(node.op, (Conv, ConvTranspose)):
         return math.prod(node.operands[1].type.shape[1:]) * (
             node.operands[1].type.shape[0] if isinstance(node.op, ConvTranspose) else 1
@@ -270,7 +269,8 @@ def _stored(array: Array, dtype: DType) -> Array:
     return _wide(array.astype(dtype.numpy))
 
 
-def _uses(compiled: Compiled) -> dict[Value, int]:
+def _last_uses(compiled: Compiled) -> dict[Value, int]:
+    """Return the index of the last step that reads or writes each value."""
     last: dict[Value, int] = {}
     for index, step in enumerate(compiled.program.steps):
         for value in (*step.inputs, *step.outputs):

@@ -1,1 +1,1 @@
-"""Compile a model with symbolic dims for the sizes it is called with."""
+"""Compile a model with symbolic dims for the sizes that it is called with."""

@@ -1,6 +1,6 @@
 """Compile a model with symbolic dims for each set of input shapes, the first time it sees them.
 
-`DynamicExecutable` is called as an `Executable` is. It keeps the programs it used last; they share weights.
+A `DynamicExecutable` is called like an `Executable`. It caches the programs it used last, and they share weights.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class SymbolicSpec:
-    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has none).
+    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has no name).
 
-    An output's `shape` or `dtype` may be None, if the model does not declare it.
+    `shape` and `dtype` are None if the model does not declare them.
     """
 
     name: str
@@ -65,20 +65,23 @@ def compile_dynamic(
     tune_each: bool = False,
     simulate: bool = False,
 ) -> DynamicExecutable:
-    """Return an executable for all shapes of a model with symbolic dims; nothing is compiled yet.
+    """Return an executable for all input shapes of a model. Nothing is compiled yet.
 
-    fusec compiles one program per set of input shapes, the first time it sees them.
-    max_shapes: how many programs are kept, those used last.
-    buckets: for symbolic dims, by name, the sizes to compile for. A smaller size is padded up to the next one. That
-        needs a proof from the graph that no row of the results depends on another row; else ModelError says why not.
-    share_kernels: on a GPU, cuDNN compiles each kernel once for all sizes, so that a new size compiles none.
-    tune_each: time plans and kernels for each size. By default a size within a factor of 4 of a tuned one takes over
-        its choices, which takes tenths of a second.
-    simulate: run in simulation, also if the target's GPU is present.
-    The other parameters are those of `compile`. Raises ModelError for a model that cannot be read.
+    fusec compiles one program per set of input shapes, the first time it sees them. Parameters that are not listed
+    here are those of `compile`.
+
+    max_shapes: number of programs to cache, those used last.
+    buckets: sizes to compile for, by name of a symbolic dim. A smaller size is padded to the next one. That needs a
+        proof that no row of the results depends on another row; a call raises ModelError if there is none.
+    share_kernels: on a GPU, let cuDNN compile each kernel once for all sizes, so that a new size compiles none.
+    tune_each: time plans and kernels for each size. By default a size within a factor of 4 of a tuned size reuses its
+        choices, which takes tenths of a second.
+    simulate: run in simulation even if the target's GPU is present.
+
+    Raises ModelError: when the model cannot be read.
     """
     if max_shapes < 1:
-        raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
+        raise FusecError(f"max_shapes is {max_shapes}, but must be 1 or more")
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
@@ -116,7 +119,7 @@ def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quic
 
 
 class DynamicExecutable:
-    """A model that is compiled for the shapes it is called with. Calls from several threads take turns to compile."""
+    """A model that is compiled for each set of input shapes it is called with. Only one thread compiles at a time."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class DynamicExecutable:
                 known = printable(", ".join(sorted(symbols))) or "none"
                 raise ModelError(f"{source.file}: there is no symbolic dim {symbol!r}; those of the inputs: {known}")
             if not sizes or any(size < 1 for size in sizes):
-                raise FusecError(f"buckets of {symbol!r} are sizes from 1 on, not {list(sizes)}")
+                raise FusecError(f"buckets of {symbol!r} are {list(sizes)}, but must be sizes of 1 or more")
         self._buckets = {symbol: sorted(set(sizes)) for symbol, sizes in buckets.items()}
         self._compile = compile
         self._max_shapes = max_shapes
@@ -152,9 +155,10 @@ class DynamicExecutable:
         return [dict(zip(names, key, strict=True)) for key in self._programs]
 
     def at(self, shapes: Shapes) -> Executable:
-        """Return the program for these input shapes, by name; compile it if there is none.
+        """Return the program for input shapes by name, and compile it if there is none.
 
-        Raises ExecutionError when the shapes do not fit the model or each other, ModelError when it does not compile.
+        Raises ExecutionError: when the shapes do not fit the model or each other.
+        Raises ModelError: when the model does not compile for these shapes.
         """
         given = {name: tuple(shape) for name, shape in shapes.items()}
         self._dims(given)
@@ -169,14 +173,14 @@ class DynamicExecutable:
         return True
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """Run on arrays in the order of the inputs, or by name. One output comes bare, several as a tuple."""
+        """Run on arrays in the order of the inputs, or by name. Several outputs are returned as a tuple."""
         results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
-        """Run as `Executable.run`, for any input shapes; dims of one name have one size."""
+        """Run as `Executable.run`, for any input shapes in which dims of one name have one size."""
         require_by_name(feeds, "inputs")
         shapes = {
             name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
@@ -184,25 +188,25 @@ class DynamicExecutable:
         }
         dims = self._dims(shapes)
         sizes = {symbol: self._padded(symbol, dims[symbol]) for symbol in self._buckets}
-        grown = {symbol: size for symbol, size in sizes.items() if size != dims[symbol]}
-        if not grown:
+        padded_dims = {symbol: size for symbol, size in sizes.items() if size != dims[symbol]}
+        if not padded_dims:
             return self.at(shapes).run(output_names, feeds, out)
-        large = {spec.name: self._grown(spec, shapes[spec.name], grown) for spec in self.inputs}
-        found = self._proved(shapes, large, dims, grown)
+        large = {spec.name: _resized(spec, shapes[spec.name], padded_dims) for spec in self.inputs}
+        crop = self._proved_crops(shapes, dims, padded_dims)
         program = self.at(large)
         padded = {name: _pad(name, array, shapes[name], large[name], program) for name, array in feeds.items()}
         known = [spec.name for spec in program.outputs]
         results = program.run(output_names, padded)
         wanted = known if output_names is None else list(output_names)
-        picked = [found[known.index(name)].take(array) for name, array in zip(wanted, results, strict=True)]
-        for place, name in enumerate(wanted):
+        cropped = [crop[known.index(name)].apply(array) for name, array in zip(wanted, results, strict=True)]
+        for index, name in enumerate(wanted):
             if out is not None and name in out:
-                out[name][...] = picked[place]
-                picked[place] = out[name]
-        return picked
+                out[name][...] = cropped[index]
+                cropped[index] = out[name]
+        return cropped
 
     def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return the sizes of the named symbolic dims; raise ExecutionError when shapes do not fit."""
+        """Return the sizes of the named symbolic dims. Raises ExecutionError: when the shapes do not fit."""
         known = {spec.name for spec in self.inputs}
         for name in shapes:
             if name not in known:
@@ -233,7 +237,7 @@ class DynamicExecutable:
         with self._lock:
             if key not in self._programs:
                 shapes = {spec.name: shape for spec, shape in zip(self.inputs, key, strict=True)}
-                with _uncollected() if self._programs else nullcontext():
+                with _without_garbage_collection() if self._programs else nullcontext():
                     made = self._compile(shapes)
                 while len(self._programs) >= self._max_shapes:
                     self._programs.popitem(last=False)
@@ -245,21 +249,17 @@ class DynamicExecutable:
         """Return the bucket of a size; a size larger than all buckets is its own."""
         return next((bucket for bucket in self._buckets[symbol] if bucket >= size), size) if size else size
 
-    def _grown(self, spec: SymbolicSpec, shape: tuple[int, ...], grown: Mapping[str, int]) -> tuple[int, ...]:
-        if spec.shape is None:
-            return shape
-        return tuple(
-            grown.get(d, size) if isinstance(d, str) else size for d, size in zip(spec.shape, shape, strict=True)
-        )
-
-    def _proved(
-        self,
-        exact: Mapping[str, tuple[int, ...]],
-        large: Mapping[str, tuple[int, ...]],
-        dims: Mapping[str, int],
-        grown: Mapping[str, int],
+    def _proved_crops(
+        self, exact: Mapping[str, tuple[int, ...]], dims: Mapping[str, int], padded_dims: Mapping[str, int]
     ) -> tuple[Crop, ...]:
-        """Return how each output is cropped, cached by shape; raise ModelError if padding could change a result."""
+        """Return the crop of each output, cached by the input shapes.
+
+        exact: input shapes before padding.
+        dims: sizes of all named dims before padding.
+        padded_dims: sizes after padding, of the dims that are padded.
+
+        Raises ModelError: when padding could change a result.
+        """
         key = tuple(exact[spec.name] for spec in self.inputs)
         with self._lock:
             if key in self._crops:
@@ -267,8 +267,8 @@ class DynamicExecutable:
                 return self._crops[key]
             shapes, graph = dict(exact), self.source.load(exact)
             found = tuple(Crop() for _ in graph.outputs)
-            for symbol, size in grown.items():  # one dim after the other: each step changes one size
-                shapes = {spec.name: self._grown(spec, shapes[spec.name], {symbol: size}) for spec in self.inputs}
+            for symbol, size in padded_dims.items():  # one dim at a time, because a proof is about one size
+                shapes = {spec.name: _resized(spec, shapes[spec.name], {symbol: size}) for spec in self.inputs}
                 wider = self.source.load(shapes)
                 axes = {spec.name: [i for i, d in enumerate(spec.shape or ()) if d == symbol] for spec in self.inputs}
                 try:
@@ -279,7 +279,6 @@ class DynamicExecutable:
                     ) from error
                 found = tuple(step.then(crop) for step, crop in zip(steps, found, strict=True))
                 graph = wider
-            assert shapes == dict(large)
             self._crops[key] = found
             while len(self._crops) > 64 * self._max_shapes:
                 self._crops.popitem(last=False)
@@ -287,19 +286,24 @@ class DynamicExecutable:
 
 
 @contextmanager
-def _uncollected() -> Generator[None]:
+def _without_garbage_collection() -> Generator[None]:
     """Pause Python's garbage collector while a program is compiled.
 
-    Compiling makes many objects that stay, so the collector would search weights and all loaded modules repeatedly.
+    Compilation makes many objects that stay, so the collector would search weights and all modules repeatedly.
     """
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
+
+
+def _resized(spec: SymbolicSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape with other sizes for some named dims."""
+    named = spec.shape or (None,) * len(shape)
+    return tuple(sizes.get(d, size) if isinstance(d, str) else size for d, size in zip(named, shape, strict=True))
 
 
 def _spec(declared: frontends.Declaration) -> SymbolicSpec:
@@ -311,8 +315,8 @@ def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], 
     if shape == large:
         return array
     host = on_host(array)
-    held = np.asarray(array) if host else program.backend.from_any(array)
+    own = np.asarray(array) if host else program.backend.from_any(array)
     xp = np if host else program.backend.xp
     order = next(spec.order for spec in program.inputs if spec.name == name) or tuple(range(len(shape)))
     widths = [(0, large[d] - shape[d]) for d in order]
-    return to_logical(xp.pad(held.transpose(order), widths, mode="edge"), order)
+    return to_logical(xp.pad(own.transpose(order), widths, mode="edge"), order)

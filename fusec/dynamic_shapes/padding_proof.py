@@ -1,7 +1,8 @@
 """Prove that a dim of a model's inputs may be padded, by following it from the inputs to the results.
 
-Two graphs of one model, for the real size and for a larger one, are compared op by op. If each op keeps the rows
-along the dim separate, and all else is equal, the first rows of the larger results are the results.
+The proof compares two graphs of one model op by op: for the real size of the dim, and for a larger one. If each op
+keeps the rows along the dim separate, and all else is equal, the first rows of the larger results are the results.
+Messages call the dim "it", because the caller's message starts with its name.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from fusec.ops import Cast, Pointwise
 
 @dataclass(frozen=True)
 class Crop:
-    """Slices that crop a padded result, each as (axis, outer, size, kept).
+    """Slices that crop a padded result, each as (axis, outer, size, rest).
 
-    The axis has `outer` groups of `size` rows; the first `kept` rows of each group stay.
+    The axis has `outer` groups of `size` rows. The first `rest` rows of each group stay.
     """
 
     steps: tuple[tuple[int, int, int, int], ...] = ()
@@ -28,23 +29,23 @@ class Crop:
         """Return this crop followed by another."""
         return Crop(self.steps + other.steps)
 
-    def take(self, array: Array) -> Array:
+    def apply(self, array: Array) -> Array:
         """Return the cropped result."""
-        for axis, outer, size, kept in self.steps:
+        for axis, outer, size, rest in self.steps:
             before, after = array.shape[:axis], array.shape[axis + 1 :]
             inner = array.shape[axis] // (outer * size)
-            if outer == 1:  # a view, in whatever memory order
-                array = array[(slice(None),) * axis + (slice(kept * inner),)]
+            if outer == 1:  # a view in any layout, because nothing is reshaped
+                array = array[(slice(None),) * axis + (slice(rest * inner),)]
                 continue
             rows = array.reshape((*before, outer, size, inner, *after))
-            rows = rows[(slice(None),) * (axis + 1) + (slice(kept),)]
-            array = rows.reshape((*before, outer * kept * inner, *after))
+            rows = rows[(slice(None),) * (axis + 1) + (slice(rest),)]
+            array = rows.reshape((*before, outer * rest * inner, *after))
         return array
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Position of the dim in a value: dim `axis` is `outer` groups of rows of `inner` elements."""
+    """Position of the dim in a value: dim `axis` consists of `outer` groups of rows."""
 
     axis: int
     outer: int = 1
@@ -60,12 +61,18 @@ def crops(
     """Return, for each output, how the result of `large` is cropped to that of `small`.
 
     The graphs are of one model, for two sizes of a dim that the inputs have at `axes`.
-    Raises ModelError when a row of the results could depend on more than the same row of the inputs.
+
+    Raises ModelError: when a row of the results could depend on more than the same row of the inputs.
     """
     return _Proof(small, large, small_size, large_size).run(axes)
 
 
 class _Proof:
+    """A proof in progress: `twin` maps values to those of the larger graph, `rows` holds values that have the dim.
+
+    n, m: the size of the dim, and the larger one.
+    """
+
     def __init__(self, small: Graph, large: Graph, n: int, m: int):
         self.small, self.large, self.n, self.m = small, large, n, m
         self.twin: dict[Value, Value] = {}
@@ -89,11 +96,8 @@ class _Proof:
                 raise ModelError(f"{reason} in {print_node(node)}") from None
         if [self.twin[v] for v in self.small.outputs] != list(self.large.outputs):
             raise ModelError("the model becomes another graph for another size of it")
-        return tuple(self._cut(value) for value in self.small.outputs)
-
-    def _cut(self, value: Value) -> Crop:
-        row = self.rows.get(value)
-        return Crop() if row is None else Crop(((row.axis, row.outer, self.m, self.n),))
+        rows = [self.rows.get(value) for value in self.small.outputs]
+        return tuple(Crop() if row is None else Crop(((row.axis, row.outer, self.m, self.n),)) for row in rows)
 
     def _node(self, node: Node, other: Node) -> None:
         if node.op.name != other.op.name or [self.twin[v] for v in node.operands] != list(other.operands):
@@ -113,7 +117,7 @@ class _Proof:
             self._check(value, wide, row)
 
     def _check(self, value: Value, wide: Value, row: _Row | None) -> None:
-        """The shapes differ where the rows are, and nowhere else."""
+        """Check that two shapes differ only in the dim that has the rows, and there by whole rows."""
         a, b = value.type.shape, wide.type.shape
         axis = -1 if row is None else row.axis
         if len(a) != len(b) or any(x != y for i, (x, y) in enumerate(zip(a, b, strict=True)) if i != axis):
@@ -121,10 +125,10 @@ class _Proof:
         if row is not None:
             inner, rest = divmod(a[axis], row.outer * self.n)
             if rest or b[axis] != row.outer * self.m * inner:
-                raise _MixesError("it is one dim with others")
+                raise _MixesError("it is joined with other dims")
 
     def _constant(self, node: Node, other: Node) -> _Row | None:
-        """A constant is the same for both sizes, or has more rows of the same beginning."""
+        """Check that a constant is the same for both sizes, or starts with the rows of the smaller one."""
         held, wide = (n.op.attributes["literal"].array for n in (node, other))
         if held.shape == wide.shape:
             if held.tobytes() != wide.tobytes():
@@ -144,15 +148,15 @@ class _Proof:
             return _Row(_differing(node.result.type.shape, other.result.type.shape))  # one row, repeated
         if isinstance(node.op, Pointwise | Cast):
             if node.op.name == "gen_index" and any(row is not None and row.outer > 1 for row in rows):
-                raise _MixesError("places in a joined dim are counted")
+                raise _MixesError("indices of a dim with several groups of rows are counted")
             return self.aligned(node, rows)
         rule = _RULES.get(node.op.name)
         if rule is None:
-            raise _MixesError("no rule says that rows are kept apart")
+            raise _MixesError("fusec has no rule that this op keeps rows separate")
         return rule(self, node, rows)
 
     def aligned(self, node: Node, rows: Sequence[_Row | None]) -> _Row:
-        """Dims agree from the right, as for broadcasting."""
+        """Return the row of the result of an op that broadcasts: dims are counted from the right."""
         rank = node.results[0].type.rank
         found: set[tuple[int, int, int]] = set()
         for value, row in zip(node.operands, rows, strict=True):
@@ -161,19 +165,19 @@ class _Proof:
                 found.add((row.axis - value.type.rank, row.outer, inner))
         if len(found) > 1:
             raise _MixesError("rows meet other rows")
-        ((place, outer, _),) = found
-        return _Row(rank + place, outer)
+        ((axis, outer, _),) = found
+        return _Row(rank + axis, outer)
 
-    def only(self, rows: Sequence[_Row | None], place: int = 0) -> _Row:
-        """The row of one operand; the others have none."""
-        row = rows[place]
-        if row is None or any(r is not None for i, r in enumerate(rows) if i != place):
+    def only(self, rows: Sequence[_Row | None], operand: int = 0) -> _Row:
+        """Return the row of one operand, and check that no other operand has one."""
+        row = rows[operand]
+        if row is None or any(r is not None for i, r in enumerate(rows) if i != operand):
             raise _MixesError("rows meet other rows")
         return row
 
 
 def _differing(a: Sequence[int], b: Sequence[int]) -> int:
-    """The one dim in which two shapes differ."""
+    """Return the only dim in which two shapes differ."""
     places = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     if len(a) != len(b) or len(places) != 1:
         raise _MixesError("more than one dim depends on it")
@@ -184,10 +188,10 @@ _Rule = Callable[[_Proof, Node, Sequence[_Row | None]], _Row]
 
 
 def _images(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    """Images are apart from each other, channels and pixels are not."""
+    """Follow the batch dim. Images are separate from each other; channels and pixels are not."""
     row = proof.only(rows)
     if row.axis != 0:
-        raise _MixesError("it is no batch dim")
+        raise _MixesError("it is not the batch dim")
     return row
 
 
@@ -228,10 +232,10 @@ def _reduce(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
 
 
 def _not_along(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    """An op along an axis that is another."""
+    """Check that an op works along another axis."""
     row = proof.only(rows) if len(rows) == 1 else _same(rows)
     if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:
-        raise _MixesError(f"{node.op.name} goes along it")
+        raise _MixesError(f"{node.op.name} works along it")
     return row
 
 
@@ -243,7 +247,7 @@ def _same(rows: Sequence[_Row | None]) -> _Row:
 
 
 def _reshape(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    """Follow rows through a reshape; a row stays one if the new dims can be counted in rows of `step` elements."""
+    """Follow rows through a reshape. A row stays a row if a new dim consists of whole rows of `step` elements."""
     row, shape = proof.only(rows), node.operands[0].type.shape
     step = math.prod(shape[row.axis :]) // (row.outer * proof.n)
     if not step:
@@ -252,16 +256,11 @@ def _reshape(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
         after = math.prod(node.result.type.shape[axis + 1 :])
         rows_end = step * proof.n
         if after and step % after == 0 and (after * size) % rows_end == 0 and (size > 1 or proof.n == 1):
-            if proof.n == 1 and not _holds(proof, node, axis):
+            # with one row, several axes could be the dim: the right one is larger in the larger graph
+            if proof.n == 1 and proof.twin[node.result].type.shape[axis] == size:
                 continue
             return _Row(axis, after * size // rows_end)
-    raise _MixesError("it is cut or joined")
-
-
-def _holds(proof: _Proof, node: Node, axis: int) -> bool:
-    """Tell if an axis is the dim: the one that is larger in the larger graph, since with one row many could be it."""
-    wide = proof.twin[node.result].type.shape
-    return wide[axis] != node.result.type.shape[axis]
+    raise _MixesError("it is split or joined")
 
 
 def _transpose(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
@@ -271,11 +270,8 @@ def _transpose(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
 
 def _slice(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     row, a = proof.only(rows), node.op.attributes
-    if (a["starts"][row.axis], a["sizes"][row.axis], a["steps"][row.axis]) != (
-        0,
-        node.operands[0].type.shape[row.axis],
-        1,
-    ):
+    whole = (0, node.operands[0].type.shape[row.axis], 1)
+    if (a["starts"][row.axis], a["sizes"][row.axis], a["steps"][row.axis]) != whole:
         raise _MixesError("it is sliced")
     return row
 
@@ -300,7 +296,7 @@ def _gather(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
 
 
 def _attention(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    """Batches are apart, and so are queries; keys are summed over, heads may be shared."""
+    """Follow the batch or the queries, which are separate. Keys are summed over, and heads may be shared."""
     query, *others = rows[:3]
     bias = rows[3] if len(rows) > 3 else None
     if query is None or query.axis not in (0, 2) or (query.axis == 2 and query.outer > 1):
@@ -319,7 +315,7 @@ def _rotary(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
-# attributes that hold sizes: what they say is in the result's shape, which is checked
+# attributes that may differ between the sizes, because the shape of the result is checked instead
 _SIZED: Mapping[str, frozenset[str]] = {
     "reshape": frozenset({"shape"}),
     "expand": frozenset({"shape"}),

@@ -58,7 +58,7 @@ def _rotary(e: Exporter, node: Node, x: str, cos: str, sin: str) -> str:
 
 def _pool(kind: str) -> Export:
     def export(e: Exporter, node: Node, x: list[str]) -> list[str]:
-        a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
+        a = dict(node.op.attributes)
         return [e.op(kind, *x, kernel_shape=a.pop("window"), **a)]
 
     return export
@@ -119,6 +119,7 @@ LAYERS: Mapping[str, Export] = {
     ],
     "layer_norm": operator("LayerNormalization", "axis", "epsilon"),
     "rms_norm": formula(_rms_norm),
+    "matmul": operator("MatMul"),
     "lrn": operator("LRN", "size", "alpha", "beta", "bias"),
     "max_pool": _pool("MaxPool"),
     "avg_pool": _pool("AveragePool"),

@@ -143,10 +143,11 @@ _RENAMED = {
     "cmp_ge": "GreaterOrEqual",
     "cmp_lt": "Less",
     "cmp_le": "LessOrEqual",
-    "matmul": "MatMul",
-    "relayout": "Identity",
+    "bitwise_and": "BitwiseAnd",
+    "bitwise_or": "BitwiseOr",
+    "bitwise_xor": "BitwiseXor",
+    "bitwise_not": "BitwiseNot",
 }
-
 
 POINTWISE: Mapping[str, Export] = {
     **{name: operator(name.capitalize()) for name in _CAPITALISED},
@@ -178,10 +179,6 @@ POINTWISE: Mapping[str, Export] = {
     "softplus_backward": formula(lambda e, node, dy, x: e.op("Mul", dy, e.op("Sigmoid", x))),
     "swish_backward": formula(_swish_backward),
     "cast": lambda e, node, x: [e.op("Cast", *x, to=ELEMENT_TYPES[node.op.attributes["to"]])],
-    "bitwise_and": operator("BitwiseAnd"),
-    "bitwise_or": operator("BitwiseOr"),
-    "bitwise_xor": operator("BitwiseXor"),
-    "bitwise_not": operator("BitwiseNot"),
     "shift_left": formula(_shift),
     "shift_right": formula(_shift),
 }

@@ -91,6 +91,7 @@ def _transpose(e: Exporter, node: Node, x: str) -> str:
 
 SHAPES: Mapping[str, Export] = {
     "reshape": lambda e, node, x: [e.op("Reshape", *x, e.ints(node.op.attributes["shape"]), allowzero=1)],
+    "relayout": operator("Identity"),
     "transpose": formula(_transpose),
     "expand": lambda e, node, x: [e.op("Expand", *x, e.ints(node.op.attributes["shape"]))],
     "concat": operator("Concat", "axis"),

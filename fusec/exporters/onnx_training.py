@@ -10,8 +10,9 @@ import numpy as np
 from onnx import TensorProto
 
 from fusec.errors import LoweringError
-from fusec.exporters.onnx_emit import Export, Exporter, formula
-from fusec.ir import DType, Node, Value, print_node
+from fusec.exporters.onnx_element_types import ELEMENT_TYPES
+from fusec.exporters.onnx_emit import Array, Export, Exporter, formula
+from fusec.ir import DType, Node, TensorType, Value, print_node
 from fusec.ops import MaxPoolBackward
 
 
@@ -38,7 +39,7 @@ def pool_gradient(e: Exporter, node: Node, dy: str, x: str) -> str:
     """
     if not _covers_elements(node):
         raise LoweringError(f"{print_node(node)}: a window over padding alone has no maximum in ONNX")
-    a = {k: int(v) if isinstance(v, bool) else v for k, v in node.op.attributes.items()}
+    a = dict(node.op.attributes)
     _, places = e.several("MaxPool", [x], 2, {"kernel_shape": a.pop("window"), **a})
     shape = node.result.type.shape
     flat = [e.op("Reshape", v, e.ints([-1])) for v in (places, dy)]
@@ -61,7 +62,7 @@ def _covers_elements(node: Node) -> bool:
 
 def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """Export batch_norm_train by ReduceMean. 16-bit images with fp32 parameters are computed in fp32."""
-    stats = _Statistics(e, node, node.operands[0].type.shape, 0, 1)
+    stats = _Statistics(e, node.operands[0].type, node.operands[1].type.dtype)
     x, scale, bias = (stats.wide(v) for v in operands)
     mean = stats.mean(x)
     centred = e.op("Sub", x, mean)
@@ -74,35 +75,29 @@ def batch_norm_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
 
 
 def channel_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    half = node.operands[0].type.dtype is not node.results[0].type.dtype
-    x = e.op("Cast", operands[0], to=TensorProto.FLOAT) if half else operands[0]
-    stats = _Statistics(e, node, node.operands[0].type.shape, 0, 0)
+    stats = _Statistics(e, node.operands[0].type, node.results[0].type.dtype)
+    x = stats.wide(operands[0])
     return [stats.flat(stats.sum(v)) for v in (x, e.op("Mul", x, x))]
 
 
 def batch_norm_by_sums(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """Export batch_norm_by_sums like batch_norm_train. 16-bit images are always computed in fp32."""
-    shape, (x, scale, bias, *_) = node.operands[0].type.shape, node.operands
-    stats, computed = _Statistics(e, node, shape, 0, 1), node.operands[3].type.dtype
-
-    def wide(name: str, value: Value) -> str:
-        return name if value.type.dtype is computed else e.op("Cast", name, to=TensorProto.FLOAT)
-
-    image, factor, shift = (wide(name, v) for name, v in zip(operands, (x, scale, bias), strict=False))
+    shape, computed = node.operands[0].type.shape, node.operands[3].type.dtype
+    stats = _Statistics(e, node.operands[0].type, computed)
+    types = [v.type.dtype for v in node.operands[:3]]
+    image, factor, shift = (cast_to(e, name, dtype, computed) for name, dtype in zip(operands, types, strict=False))
     count = e.number(math.prod(shape) // shape[1], node, 3)
     mean, squares = (e.op("Div", stats.channels(v), count) for v in operands[3:])
     spread = e.op("Relu", e.op("Sub", squares, e.op("Mul", mean, mean)))
     shifted = e.op("Add", spread, e.number(node.op.attributes["epsilon"], node, 3))
     inverse = e.op("Reciprocal", e.op("Sqrt", shifted))
     scaled = e.op("Mul", e.op("Sub", image, mean), e.op("Mul", inverse, stats.channels(factor)))
-    made = [e.op("Add", scaled, stats.channels(shift)), stats.flat(mean), stats.flat(inverse)]
-    narrow = (v.type.dtype for v in node.results)
-    types = {DType.F16: TensorProto.FLOAT16, DType.BF16: TensorProto.BFLOAT16}
-    return [v if dtype is computed else e.op("Cast", v, to=types[dtype]) for v, dtype in zip(made, narrow, strict=True)]
+    results = [e.op("Add", scaled, stats.channels(shift)), stats.flat(mean), stats.flat(inverse)]
+    return [cast_to(e, name, computed, v.type.dtype) for name, v in zip(results, node.results, strict=True)]
 
 
 def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
-    stats = _Statistics(e, node, node.operands[1].type.shape, 1, 2)
+    stats = _Statistics(e, node.operands[1].type, node.operands[2].type.dtype)
     dy, x, *parameters = (stats.wide(v) for v in operands)
     scale, mean, inverse, *bias = (stats.channels(v) for v in parameters)
     normal = e.op("Mul", e.op("Sub", x, mean), inverse)
@@ -116,25 +111,32 @@ def batch_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
     return [stats.narrow(dx), stats.flat(stats.sum(product)), stats.flat(stats.sum(dy))]
 
 
-class _Statistics:
-    """Reductions over all axes but the channels, computed in the dtype of the parameters.
+def cast_to(e: Exporter, x: str, own: DType, wanted: DType) -> str:
+    """Cast a value from its own dtype to the one that is wanted."""
+    return x if own is wanted else e.op("Cast", x, to=ELEMENT_TYPES[wanted])
 
-    image, parameter: indices of the operands that have the dtype of images and of parameters.
-    """
 
-    def __init__(self, e: Exporter, node: Node, shape: tuple[int, ...], image: int, parameter: int):
+class _Widened:
+    """Casts of an op whose values are stored in one dtype and computed in another."""
+
+    def __init__(self, e: Exporter, stored: DType, computed: DType):
         self.e = e
-        self.shape = shape
-        self.axes = [0, *range(2, len(shape))]
-        self.dtypes = node.operands[image].type.dtype, node.operands[parameter].type.dtype
+        self.stored, self.computed = stored, computed
 
     def wide(self, x: str) -> str:
-        same = self.dtypes[0] is self.dtypes[1]
-        return x if same else self.e.op("Cast", x, to=TensorProto.FLOAT)
+        return cast_to(self.e, x, self.stored, self.computed)
 
     def narrow(self, x: str) -> str:
-        half = TensorProto.FLOAT16 if self.dtypes[0] is DType.F16 else TensorProto.BFLOAT16
-        return x if self.dtypes[0] is self.dtypes[1] else self.e.op("Cast", x, to=half)
+        return cast_to(self.e, x, self.computed, self.stored)
+
+
+class _Statistics(_Widened):
+    """Reductions of an image over all axes but the channels."""
+
+    def __init__(self, e: Exporter, image: TensorType, computed: DType):
+        super().__init__(e, image.dtype, computed)
+        self.shape = image.shape
+        self.axes = [0, *range(2, image.rank)]
 
     def mean(self, x: str) -> str:
         return self.e.op("ReduceMean", x, self.e.ints(self.axes), keepdims=1)
@@ -152,7 +154,7 @@ class _Statistics:
 def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """Export layer_norm_backward. 16-bit rows with an fp32 scale are computed in fp32."""
     shape, op = node.operands[1].type.shape, node.op
-    stats = _Statistics(e, node, shape, 1, 2)
+    stats = _Statistics(e, node.operands[1].type, node.operands[2].type.dtype)
     dy, x, scale = (stats.wide(v) for v in operands)
     first = op.attributes["axis"] % len(shape)
     stats.axes = list(range(first, len(shape)))
@@ -174,7 +176,7 @@ def layer_norm_backward(e: Exporter, node: Node, operands: list[str]) -> list[st
 
 def random_bits(e: Exporter, node: Node, operands: list[str]) -> list[str]:
     """Raise LoweringError, because ONNX's random operators have no state."""
-    raise LoweringError(f"{node!r}: ONNX has no random bits that follow from a state")
+    raise LoweringError(f"{print_node(node)}: ONNX has no random bits that follow from a state")
 
 
 def attention_train(e: Exporter, node: Node, operands: list[str]) -> list[str]:
@@ -198,23 +200,16 @@ def attention_backward(e: Exporter, node: Node, operands: list[str]) -> list[str
     return [heads.narrow(x) for x in found]
 
 
-class _Heads:
-    """Parts of attention, computed in f32 (or f64), after repeating the heads of keys and values for the queries."""
+class _Heads(_Widened):
+    """Products of attention, computed in f32 (or f64). Heads of keys and values are repeated for the queries."""
 
     def __init__(self, e: Exporter, node: Node, operands: Sequence[Value]):
-        self.e, self.node = e, node
+        self.node = node
         self.q, self.k, _ = (v.type for v in operands)
-        self.halves = self.q.dtype in (DType.F16, DType.BF16)
+        super().__init__(e, self.q.dtype, DType.F32 if self.q.dtype.itemsize == 2 else self.q.dtype)
 
-    def wide(self, x: str) -> str:
-        return self.e.op("Cast", x, to=TensorProto.FLOAT) if self.halves else x
-
-    def narrow(self, x: str) -> str:
-        half = TensorProto.FLOAT16 if self.q.dtype is DType.F16 else TensorProto.BFLOAT16
-        return self.e.op("Cast", x, to=half) if self.halves else x
-
-    def number(self, value: float) -> str:
-        return self.e.initializer(np.array(value, np.float32 if self.halves else self.q.dtype.numpy), self.e.fresh("c"))
+    def number(self, value: float | Array) -> str:
+        return self.e.initializer(np.asarray(value).astype(self.computed.numpy), self.e.fresh("c"))
 
     def transposed(self, x: str) -> str:
         return self.e.op("Transpose", x, perm=[0, 1, 3, 2])
@@ -238,8 +233,7 @@ class _Heads:
         scores = self.e.op("Mul", product, self.number(a["scale"]))
         if a["causal"]:
             later = np.arange(self.k.shape[2])[None, :] > np.arange(self.q.shape[2])[:, None]
-            dtype = np.float32 if self.halves else self.q.dtype.numpy
-            bias = [*bias, self.e.initializer(np.where(later, -np.inf, 0.0).astype(dtype), self.e.fresh("c"))]
+            bias = [*bias, self.number(np.where(later, -np.inf, 0.0))]
         for mask in bias:
             scores = self.e.op("Add", scores, mask)
         return scores

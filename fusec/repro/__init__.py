@@ -1,6 +1,6 @@
-"""Write one step of a compiled model as a folder for a bug report: a script for cudnn and cupy, data, versions.
+"""Write one step of a compiled model as a folder for a bug report: a script for cudnn and cupy, data, and versions.
 
-Nothing in the folder needs fusec. `write` takes a compilation, `write_body` any body that lowers.
+Nothing in the folder needs fusec. `write` takes a step of a compilation, `write_body` any body with its lowered graph.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ __all__ = ["check_folder", "check_step", "script", "versions", "write", "write_b
 
 
 def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
-    """Write the folder of step `index`, as `fusec explain` numbers them, on random inputs; return its path.
+    """Write the folder of a step with random inputs, and return its path. Readers never see half of the folder.
 
-    The folder is there whole or not at all. Raises FusecError for a step that is no cuDNN graph, or a folder in use.
+    index: number of the step in `fusec explain`.
+
+    Raises FusecError: when the step is not a cuDNN graph, or the folder is not empty.
     """
     check_folder(folder)
     check_step(compiled.program, index)
@@ -58,7 +60,7 @@ def write_body(
     seed: int = 0,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Path:
-    """Write the folder of any body and its lowered graph, on `feeds` by input name, or random inputs."""
+    """Write the folder of a body and its lowered graph. `feeds`: inputs by name; None for random inputs."""
     goal = check_folder(folder)
     contents = data.make(body, lowered, seed, feeds)
     files = {
@@ -85,12 +87,12 @@ def write_body(
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the path of the folder. Raises FusecError unless it is new or empty, and can be made."""
+    """Return the resolved path of the folder. Raises FusecError: unless it is new or empty, and can be made."""
     named = printable(str(folder))
     try:
         goal = folder.resolve()
         if goal.exists() and not goal.is_dir():
-            raise FusecError(f"{named}: exists and is no folder")
+            raise FusecError(f"{named}: exists and is not a folder; name another one")
         if goal.is_dir() and any(goal.iterdir()):
             raise FusecError(f"{named}: exists and is not empty; name another folder, or remove it")
         if not goal.parent.is_dir():
@@ -103,9 +105,9 @@ def check_folder(folder: Path) -> Path:
 
 
 def check_step(program: Program, index: int) -> None:
-    """Raise FusecError unless the step is a cuDNN graph."""
-    able = [str(i) for i, step in enumerate(program.steps) if step.kind is Kind.CUDNN]
-    remedy = f"cuDNN steps are {', '.join(able)}" if able else "this program has no cuDNN step"
+    """Check that a step is a cuDNN graph. Raises FusecError: when it is not."""
+    cudnn = [str(i) for i, step in enumerate(program.steps) if step.kind is Kind.CUDNN]
+    remedy = f"cuDNN steps are {', '.join(cudnn)}" if cudnn else "this program has no cuDNN step"
     if not 0 <= index < len(program.steps):
         raise FusecError(f"there is no step {index}: steps are 0 to {len(program.steps) - 1}; {remedy}")
     step = program.steps[index]
@@ -114,7 +116,7 @@ def check_step(program: Program, index: int) -> None:
 
 
 def versions(target: Target) -> dict[str, str | None]:
-    """Return the versions the folder was made with; None for what is not installed, or a GPU that is not there."""
+    """Return the versions of everything that made the folder. None: not installed, or no GPU."""
     return {
         "fusec": __version__,
         "cudnn": deviceless.cudnn_version() or None,
@@ -138,7 +140,7 @@ def _installed(*packages: str) -> str | None:
 
 def _onnx(body: Graph) -> tuple[bytes | None, str]:
     """Return the body as an ONNX model, or the reason why there is none."""
-    from fusec.exporters.onnx import to_onnx  # late: onnx takes its time to import
+    from fusec.exporters.onnx import to_onnx  # here, because onnx takes long to import
 
     try:
         return to_onnx(body).SerializeToString(), ""

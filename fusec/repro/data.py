@@ -1,6 +1,6 @@
-"""Compute the memory of a lowered step before it runs, and its outputs after, by uid.
+"""Compute the buffers of a lowered step before it runs, and its expected outputs, by uid.
 
-Buffers are flat, in the layout of the graph: a script copies them to the device as they are.
+Buffers are flat and in the layout of the graph, so that a script copies them to the device unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fusec.lowering.simulator import Buffer, extent, simulate, view
 
 Array = np.ndarray[Any, Any]
 
-# cuDNN's fp32 approximations of tanh, erf and their like are coarser than rounding: 1.1e-5 was measured on an
-# H200. A report about less would be a false alarm.
+# Errors below this are no bug: cuDNN's fp32 approximations of tanh, erf and similar functions are coarser than
+# rounding (1.1e-5 was measured on an H200).
 LEAST_ALLOWED = 2e-5
-_POISON = 77  # where NaN is no poison: in integers, and where NaN is right
+_POISON = 77  # the wrong value where NaN cannot be: in integers, and where NaN is right
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Data:
 
     before: inputs, constants, and outputs with wrong values.
     expected: outputs as simulated.
-    allowed: the relative L2 error that rounding explains, for each output.
+    allowed: relative L2 error that rounding explains, for each output.
     """
 
     before: Mapping[int, Buffer]
@@ -42,7 +42,10 @@ class Data:
 
 
 def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | None = None) -> Data:
-    """Compute the buffers from inputs by name, or random ones. Raises ExecutionError for one missing or unfit."""
+    """Compute the buffers from inputs by name, or from random ones.
+
+    Raises ExecutionError: when an input is missing, or has another shape or dtype.
+    """
     rng = np.random.default_rng(seed)
     arrays = {v.name: random_array(rng, v.type) if feeds is None else _given(v, feeds) for v in body.inputs}
     types = {v.name: v.type for v in body.inputs}
@@ -52,7 +55,7 @@ def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | 
     simulate(lowered.graph, {**buffers, **outputs})
     poisoned = {uid: array.copy() for uid, array in outputs.items()}
     for tensor in lowered.graph.outputs:
-        written = view(tensor, poisoned[tensor.uid])  # not what lies between the elements
+        written = view(tensor, poisoned[tensor.uid])  # only the elements, not the gaps between them
         written[...] = _poison(written)
     allowed = {t.uid: max(allowed_error(body, t.dtype, lowered.graph), LEAST_ALLOWED) for t in lowered.graph.outputs}
     return Data({**buffers, **poisoned}, outputs, allowed)
@@ -77,7 +80,7 @@ def _poison(right: Array) -> Array:
 
 
 def save(path: Path, buffers: Mapping[int, Buffer]) -> None:
-    """Write a .npz with an array for each uid; bfloat16, which numpy has no name for, as its bits in uint16."""
+    """Write a .npz with an array for each uid. bfloat16 is stored as its bits in uint16, because numpy lacks it."""
     arrays: dict[str, Any] = {str(uid): _bits(buffer) for uid, buffer in sorted(buffers.items())}
     np.savez(path, **arrays)
 

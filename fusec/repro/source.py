@@ -1,6 +1,6 @@
-"""Write a Lowered as a Python script that needs only cudnn and cupy: the calls of gpu/cudnn/emit.py, one by one.
+"""Write a Lowered as a Python script that needs only cudnn and cupy, with the calls of gpu/cudnn/emit.py one by one.
 
-The tests compare the two: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
+A test checks that the script builds the same graph as `emit`, by the JSON of cuDNN's frontend.
 
 A model's names are untrusted text. They appear only in string literals, as `ascii` writes them. No comment holds one,
 because Python obeys `coding:` in a comment on the first two lines.
@@ -19,7 +19,7 @@ from fusec.ir import DType
 from fusec.lower_cudnn import Lowered
 from fusec.lowering.cudnn_graph import PORTS, CudnnCall, CudnnGraph, CudnnTensor
 
-# What a type is called in the script, in cudnn.data_type, and in numpy (which lacks bfloat16: its bits).
+# Names of a type in the script, in cudnn.data_type, and in numpy (for bfloat16, which numpy lacks, that of its bits).
 NAMES: dict[DType, tuple[str, str, str]] = {
     DType.F64: ("f64", "DOUBLE", "float64"),
     DType.F32: ("f32", "FLOAT", "float32"),
@@ -33,7 +33,7 @@ NAMES: dict[DType, tuple[str, str, str]] = {
 }
 
 _F32 = NAMES[DType.F32][:2]
-_LINE = 120  # as far as a line goes
+_LINE = 120  # longest line of the script
 
 _HEAD = """\
 # A cuDNN graph, call by call; see README.txt
@@ -83,7 +83,7 @@ sys.exit(0 if passed and all(passed) else 1)
 _WIDE = """\
 
 
-def wide(array):  # bfloat16 lies in the files as its bits, the upper half of a float's
+def wide(array):  # bfloat16 is stored as its bits, which are the upper half of a float's
     bits = array.dtype == np.uint16
     return (array.astype(np.uint32) << 16).view(np.float32).astype(float) if bits else array.astype(float)
 
@@ -91,10 +91,14 @@ def wide(array):  # bfloat16 lies in the files as its bits, the upper half of a 
 
 
 def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN graph") -> str:
-    """Return the source: it builds the graph and runs each plan, or those given as arguments, on `inputs.npz`.
+    """Return the source of a script that builds the graph and runs its plans on `inputs.npz`.
 
-    The files are in the script's folder. It exits with 1 unless the outputs of all plans that build are within
-    `allowed`, by uid, of `expected.npz`. Raises LoweringError for a type or operation that cuDNN's frontend lacks.
+    The script runs all plans, or those given as arguments, and reads its files from its own folder. It exits with 1
+    unless a plan builds and the outputs of all plans that build are close to `expected.npz`.
+
+    allowed: largest relative L2 error, by uid of an output.
+
+    Raises LoweringError: when cuDNN's frontend lacks a type or an operation.
     """
     graph = lowered.graph
     names = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants} | dict(lowered.outputs)
@@ -129,7 +133,7 @@ def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
 
 
 def _named(names: Mapping[int, str]) -> str:
-    """Return a dictionary of the model's names by uid, in lines as full as possible."""
+    """Return a dictionary of the model's names by uid, wrapped to lines of _LINE characters."""
     lines = ["   "]
     for uid, name in sorted(names.items()):
         item = f" {uid}: {name!a},"
@@ -146,29 +150,24 @@ def _given(tensor: CudnnTensor) -> str:
 
 
 def _made(graph: CudnnGraph, call: CudnnCall) -> list[str]:
-    """Return a call, and the calls that set attributes of its results."""
-    results = list(call.outputs)
-    if len(results) > 1:
-        lines = [f"{', '.join(f't{uid}' for uid in results)} = {_call(call)}"]
-        return lines + [f"t{uid}{_told(graph, uid)}" for uid in results]
-    uid = results[0]
-    told = _told(graph, uid)
-    call_line = f"t{uid} = {_call(call)}"
-    if len(call_line + told) <= _LINE:
-        return [call_line + told]
-    return [call_line, f"t{uid}{told}"]
+    """Return the lines of a call, and of the calls that set attributes of its results."""
+    call_line = f"{', '.join(f't{uid}' for uid in call.outputs)} = {_call(call)}"
+    setters = [_setters(graph, uid) for uid in call.outputs]
+    if len(setters) == 1 and len(call_line + setters[0]) <= _LINE:
+        return [call_line + setters[0]]
+    return [call_line, *(f"t{uid}{each}" for uid, each in zip(call.outputs, setters, strict=True))]
 
 
-def _told(graph: CudnnGraph, uid: int) -> str:
+def _setters(graph: CudnnGraph, uid: int) -> str:
     """Return the calls that set attributes of a result."""
     tensor = graph.tensor(uid)
-    told = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
-    told += f".set_data_type({_names(tensor)[0]})"
-    return told if tensor.virtual else f"{told}.set_output(True)"
+    setters = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
+    setters += f".set_data_type({_names(tensor)[0]})"
+    return setters if tensor.virtual else f"{setters}.set_output(True)"
 
 
 def _call(call: CudnnCall) -> str:
-    """Return the frontend's method as emit calls it; an fp32 compute type is the graph's own."""
+    """Return the call of a method of the frontend, as `emit` makes it. fp32 is the graph's compute type."""
     operands = [f"t{uid}" for uid in call.inputs]
     compute = {} if call.compute is DType.F32 else {"compute_data_type": NAMES[call.compute][0]}
     attributes = {k: _literal(v) for k, v in call.attributes}

@@ -1,4 +1,4 @@
-"""Hold the texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
+"""Texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
 
 from __future__ import annotations
 
@@ -40,22 +40,26 @@ Run, on a machine with an NVIDIA GPU:
   python repro.py        each plan that cuDNN offers; python repro.py 3: plan 3 alone
   pytest test_repro.py   the same as a test
 
-The status is 1 if the output of a plan is farther from what is expected than the script allows, or if
-no plan can be built. Attach what it prints, and what nvidia-smi says, to a report.
+The exit status is 1 if an output of a plan differs more from the expected one than the script allows, or
+if no plan can be built. Attach the output of the script and of nvidia-smi to a report.
 
   repro.py        the cuDNN graph, call by call; needs cudnn and cupy only
-  inputs.npz      what memory holds before the run, by uid: {inputs}, constants, and
-                  outputs filled with NaN (77 in integers, and where NaN is right); bfloat16 as its bits
+  inputs.npz      memory before the run, by uid: {inputs}, constants, and outputs
+                  filled with NaN (77 in integers, and where NaN is right); bfloat16 as its bits
   expected.npz    outputs as computed in NumPy: fp32 arithmetic with exact sums, rounded where stored
   graph.json      the cuDNN graph as data
-  graph.txt       the subgraph of the model it stands for, in fusec's text form
+  graph.txt       the same subgraph of the model, in fusec's text form
   partition.onnx  {onnx}
-  versions.json   what this folder was made with, and for: {target}
+  versions.json   versions of all that made this folder for {target}
 """
 
 
 def readme(title: str, target: Target, seed: int | None, missing: str) -> str:
-    """Return the README. `seed`: of the inputs, None if they were given; `missing`: why there is no ONNX file."""
+    """Return the README.
+
+    seed: seed of the inputs; None if the inputs were given.
+    missing: the reason why there is no ONNX file; "" if there is one.
+    """
     return _README.format(
         title=textwrap.fill(printable(title), 100),
         inputs="given inputs" if seed is None else f"random inputs of seed {seed}",

@@ -1,4 +1,4 @@
-"""Hold arrays on the host or on the GPU, also over memory of others."""
+"""Make arrays on the host or the GPU, also of memory that the caller owns."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def check_device(device_type: str) -> None:
 
 
 def array_module(device_type: str) -> Any:
-    """The array module of a device."""
+    """Return the array module of a device: numpy for cpu, cupy for cuda."""
     check_device(device_type)
     if device_type == "cpu":
         return np
     if device.device_name() is None:
-        raise FusecError("there is no GPU here to hold an array on cuda")
-    from fusec.gpu.launch.cupy_arrays import cupy  # needs cupy, which only a GPU machine must have
+        raise FusecError("an array on cuda needs a GPU, and this machine has none that fusec can use: use cpu")
+    from fusec.gpu.launch.cupy_arrays import cupy  # here, because only a GPU machine needs cupy
 
     return cupy
 
 
 def at_address(device_type: str, element_type: Any, shape: Sequence[int], address: int) -> Array:
-    """An array over memory that is another's."""
+    """Return an array that shares the caller's memory at an address."""
     dtype = np.dtype(element_type)
     if device_type == "cuda":
         return array_module("cuda").asarray(SimpleNamespace(__cuda_array_interface__=_interface(dtype, shape, address)))

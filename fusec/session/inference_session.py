@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 GPU, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
-# what stands for the GPU in the lists that programs pass to onnxruntime
+# providers of onnxruntime that mean the GPU
 _GPU_PROVIDERS = frozenset({GPU, "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider"})
 
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output: `type` as onnxruntime writes it, `tensor(float)`; a symbolic dim is its name, or None."""
+    """An input or output of a session.
+
+    shape: a symbolic dim is its name, or None if it has no name.
+    type: as onnxruntime writes it, such as `tensor(float)`.
+    """
 
     name: str
     shape: list[int | str | None]
@@ -52,14 +56,15 @@ class ModelMeta:
 
 
 class InferenceSession:
-    """A model, ready to run. It is compiled here if no dim is symbolic, else for the shapes it is given.
+    """A model, ready to run. It is compiled now if no dim is symbolic, else at the first run with each input shape.
 
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
     sess_options, provider_options: accepted and ignored, because they configure onnxruntime only.
     target, precision, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
         `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only target and tune.
-    Raises ModelError for a model that cannot be read or compiled.
+
+    Raises ModelError: when the model cannot be read or compiled.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> list[Array]:
-        """Return outputs by name (None or nothing: all) from inputs by name.
+        """Run the model on inputs by name, and return outputs by name (None or no names: all).
 
         If all inputs are on the host, results are NumPy arrays. If one is on the device, shared by DLPack or
         `__cuda_array_interface__`, results are arrays on the device.
@@ -140,30 +145,30 @@ class InferenceSession:
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
     ) -> list[OrtValue]:
-        """Run as `run`, from and to OrtValues."""
+        """Run as `run`, with OrtValues as inputs and outputs."""
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values)]
 
     def io_binding(self) -> IOBinding:
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
-        """Run on what is bound."""
+        """Run on the bound inputs and outputs."""
         iobinding.run()
 
 
 def _simulate(providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None, target: str) -> bool:
-    """Tell if the providers ask for the simulator; warn if they ask for a GPU that is not here."""
+    """Tell if the first provider is the simulator. Warn if it is a GPU that this machine does not have."""
     if providers is None:
         return False
     names = [entry if isinstance(entry, str) else entry[0] for entry in providers]
     for name in names:
         if name not in _GPU_PROVIDERS and name != CPU:
             known = ", ".join([CPU, *sorted(_GPU_PROVIDERS)])
-            raise FusecError(f"provider {name!r} is none that fusec stands for: {known}")
+            raise FusecError(f"fusec has no provider {name!r}; its providers are {known}")
     if not names or names[0] == CPU:
         return bool(names)
     if not device.is_present(driver.resolve_target(target)):
-        warnings.warn(f"{names[0]}: there is no such GPU here; the model runs in simulation", stacklevel=3)
+        warnings.warn(f"{names[0]}: this machine has no such GPU; the model runs in simulation", stacklevel=3)
     return False
 
 

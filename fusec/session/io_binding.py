@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class IOBinding:
-    """Inputs and outputs of a session, bound to memory once and used by `run_with_iobinding`."""
+    """Inputs and outputs of a session, bound to memory for `run_with_iobinding`."""
 
     def __init__(self, session: InferenceSession):
         self._session = session
         self._inputs: dict[str, Any] = {}
-        self._outputs: dict[str, Any] = {}  # an array to write into, or the device a new one shall be on
+        self._outputs: dict[str, Any] = {}  # the array to write, or the device of a new array
         self._results: dict[str, Array] = {}
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray[Any, Any]) -> None:
-        """An input from an array on the host, which is read at each run."""
+        """Bind an input to an array on the host. Each run reads it again."""
         self._inputs[_known(name, self._session.get_inputs(), "input")] = np.asarray(arr_on_cpu)
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """An input from memory at an address, on `cuda` or `cpu`, contiguous; it must outlive the binding."""
+        """Bind an input to contiguous memory at an address on `cuda` or `cpu`. It must outlive the binding."""
         require_first(device_id)
         array = at_address(device_type, element_type, shape, buffer_ptr)
         self._inputs[_known(name, self._session.get_inputs(), "input")] = array
@@ -47,7 +47,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """An output into memory at an address, or into a new array on that device."""
+        """Bind an output to memory at an address, or to a new array on that device."""
         require_first(device_id)
         _known(name, self._session.get_outputs(), "output")
         if buffer_ptr is None:
@@ -59,26 +59,26 @@ class IOBinding:
             self._outputs[name] = at_address(device_type, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """An input from an OrtValue's memory."""
+        """Bind an input to the memory of an OrtValue."""
         self._inputs[_known(name, self._session.get_inputs(), "input")] = ortvalue.array
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
-        """An output into an OrtValue's memory."""
+        """Bind an output to the memory of an OrtValue."""
         self._outputs[_known(name, self._session.get_outputs(), "output")] = ortvalue.array
 
     def bind_ortvalue(self, name: str, ortvalue: OrtValue) -> None:
-        """An input or an output, whichever has the name."""
+        """Bind the input or output of that name to the memory of an OrtValue."""
         if any(arg.name == name for arg in self._session.get_inputs()):
             self.bind_ortvalue_input(name, ortvalue)
         else:
             self.bind_ortvalue_output(name, ortvalue)
 
     def get_outputs(self) -> list[OrtValue]:
-        """The results of the last run, in the order they were bound."""
+        """Return the results of the last run, in the order in which the outputs were bound."""
         return [OrtValue(self._results[name]) for name in self._bound()]
 
     def copy_outputs_to_cpu(self) -> list[np.ndarray[Any, Any]]:
-        """The same, on the host."""
+        """Return the results of the last run as arrays on the host."""
         return [to_host(self._results[name]) for name in self._bound()]
 
     def clear_binding_inputs(self) -> None:
@@ -89,18 +89,18 @@ class IOBinding:
         self._results.clear()
 
     def synchronize_inputs(self) -> None:
-        """Nothing to wait for: a run waits for what its caller's stream holds."""
+        """Do nothing, because a run waits for the work on its caller's stream."""
 
     def synchronize_outputs(self) -> None:
-        """Wait until the results of the last run are there."""
+        """Wait until the results of the last run are complete."""
         for array in self._results.values():
             if not on_host(array):
                 array[:0].get() if array.ndim else array.get()
 
     def run(self) -> None:
-        """Run the session with the bound inputs, and write the bound outputs."""
+        """Run the session on the bound inputs, and write the bound outputs."""
         if not self._outputs:
-            raise ExecutionError("no output is bound")
+            raise ExecutionError("no output is bound: call bind_output first")
         given = {name: array for name, array in self._outputs.items() if not isinstance(array, str)}
         names = list(self._outputs)
         results = self._session.executable.run(names, self._inputs, given)
@@ -115,7 +115,7 @@ class IOBinding:
 
     def _bound(self) -> list[str]:
         if not self._results:
-            raise ExecutionError("the binding has not been run")
+            raise ExecutionError("the binding has no results yet: call run_with_iobinding first")
         return list(self._outputs)
 
 

@@ -1,4 +1,4 @@
-"""Be an `OrtValue`: an array whose memory a binding reads or writes."""
+"""Offer onnxruntime's `OrtValue`: an array on the host or the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusec.ir import Array, DType
 from fusec.runtime import on_host
 from fusec.session.device_memory import array_module, require_first, to_host
 
-# onnxruntime's names of element types
+# element types that onnxruntime names otherwise than numpy
 _TYPES: Mapping[DType, str] = {
     DType.F64: "double",
     DType.F32: "float",
@@ -35,7 +35,7 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(cls, array: np.ndarray[Any, Any], device_type: str = "cpu", device_id: int = 0) -> OrtValue:
-        """A copy of an array, where it is wanted: `cpu` or `cuda`."""
+        """Copy an array to a device, `cpu` or `cuda`."""
         require_first(device_id)
         return cls(array_module(device_type).array(array))
 
@@ -43,34 +43,34 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
-        """Memory for an array; what it holds is arbitrary."""
+        """Make an array without setting its elements."""
         require_first(device_id)
         return cls(array_module(device_type).empty(tuple(shape), np.dtype(element_type)))
 
     @classmethod
     def from_dlpack(cls, array: Any) -> OrtValue:
-        """An array of anyone's, its memory shared: NumPy, or what speaks DLPack or `__cuda_array_interface__`."""
+        """Wrap an array that shares its memory: of NumPy, or with DLPack or `__cuda_array_interface__`."""
         return cls(array)
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The array on the host."""
+        """Return the array on the host."""
         return to_host(self._array)
 
     def device_name(self) -> str:
-        """`cpu` or `cuda`."""
+        """Return the device: `cpu` or `cuda`."""
         return "cpu" if on_host(self._array) else "cuda"
 
     def shape(self) -> list[int]:
         return list(self._array.shape)
 
     def data_type(self) -> str:
-        """As onnxruntime writes it."""
+        """Return the type as onnxruntime writes it, such as `tensor(float)`."""
         return type_name(DType.of(self._array.dtype))
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
-        held = getattr(self._array, "__cuda_array_interface__", None) or self._array.__array_interface__
-        return int(held["data"][0])
+        """Return the address of the first element."""
+        interface = getattr(self._array, "__cuda_array_interface__", None) or self._array.__array_interface__
+        return int(interface["data"][0])
 
     def __dlpack__(self, **options: Any) -> Any:
         return self._array.__dlpack__(**options)
@@ -80,7 +80,7 @@ class OrtValue:
 
     @property
     def array(self) -> Array:
-        """The array itself."""
+        """Return the array itself."""
         return self._array
 
 

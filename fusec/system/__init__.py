@@ -1,1 +1,1 @@
-"""Use files, processes, terminals and clocks safely; nothing of fusec is imported here."""
+"""Use files, processes, terminals and clocks safely. Nothing here imports the rest of fusec."""

@@ -1,10 +1,10 @@
 """Write a file or a folder so that readers see it whole or not at all.
 
-The data goes into a temporary file of the target's folder, which then replaces the target in one step. The temporary
-name is random and made exclusively: no two writers share it, and a symlink planted under it is not followed.
+The data goes into a temporary file in the target's folder, which then replaces the target in one step. The temporary
+name is random and opened with O_EXCL. So no two writers share it, and a symlink of that name is not followed.
 
-A writer holds a lock (`flock`) on its temporary file or folder. The kernel drops the lock when the writer dies, however
-it dies. So what bears such a name and is not locked has lost its writer, and the next writer in that folder removes it.
+A writer holds a lock (`flock`) on its temporary file or folder. The kernel releases the lock when the writer dies,
+for any reason. So a temporary file without a lock has no writer, and the next writer in that folder removes it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import IO
 
 _TEMPORARY = re.compile(r"\.fusec-[0-9a-f]{32}\.tmp")
 _FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ANY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a pipe of such a name is not waited for
+_ANY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: never wait on a pipe
 
 
 @contextlib.contextmanager
 def written(goal: Path, *, durable: bool, collects: bool = True) -> Generator[IO[bytes]]:
-    """Open a temporary file for writing; it replaces `goal` at the end, unless an error left the block.
+    """Open a temporary file for writing. It replaces `goal` at the end of the block, unless the block raises.
 
-    goal: replaced itself, also if it is a symlink. Resolve a path of the user's first.
-    durable: the data is on the disk before it replaces `goal`, so a power failure leaves the old file or the new one.
-    Without it, a power failure may leave a file of zeros: enough where each reader checks a checksum.
-    collects: what dead writers left in the folder is removed first. One that writes many files calls `collect` itself.
+    goal: a symlink is replaced itself, so resolve a path that a user gave.
+    durable: write the data to the disk before it replaces `goal`, so that a power failure leaves the old or the new
+        file. Without it, a power failure may leave a file of zeros, which is enough if readers check a checksum.
+    collects: first remove temporary files of dead writers. A caller that writes many files calls `collect` once.
     """
     if collects:
         collect(goal.parent)
@@ -48,7 +48,7 @@ def written(goal: Path, *, durable: bool, collects: bool = True) -> Generator[IO
 
 @contextlib.contextmanager
 def folder(parent: Path) -> Generator[Path]:
-    """Make a temporary folder in `parent`; what is left of it at the end is removed. To keep it, rename it."""
+    """Make a temporary folder in `parent`. It is removed at the end of the block, unless the block renames it."""
     collect(parent)
 
     def make(path: Path) -> int:
@@ -63,10 +63,10 @@ def collect(parent: Path) -> None:
     """Remove the temporary files and folders that dead writers left in `parent`."""
     try:
         found = [path for path in parent.iterdir() if _TEMPORARY.fullmatch(path.name)]
-    except OSError:  # whoever writes there next is told
+    except OSError:  # the write that follows reports it
         return
     for path in found:
-        with contextlib.suppress(OSError):  # its writer lives (BlockingIOError), or another process was first
+        with contextlib.suppress(OSError):  # its writer is alive (BlockingIOError), or another process removed it
             handle = os.open(path, _ANY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,7 +77,10 @@ def collect(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _own(parent: Path, make: Callable[[Path], int]) -> Generator[tuple[Path, int]]:
-    """A new name that `make` has opened and this process has locked; removed at the end, if it is still there."""
+    """Make, open and lock a temporary file or folder, and remove it at the end if it still exists.
+
+    make: creates the given path and returns a descriptor of it.
+    """
     path, handle = _locked(parent, make)
     try:
         yield path, handle
@@ -94,19 +97,22 @@ def _locked(parent: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
         try:
             handle = make(path)
         except FileNotFoundError:
-            if parent.is_dir():  # a new folder, collected before it was opened
+            if parent.is_dir():  # another process removed the new folder before `make` opened it
                 continue
             raise
-        if _lock(handle) and _is(path, handle):  # else it was collected before it was locked
+        if _lock(handle) and _is(path, handle):  # else another process removed it before it was locked
             return path, handle
         os.close(handle)
 
 
 def _lock(handle: int) -> bool:
-    """Lock what was opened; True, too, on a file system without locks, where nothing is collected."""
+    """Lock a descriptor; False if another process holds the lock.
+
+    True also on a file system without locks, because `collect` removes nothing there.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # a process that collects has it
+    except BlockingIOError:  # a process in `collect` holds it
         return False
     except OSError:
         return True
@@ -114,7 +120,7 @@ def _lock(handle: int) -> bool:
 
 
 def _is(path: Path, handle: int) -> bool:
-    """Tell if the name still means the file that was opened."""
+    """Tell if the path still names the file that was opened."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(handle))
     except FileNotFoundError:

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 @dataclass
-class Spent:
+class StageTime:
     """Time and count of one stage."""
 
     seconds: float = 0.0
@@ -27,64 +27,66 @@ class Spent:
 
 
 @dataclass
-class Account:
-    """Compile time: `seconds` in total, and `by_what` stage, in the order in which stages first ran."""
+class CompileTimes:
+    """Compile time: `seconds` in total, and by stage, in the order in which stages first ran."""
 
     seconds: float = 0.0
-    by_what: dict[str, Spent] = field(default_factory=dict[str, Spent])
+    stages: dict[str, StageTime] = field(default_factory=dict[str, StageTime])
     clock: Callable[[], float] = time.perf_counter
-    _within: list[float] = field(default_factory=list[float])  # seconds of what was done inside, innermost last
+    _inner: list[float] = field(default_factory=list[float])  # for each open stage: seconds of the stages inside it
 
     @contextmanager
-    def of(self, what: str) -> Generator[None]:
-        """Count the time of this block as `what`."""
+    def stage(self, name: str) -> Generator[None]:
+        """Count the time of this block as stage `name`."""
         start = self.clock()
-        self._within.append(0.0)
+        self._inner.append(0.0)
         try:
             yield
         finally:
             seconds = self.clock() - start
-            spent = self.by_what.setdefault(what, Spent())
-            spent.seconds += seconds - self._within.pop()
-            spent.count += 1
-            if self._within:
-                self._within[-1] += seconds
+            stage = self.stages.setdefault(name, StageTime())
+            stage.seconds += seconds - self._inner.pop()
+            stage.count += 1
+            if self._inner:
+                self._inner[-1] += seconds
             else:
                 self.seconds += seconds
 
     def __str__(self) -> str:
         """Return a line for each stage, the longest first, without those under a tenth of a second."""
-        rows = sorted(self.by_what.items(), key=lambda row: -row[1].seconds)
-        lines = [f"{s.seconds:7.1f} s  {what} ({s.count})" for what, s in rows if s.seconds >= 0.1]
+        rows = sorted(self.stages.items(), key=lambda row: -row[1].seconds)
+        lines = [f"{s.seconds:7.1f} s  {name} ({s.count})" for name, s in rows if s.seconds >= 0.1]
         return "\n".join([f"{self.seconds:7.1f} s", *lines])
 
 
-_open: ContextVar[Account | None] = ContextVar("account", default=None)
+_running: ContextVar[CompileTimes | None] = ContextVar("compile_times", default=None)
 
 
 @contextmanager
-def opened(what: str) -> Generator[Account]:
-    """Open an account for this block, or use the one that is open; time outside other stages counts as `what`."""
-    outer = _open.get()
-    account = Account() if outer is None else outer
-    token = _open.set(account)
+def opened(name: str) -> Generator[CompileTimes]:
+    """Record the time of this block, in the record that is open if there is one.
+
+    name: the stage that counts the time outside all other stages.
+    """
+    times = _running.get() or CompileTimes()
+    token = _running.set(times)
     try:
-        with account.of(what):
-            yield account
+        with times.stage(name):
+            yield times
     finally:
-        _open.reset(token)
+        _running.reset(token)
 
 
-def spent_on(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Count a function's time as `what`, if an account is open."""
+def spent_on(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Count the time of a function as stage `name`, if a record is open."""
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def counted(*args: P.args, **kwargs: P.kwargs) -> R:
-            account = _open.get()
-            if account is None:
+            times = _running.get()
+            if times is None:
                 return function(*args, **kwargs)
-            with account.of(what):
+            with times.stage(name):
                 return function(*args, **kwargs)
 
         return counted

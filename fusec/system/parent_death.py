@@ -1,8 +1,8 @@
-"""End child processes as soon as their parent is gone, however it ended: also by `kill -9`.
+"""End child processes when their parent ends, even by `kill -9`.
 
-The parent holds the write end of a pipe, and nobody else does. Each child asks the kernel for SIGKILL when that end
-closes. The kernel's own parent-death signal would not do: it comes when the thread ends that started the child. A
-thread of the child that reads the pipe would not do either: cuDNN holds Python's lock for seconds.
+Only the parent holds the write end of a pipe. Each child asks the kernel for SIGKILL when that end closes.
+The kernel's parent-death signal is no alternative, because it comes when the thread that started the child ends. A
+thread of the child that reads the pipe is none either, because cuDNN holds Python's lock for seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 import signal
 import threading
 
-_ends: list[int] = []  # of the pipe: read, write
+_ends: list[int] = []  # of the pipe: the read end, the write end
 _lock = threading.Lock()
 
 
 def handle() -> int:
-    """The descriptor to hand to a child (`pass_fds`), which then calls `hold`."""
+    """Return the descriptor to pass to a child (`pass_fds`), which then calls `hold`."""
     with _lock:
         if not _ends:
             _ends.extend(os.pipe())
@@ -26,20 +26,20 @@ def handle() -> int:
 
 
 def hold(handle: int) -> None:
-    """Let this process, a child, be killed when its parent ends, or now if that has ended already."""
-    # opened anew: the signal belongs to an open file, and all children were handed the same one
+    """Let the kernel kill this child process when its parent ends. Exit now if the parent has ended already."""
+    # opened again, because the signal belongs to an open file and all children got the same one
     own = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.close(handle)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    with contextlib.suppress(BlockingIOError):  # nothing is ever written: it lives
+    with contextlib.suppress(BlockingIOError):  # nothing to read and not closed: the parent is alive
         os.read(own, 1)
         os._exit(1)
 
 
 def _forked() -> None:
-    """A process forked from this one keeps nobody's children alive, and has a pipe of its own."""
+    """Close the pipe of the parent in a forked process, so that it keeps no children of the parent alive."""
     global _lock
     _lock = threading.Lock()
     for end in _ends:

@@ -1,16 +1,16 @@
-"""Escape what a terminal obeys in texts that hold names from a model.
+"""Escape control characters in texts that contain names from a model.
 
-A name is a stranger's text: an escape sequence in it can rewrite the screen, a bidi override can swap its words.
+Names are untrusted: an escape sequence can rewrite the screen, and a bidi override can change the order of words.
 """
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """Escape every character that is not printable, newlines too, as `repr` does; the result is one line."""
+    """Escape all characters that are not printable, as `repr` does. The result is one line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """Escape the same characters but keep line breaks, for a text whose lines fusec wrote itself."""
+    """Escape the same characters except line breaks, for a text whose line breaks come from fusec."""
     return "\n".join(printable(line) for line in text.split("\n"))

@@ -1,4 +1,4 @@
-"""Read data from files that anybody may have written."""
+"""Read data from untrusted files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
-    """Read JSON; ValueError for whatever is none.
+    """Read JSON. Raises ValueError: when the text is not JSON, or is nested too deep for Python.
 
-    Python raises RecursionError for lists nested some thousand deep, which a few bytes of a file can ask for.
+    Python raises RecursionError for lists nested some thousand deep, and a file of a few bytes can contain them.
     """
     try:
         return json.loads(text)

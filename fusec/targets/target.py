@@ -12,26 +12,26 @@ from typing import Any
 
 from fusec.errors import TargetError
 
-CPU = "cpu"  # the target without a GPU: NumPy, op by op
-DEFAULT = "h200"  # the target to plan for where there is no GPU
+CPU = "cpu"  # the target without a GPU: NumPy runs each op
+DEFAULT = "h200"  # the target on a machine without a GPU
 
 
 @dataclass(frozen=True)
 class Target:
     """A GPU model to plan for.
 
-    name: name of the file in fusec/targets
-    sm: compute capability, 90 for 9.0
-    properties: JSON text of cuDNN's device properties
-    memory_bandwidth: bytes/s
-    flops: operations/s by precision (dense)
-    launch_us: microseconds that one kernel launch costs inside a CUDA graph
-    source: where the figures come from
-    derived: True if the figures come from data sheets, not from a device
+    name: name of the file in fusec/targets.
+    sm: compute capability, 90 for 9.0.
+    properties: JSON text of cuDNN's device properties.
+    memory_bandwidth: bytes/s.
+    flops: operations/s by precision (dense).
+    launch_us: microseconds that one kernel launch costs inside a CUDA graph.
+    source: where the figures come from.
+    derived: True if the figures come from data sheets, not from a device.
     """
 
     name: str
-    sm: int  # compute capability, 90 for 9.0
+    sm: int
     properties: str
     memory_bandwidth: float
     flops: Mapping[str, float]
@@ -91,7 +91,7 @@ def load(name: str) -> Target:
     if name not in names():
         raise TargetError(f"no target {name!r}; targets are {', '.join(names())}")
     data = _read(name)
-    # memoryBusWidth: cuDNN 9.28 wants the key, 9.19 takes no notice of it
+    # cuDNN 9.28 requires memoryBusWidth, 9.19 ignores it
     properties = {**data["properties"], "memoryBusWidth": data["memory_bus_width_bits"]}
     return Target(
         name=data["name"],

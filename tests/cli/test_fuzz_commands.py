@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from cli.command import Result, fusec
 
-from fusec.cli import files as cli_io
 from fusec.cli import fuzz as cli_fuzz
+from fusec.cli import options
 from fusec.errors import FusecError
 from fusec.testing.runner.report import Found
 
@@ -118,8 +118,8 @@ def test_the_manual_names_every_option_and_key(fuzz: Any) -> None:
 
 
 def test_times() -> None:
-    assert {cli_io.seconds_of(text, "--time") for text in ("90", "90s", "1m30s")} == {90}
-    assert cli_io.seconds_of("1.5h", "--time") == 5400
+    assert {options.seconds_of(text, "--time") for text in ("90", "90s", "1m30s")} == {90}
+    assert options.seconds_of("1.5h", "--time") == 5400
     for bad in ("", "1d", "-3s", "m"):
         with pytest.raises(FusecError):
-            cli_io.seconds_of(bad, "--time")
+            options.seconds_of(bad, "--time")

@@ -95,4 +95,4 @@ def test_run_takes_the_plans_of_a_lock_or_fails(lock: Path, model: Path, tmp_pat
     result = fusec("run", model, *SHAPE, "--target", "l4", "--locked", lock)
     assert result.exit_code == 1 and "on l4" in result.stderr
     result = fusec("run", tmp_path / "x.fusec", "--locked", lock)
-    assert result.exit_code == 2 and "compile it with --locked instead" in result.stderr
+    assert result.exit_code == 2 and "--locked comes too late" in result.stderr

@@ -16,7 +16,7 @@ from cli.command import fusec
 
 import fusec as library
 from fusec import driver
-from fusec.cli import files as cli_io
+from fusec.cli import output
 from fusec.gpu import doctor
 from fusec.ops import ALL
 
@@ -163,7 +163,7 @@ def test_doctor_ops_fails_for_an_op_in_no_table(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_bars_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    with cli_io.progress() as report:
+    with output.progress() as report:
         report("import", 0, 1)
         report("pass layout", 3, 9)
     assert capsys.readouterr() == ("", "")
@@ -172,14 +172,14 @@ def test_no_bars_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bars_for_slow_stages_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with cli_io.progress() as report:
+    with output.progress() as report:
         report("import", 0, 1)
         time.sleep(0.3)
     quick = capsys.readouterr()
     assert quick.out == ""
     assert "import" not in quick.err
-    monkeypatch.setattr(cli_io, "PATIENCE_S", 0.1)
-    with cli_io.progress() as report:
+    monkeypatch.setattr(output, "PATIENCE_S", 0.1)
+    with output.progress() as report:
         report("import", 0, 1)
         report("partition", 3, 9)
         time.sleep(0.5)

@@ -82,7 +82,7 @@ def test_ops_of_two_steps_are_not_one() -> None:
 
 
 def test_a_pattern_that_occurs_nowhere_fails_and_shows_what_there_is() -> None:
-    with pytest.raises(CheckError, match=r"no chain of ops matches 'conv\+gelu'; closest steps: .*conv\+bias"):
+    with pytest.raises(CheckError, match=r"no sequence of ops matches 'conv\+gelu'; closest steps: .*conv\+bias"):
         assert_fused(program(), "conv+gelu")
 
 

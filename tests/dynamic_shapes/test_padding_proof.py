@@ -58,8 +58,8 @@ def passed(case: Case, rng: np.random.Generator) -> bool:
             except (VerifyError, ModelError):
                 continue
             got = evaluate(wide, {f"x{i}": a for i, a in enumerate(large)})
-            for name, cut in zip(small.output_names, found, strict=True):
-                np.testing.assert_allclose(cut.take(got[name]), want[name], rtol=1e-5, atol=1e-6)
+            for name, crop in zip(small.output_names, found, strict=True):
+                np.testing.assert_allclose(crop.apply(got[name]), want[name], rtol=1e-5, atol=1e-6)
             any_passed = True
     return any_passed
 
@@ -117,14 +117,14 @@ def test_a_dim_is_followed_through_joins_and_cuts(
         g.set_outputs([held[s]], ["y"])
     small, large = graphs[n], graphs[m]
     try:
-        (cut,) = crops(small, large, {"x": [place]}, n, m)
+        (crop,) = crops(small, large, {"x": [place]}, n, m)
     except ModelError:
         event("refused")
         return
     event("followed")
     whole = np.arange(np.prod(values[m])).reshape(large.inputs[0].type.shape)
     part = whole[(slice(None),) * place + (slice(n),)]
-    got = cut.take(evaluate(large, {"x": whole})["y"])
+    got = crop.apply(evaluate(large, {"x": whole})["y"])
     np.testing.assert_array_equal(got, evaluate(small, {"x": part})["y"])
 
 
@@ -132,6 +132,6 @@ def test_a_cut_of_joined_rows() -> None:
     """Rows of a dim that is joined with one outside and one inside."""
     array = np.arange(2 * 4 * 3 * 5).reshape(2 * 4 * 3, 5)
     want = array.reshape(2, 4, 3, 5)[:, :3].reshape(18, 5)
-    np.testing.assert_array_equal(Crop(((0, 2, 4, 3),)).take(array), want)
+    np.testing.assert_array_equal(Crop(((0, 2, 4, 3),)).apply(array), want)
     again = Crop(((0, 2, 4, 3),)).then(Crop(((1, 1, 5, 2),)))
-    np.testing.assert_array_equal(again.take(array), want[:, :2])
+    np.testing.assert_array_equal(again.apply(array), want[:, :2])

@@ -73,12 +73,12 @@ REFUSED: dict[str, tuple[str, dict[str, list[int]], str]] = {
     "a softmax along an axis from the back": (
         "(%x: f32[3,N]) { %y = softmax(%x) {axis=-1}",
         {"x": [1]},
-        "softmax goes along it",
+        "softmax works along it",
     ),
     "places in rows that were joined": (
         "(%x: f32[2,N]) { %j = reshape(%x) {shape=[D]} %y = gen_index(%j) {axis=0}",
         {"x": [1]},
-        "places in a joined dim are counted",
+        "indices of a dim with several groups of rows are counted",
     ),
     "pads of the model's own": (
         "(%x: f32[N,3]) { %y = pad(%x) {pads=[0,0,1,0]}",
@@ -123,9 +123,9 @@ def test_it_is_refused(what: str) -> None:
 def test_it_may_be_padded(what: str, rng: np.random.Generator) -> None:
     text, axes = PASSED[what]
     small, large = parse(model(text, 4)), parse(model(text, 6))
-    (cut,) = crops(small, large, axes, 4, 6)
+    (crop,) = crops(small, large, axes, 4, 6)
     feeds = {v.name: rng.integers(-3, 3, v.type.shape).astype(v.type.dtype.numpy) for v in small.inputs}
     wide = dict(feeds)
     for name, (axis,) in axes.items():
         wide[name] = np.concatenate([feeds[name]] * 2, axis).take(range(6), axis)
-    np.testing.assert_array_equal(cut.take(evaluate(large, wide)["y"]), evaluate(small, feeds)["y"])
+    np.testing.assert_array_equal(crop.apply(evaluate(large, wide)["y"]), evaluate(small, feeds)["y"])

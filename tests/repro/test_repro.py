@@ -385,7 +385,7 @@ def test_a_folder_in_use_is_left_alone_and_an_empty_one_is_taken(tmp_path: Path)
     with pytest.raises(FusecError, match="taken: exists and is not empty"):
         write(taken, load(LOGARITHM))
     assert (taken / "repro.py").read_text() == "mine"
-    with pytest.raises(FusecError, match="exists and is no folder"):
+    with pytest.raises(FusecError, match="exists and is not a folder"):
         write(taken / "repro.py", load(LOGARITHM))
     with pytest.raises(FusecError, match="there is no folder"):
         write(tmp_path / "no" / "r", load(LOGARITHM))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fusec.artifacts import container
-from fusec.cli import files as cli_io
+from fusec.cli import files
 from fusec.errors import FusecError, ModelError
 from fusec.lockfile import toml_text
 from fusec.plans.lock_record import Lock
@@ -59,7 +59,7 @@ def write_lock(path: Path) -> None:
 
 
 def write_file(path: Path) -> None:
-    cli_io.write_whole(path, lambda file: [file.write(bytes([threading.get_ident() % 251]) * 50_000) for _ in range(4)])
+    files.write_whole(path, lambda file: [file.write(bytes([threading.get_ident() % 251]) * 50_000) for _ in range(4)])
 
 
 def read_file(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_planted_symlink_is_not_followed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("os.urandom", bytes)
     (tmp_path / f".fusec-{'0' * 32}.tmp").symlink_to(victim)
     with pytest.raises(FusecError, match="File exists"):
-        cli_io.write_whole(goal, lambda file: file.write(b"new"))
+        files.write_whole(goal, lambda file: file.write(b"new"))
     assert (victim.read_text(), goal.exists()) == ("precious", False)
 
 
@@ -147,7 +147,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one_alone(tmp_path: Pa
     killed, living = writers
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
-    cli_io.write_whole(goal, lambda file: file.write(b"whole"))
+    files.write_whole(goal, lambda file: file.write(b"whole"))
     assert goal.read_bytes() == b"whole"
     assert len(temporary(tmp_path)) == 2  # of the one that is still at work
     living.send_signal(signal.SIGKILL)
@@ -164,7 +164,7 @@ def test_a_failed_writer_removes_its_own_file_and_no_other(tmp_path: Path) -> No
     with atomic_write.written(goal, durable=False) as other:
         other.write(b"new")
         with pytest.raises(ZeroDivisionError):
-            cli_io.write_whole(goal, lambda file: file.write(b"half") / 0)
+            files.write_whole(goal, lambda file: file.write(b"half") / 0)
         assert len(temporary(tmp_path)) == 1
         assert goal.read_text() == "old"
     assert goal.read_text() == "new"
@@ -184,5 +184,5 @@ def test_names_that_only_look_temporary_stay(tmp_path: Path) -> None:
     """A user's hidden file, and a link under a name of ours: neither is a dead writer's."""
     (tmp_path / ".fusec-notes.tmp").write_text("mine")
     (tmp_path / f".fusec-{'a' * 32}.tmp").symlink_to(tmp_path / ".fusec-notes.tmp")
-    cli_io.write_whole(tmp_path / "goal", lambda file: file.write(b"whole"))
+    files.write_whole(tmp_path / "goal", lambda file: file.write(b"whole"))
     assert len(temporary(tmp_path)) == 2

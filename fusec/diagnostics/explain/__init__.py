@@ -1,6 +1,6 @@
-"""Explain what fused into which step and, for every op left out and every fusion declined, why.
+"""Explain which ops fused into which step, and the reason for each op that cuDNN does not run.
 
-`explain` makes plain data of a program (data.py: to_json, str). `compare` shows several targets in one table.
+`explain` turns a program into plain data (data.py: to_json, str). `compare` shows several targets in one table.
 A refusal of cuDNN is reduced to its smallest refused core (fusec.diagnostics.refusal_core).
 """
 
@@ -19,7 +19,7 @@ from fusec.lowering import virtual_rounding
 from fusec.ops import STRIDED_VIEWS, Cast, Conv, ConvTranspose, ConvWgrad, Pointwise
 from fusec.passes.partition import Judge
 from fusec.passes.partition.equivalent_spellings import REWRITES
-from fusec.plans.verdict import Legal, Refused
+from fusec.plans.verdict import Refused
 from fusec.schedule.program import Kind, Partition, Program, Refusal, body_of, display_name, inputs_of
 from fusec.targets.target import Target
 
@@ -54,8 +54,8 @@ def explain(
     """Explain a program.
 
     judge, cores: with both, each distinct refusal is reduced to its smallest core, with at most 60 questions each.
-        Otherwise, or if the judge does not ask cuDNN, the explanation holds what the partitioner was told.
-    libraries: who runs the steps, if plans were chosen (`Executable.libraries`).
+        Otherwise, or if the judge does not ask cuDNN, the explanation gives the reasons that the partitioner got.
+    libraries: library of each step, if plans were chosen (`Executable.libraries`).
     """
     libraries = libraries or {}
     steps = tuple(_step(index, step, libraries.get(step, "")) for index, step in enumerate(program.steps))
@@ -104,7 +104,7 @@ def _edge(edge: virtual_rounding.ValueUse) -> Edge:
 
 
 def _spelling_words(name: str) -> str:
-    """Describe a spelling by the equation its docstring begins with."""
+    """Describe a spelling by the equation at the start of its docstring."""
     equation = (REWRITES[name].__doc__ or name).partition(":")[0]
     return " ".join(equation.split())
 
@@ -113,11 +113,11 @@ def _origin(nodes: Iterable[Node]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(o for n in nodes for o in n.origin))
 
 
-_Found = tuple[Decline, Refusal | None]  # with what a core search starts from
+_Found = tuple[Decline, Refusal | None]  # an entry, and the refusal that a core search starts from
 
 
 def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Judge | None) -> _Found:
-    """Return why cuDNN does not run a step's op; of a kernel, the op that its pointwise ops surround."""
+    """Return the reason why cuDNN does not run the main op of a kernel: its first op that is not pointwise."""
     node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
@@ -147,28 +147,27 @@ def _declined(refusal: Refusal) -> Decline:
 def _minimal(program: Program) -> list[Refusal]:
     """Return the refusals that have no simpler explanation.
 
-    Left out are those that follow from a smaller one of some of the same ops, or from an op with its own entry,
-    and those whose nodes are in one step in the end.
+    A refusal is left out if its nodes are in one step after all, or if some of its nodes explain it: a smaller
+    refusal, or an op that cuDNN does not run and that has its own entry.
     """
     kernels = {n for s in program.steps if s.kind is Kind.KERNEL for n in s.nodes}
-    kept: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}
-    result: list[Refusal] = []
+    explained: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}  # by first node
+    minimal: set[Refusal] = set()
     for refusal in sorted(program.refusals, key=lambda r: len(r.nodes)):
         nodes = frozenset(refusal.nodes)
-        overcome = len({program.step_of[n] for n in nodes}) == 1
-        if overcome or any(smaller <= nodes for n in refusal.nodes for smaller in kept.get(n, ())):
+        fused = len({program.step_of[n] for n in nodes}) == 1
+        if fused or any(smaller <= nodes for n in refusal.nodes for smaller in explained.get(n, ())):
             continue
-        kept.setdefault(refusal.nodes[0], []).append(nodes)
-        result.append(refusal)
-    place = {r: i for i, r in enumerate(program.refusals)}
-    return sorted(result, key=place.__getitem__)
+        explained.setdefault(refusal.nodes[0], []).append(nodes)
+        minimal.add(refusal)
+    return [refusal for refusal in program.refusals if refusal in minimal]
 
 
 def _grouped(found: Iterable[_Found]) -> list[_Found]:
     """Merge equal reasons for equal ops into one entry, with all places."""
     groups: dict[tuple[str, ...], _Found] = {}
     for decline, refusal in found:
-        message = decline.message if decline.stage != "fusec" else ""  # names the value: one entry serves
+        message = decline.message if decline.stage != "fusec" else ""  # because fusec's message names the value
         key = (decline.op, decline.ops, decline.stage, decline.code, message, decline.ours)
         if key in groups:
             first, start = groups[key]
@@ -193,13 +192,12 @@ def _cause(core: Core) -> Cause:
     variant = core.variant
     accepted = None
     if variant is not None:
-        verdict: Legal = variant.verdict
         accepted = Accepted(
             variant.change,
             _signature(variant.body),
             one_line(variant.body),
-            len(verdict.plans),
-            verdict.precompiled,
+            len(variant.verdict.plans),
+            variant.verdict.precompiled,
             variant.whole,
         )
     refused = core.verdict
@@ -219,7 +217,7 @@ def _signature(body: Graph) -> str:
 
 
 def one_line(body: Graph) -> str:
-    """Return the ops of a body with the types they read and make: `relu(f16[8,64]) -> f16[8,64]`."""
+    """Return the ops of a body with the types of inputs and outputs: `relu(f16[8,64]) -> f16[8,64]`."""
     nodes = [n for n in body.nodes if not isinstance(n.op, Constant)]
     if any(len(v.uses) > 1 for n in nodes for v in n.results):
         return "; ".join(map(print_node, nodes))
@@ -236,7 +234,7 @@ def one_line(body: Graph) -> str:
 
 
 def _attributes(node: Node) -> str:
-    """Return the attributes that are not the usual ones: a window moves by 1, without pads or dilation."""
-    granted = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
-    told = {k: v for k, v in node.op.attributes.items() if v not in granted or not isinstance(node.op, PRODUCTS)}
-    return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in told.items()) + "}" if told else ""
+    """Return the attributes, without those of a convolution with stride 1, no pads and no dilation."""
+    usual = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
+    shown = {k: v for k, v in node.op.attributes.items() if v not in usual or not isinstance(node.op, PRODUCTS)}
+    return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in shown.items()) + "}" if shown else ""

@@ -1,4 +1,4 @@
-"""Compare several targets: totals, then every group of ops that is partitioned or run differently."""
+"""Compare explanations for several targets: totals, then the groups of ops that run differently."""
 
 from __future__ import annotations
 
@@ -31,15 +31,19 @@ def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
     ]
     parts = ["\n".join(table(("", *names), rows, right=range(1, len(names) + 1)))]
     groups = _groups([e.steps for _, e in explanations])
-    alike = [g for g in groups if len({_cell(steps) for steps in g}) == 1]
     differing: dict[tuple[str, ...], list[str]] = {}
-    for group in (g for g in groups if g not in alike):
+    alike = 0
+    for group in groups:
+        cells = tuple(map(_cell, group))
+        if len(set(cells)) == 1:
+            alike += 1
+            continue
         nodes = dict.fromkeys(n for step in group[0] for n in step.nodes)
-        differing.setdefault(tuple(map(_cell, group)), []).append(", ".join(nodes))
+        differing.setdefault(cells, []).append(", ".join(nodes))
     if differing:
         rows = [(listed(places, _NODES_WIDTH), *cells) for cells, places in differing.items()]
         parts.append("\n".join(table(("differs at", *names), rows)))
-    parts.append(f"{len(alike)} of {len(groups)} groups of ops run alike on all")
+    parts.append(f"{alike} of {len(groups)} groups of ops run alike on all")
     return "\n\n".join(parts)
 
 
@@ -52,23 +56,19 @@ def _cell(steps: Sequence[Step]) -> str:
 
 
 def _groups(programs: Sequence[Sequence[Step]]) -> list[list[list[Step]]]:
-    """Group steps that share ops on any target, so that no group splits a step; return each group's steps by target."""
-    leader: dict[str, str] = {}
+    """Group steps that share ops on any target, so that no group splits a step.
 
-    def find(name: str) -> str:
-        while leader[name] != name:
-            leader[name] = leader[leader[name]]
-            name = leader[name]
-        return name
+    Returns the steps of each group, by target.
+    """
+    from networkx.utils import UnionFind  # here, because networkx takes long to import and few commands compare
 
+    joined = UnionFind()
     for steps in programs:
         for step in steps:
-            for value in step.values:
-                leader.setdefault(value, value)
-                leader[find(value)] = find(step.values[0])
+            joined.union(*step.values)
     groups: dict[str, list[list[Step]]] = {}
-    for place, steps in enumerate(programs):
+    for index, steps in enumerate(programs):
         for step in steps:
             if step.kind != "view":
-                groups.setdefault(find(step.values[0]), [[] for _ in programs])[place].append(step)
+                groups.setdefault(joined[step.values[0]], [[] for _ in programs])[index].append(step)
     return list(groups.values())

@@ -1,4 +1,4 @@
-"""Hold an explanation as plain data: steps, what is left out of cuDNN, what was declined; and print it."""
+"""Hold an explanation as plain data (steps, ops that cuDNN does not run, declined fusions), and print it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Edge:
     made_by: str
     read_by: str
     dtype: str
-    kept: str  # see KEPT
+    kept: str  # key of KEPT
 
 
-# What becomes of an edge's value on the way: to its storage type, as it is with the same result, or as it is.
+# Descriptions of how a value reaches its reader: in fp32, in fp32 with the same result, or rounded.
 KEPT = {
     "fp32": "kept in fp32, not rounded to {dtype}",
     "same": "kept in fp32, with the result that rounding to {dtype} would give",
@@ -42,12 +42,12 @@ class Step:
     ops: str
     values: tuple[str, ...]  # results of its nodes, by their names in the optimised graph
     nodes: tuple[str, ...]  # source-model nodes
-    # precompiled, runtime, or cublaslt, where that runs it instead; proposed, if cuDNN was not asked; else empty
+    # precompiled or runtime for cuDNN, cublaslt, or proposed if cuDNN was not asked; empty for other steps
     engine: str
     plans: int
     precompiled: int
     spelling: tuple[str, ...]  # what was reassociated, in words
-    virtual_bytes: int  # neither written nor read back
+    virtual_bytes: int  # of values that never reach memory
     read_bytes: int
     written_bytes: int
     edges: tuple[Edge, ...] = ()
@@ -60,7 +60,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A change that makes a core accepted; `whole`: the whole refused body too (None: not asked)."""
+    """A change that makes a core accepted.
+
+    whole: True if it makes the whole refused body accepted too; None if that was not asked.
+    """
 
     change: str
     ops: str
@@ -72,7 +75,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Cause:
-    """A refusal reduced: the smallest body still refused, the message for it, and a change that cuDNN accepts."""
+    """A reduced refusal: the smallest body that is still refused, its message, and a change that cuDNN accepts."""
 
     ops: str
     graph: str  # in fusec's text form
@@ -85,10 +88,11 @@ class Cause:
 
 @dataclass(frozen=True)
 class Decline:
-    """Something that is not one cuDNN step. Equal ones are one entry with all their places.
+    """An op that cuDNN does not run, or a fusion that was declined. Equal ones are one entry with all their places.
 
-    `op` is an op left out, or empty for a fusion declined next to a step that runs.
-    `message` is cuDNN's (at stages `lower` and `fusec`: fusec's), and `ours` says what it means.
+    op: the op that cuDNN does not run; empty for a declined fusion.
+    message: cuDNN's message, or fusec's at stages `lower` and `fusec`.
+    ours: the meaning of the message.
     """
 
     op: str
@@ -103,9 +107,9 @@ class Decline:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The steps of a program for one target, the ops left out of cuDNN, the fusions declined.
+    """The steps of a program for one target, the ops that cuDNN does not run, and the declined fusions.
 
-    asked: cuDNN was asked; otherwise the steps are what fusec's rules propose.
+    asked: False if cuDNN was not asked, so that the steps are only proposed by fusec's rules.
     """
 
     target: str
@@ -197,7 +201,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
 
 
 def _edges(steps: Sequence[Step]) -> list[str]:
-    """Return what happens to values inside the steps, equal cases together."""
+    """Describe the rounding of values inside the steps. Equal cases are counted."""
     counts: dict[str, Counter[str]] = {}
     for edge in (edge for step in steps for edge in step.edges):
         words = KEPT[edge.kept].format(dtype=edge.dtype)

@@ -1,7 +1,7 @@
 """Reduce a refused body to the smallest core that is still refused, and find the nearest accepted variant of it.
 
-Delta debugging: ops, outputs, dims and dtypes are removed while the same refusal stays. The judge is asked in batches,
-a bounded number of times, and never twice about the same body.
+This is delta debugging: ops, outputs, dims and dtypes are removed as long as the same refusal stays. The judge is
+asked in batches, a bounded number of times, and never twice about the same body.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fusec.ops import ANCHORS
 from fusec.passes.partition import Judge, canonical_key, spellings
 from fusec.plans.verdict import Legal, Refused, Verdict
 
-QUESTIONS = 60  # bodies put to the judge for one refusal, at most
-BATCH = 8  # asked at once: enough for the workers, few beyond the first that serves
-SPARE = 16  # questions kept back for the variants
+QUESTIONS = 60  # bodies that the judge is asked about for one refusal, at most
+BATCH = 8  # bodies in one call: enough for all workers, and few that come after the first useful one
+SPARE = 16  # questions reserved for the variants
 
 
 @dataclass(frozen=True)
 class Variant:
     """A change to the core that makes it accepted.
 
-    whole: the refused body is accepted with the same change, too (None: not asked).
+    whole: True if the same change makes the whole refused body accepted; None if that was not asked.
     """
 
     change: str
@@ -39,7 +39,7 @@ class Variant:
 class Core:
     """A smallest refused body, its refusal, and the nearest accepted variant that was found.
 
-    Nothing more can be removed without changing the refusal, as far as the bound on questions allows to say.
+    Unless the questions ran out, nothing more can be removed without changing the refusal.
     """
 
     body: Graph
@@ -49,9 +49,9 @@ class Core:
 
 
 class CoreSearch:
-    """Finds the cores of refused bodies for one judge. Equal bodies are searched once.
+    """Search for the cores of refused bodies. Equal bodies are searched once.
 
-    loose: the judge with tensor cores allowed, which one of the variants asks.
+    loose: the judge with tensor cores allowed, for variants that round operands.
     """
 
     def __init__(self, judge: Judge, loose: Judge | None = None, questions: int = QUESTIONS):
@@ -62,26 +62,20 @@ class CoreSearch:
         self._cores: dict[str, Core] = {}
 
     def find(self, body: Graph, refusal: Refused, asked: Callable[[int], None] | None = None) -> Core:
-        """Return the core of a refused body. `asked` is told how many questions were asked so far."""
+        """Return the core of a refused body. `asked` receives the number of questions so far."""
         key = canonical_key(body)
         if key not in self._cores:
             self._cores[key] = _Search(self, refusal, asked or (lambda count: None)).run(body)
         return self._cores[key]
 
     def ask(self, bodies: Sequence[Graph], judge: Judge | None = None) -> list[Verdict]:
-        """Return one verdict per body: legal if any of its spellings is, as the partitioner sees it."""
-        spelled = [[body for _, body in spellings(body)] for body in bodies]
+        """Return one verdict for each body: legal if any of its spellings is, as for the partitioner."""
         prefix = "" if judge is None else "loose "
-        keys = [[prefix + canonical_key(form) for form in forms] for forms in spelled]
-        new = {
-            key: form
-            for forms, names in zip(spelled, keys, strict=True)
-            for form, key in zip(forms, names, strict=True)
-            if key not in self._known
-        }
+        spelled = [[(prefix + canonical_key(spelling), spelling) for _, spelling in spellings(body)] for body in bodies]
+        new = {key: spelling for each in spelled for key, spelling in each if key not in self._known}
         if new:
             self._known.update(zip(new, (judge or self.judge).judge(list(new.values())), strict=True))
-        return [_best([self._known[key] for key in names]) for names in keys]
+        return [_best([self._known[key] for key, _ in each]) for each in spelled]
 
 
 class _Search:
@@ -94,7 +88,7 @@ class _Search:
         self.left = owner.questions
         self.spare = min(SPARE, owner.questions // 3)
         self.tried: set[tuple[object, ...]] = set()
-        self.accepted: dict[tuple[str, ...], Variant] = {}  # by the ops of a body: what it may not lose
+        self.accepted: dict[tuple[str, ...], Variant] = {}  # by the ops of the body that the change is of
 
     def run(self, body: Graph) -> Core:
         core, verdict = body, self.refusal
@@ -133,7 +127,7 @@ class _Search:
         return isinstance(self._ask_each(same[:1])[0], Legal) if same and self.left > 0 else None
 
     def _ask_each(self, changes: Sequence[Change]) -> list[Verdict]:
-        """Changes that let operands be rounded go to the judge that allows it."""
+        """Return one verdict for each change. The loose judge answers for changes that round operands."""
         loose = [c.rounds and self.owner.loose is not None for c in changes]
         strict_answers = iter(self._ask([c.body for c, free in zip(changes, loose, strict=True) if not free]))
         loose_answers = iter(
@@ -149,15 +143,15 @@ class _Search:
 
 
 def _best(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return a legal spelling's verdict, or the refusal of the body as it is, which is the last spelling."""
+    """Return the verdict of a legal spelling, or else of the last spelling, which is the body itself."""
     return next((v for v in verdicts if isinstance(v, Legal)), verdicts[-1])
 
 
 def _same(a: Refused, b: Refused) -> bool:
     """Tell if two refusals are of the same kind.
 
-    Only fusec's messages are compared, because cuDNN's name engines and sizes. NOT_SUPPORTED codes count as one,
-    because the first to come depends on the engines that looked at the graph.
+    cuDNN's messages are not compared, because they name engines and sizes. All NOT_SUPPORTED codes count as one,
+    because the code depends on the engine that saw the graph first.
     """
     if a.stage == "lower" and b.stage == "lower":
         return _without_names(a.message) == _without_names(b.message)
@@ -175,7 +169,7 @@ def _without_names(message: str) -> str:
 
 
 def _worth(body: Graph) -> tuple[bool, int]:
-    """Measure how much of a body is left: an anchor first, then how many ops."""
+    """Measure what is left of a body: first if it has an anchor, then its number of ops."""
     ops = [node.op for node in body.nodes if not isinstance(node.op, Constant)]
     return any(isinstance(op, ANCHORS) for op in ops), len(ops)
 

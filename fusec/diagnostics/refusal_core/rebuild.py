@@ -1,4 +1,4 @@
-"""Copy bodies with other types or less wiring; None if the change makes no valid graph."""
+"""Copy bodies with other types or fewer ops. The copy is None if the change makes no valid graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Retype = Callable[[Value], TensorType]
 def retyped(body: Graph, retype: Retype, numbers: Mapping[int, int] | None = None) -> Graph | None:
     """Return the body with inputs and constants of other types, and all other types inferred from them.
 
-    retype: gives the new types and layouts. numbers: replaces sizes inside attributes (the shape of a reshape).
+    retype: returns the new type and layout of a value.
+    numbers: new sizes inside attributes (the shape of a reshape), by old size.
     """
     copy = Graph(body.name)
     mapped: dict[Value, Value] = {v: copy.add_input(v.name, retype(v)) for v in body.inputs}
@@ -27,7 +28,7 @@ def retyped(body: Graph, retype: Retype, numbers: Mapping[int, int] | None = Non
             if isinstance(node.op, Constant):
                 type = retype(node.result)
                 if (type.size == 1) != (node.result.type.size == 1):
-                    return None  # a vector would become a number passed by value: another graph
+                    return None  # because a vector would become a number passed by value, which is another graph
                 op, operands = Constant(_literal(node.op.literal, type)), []
             else:
                 op, operands = _op(node, retype, numbers or {}), [mapped[v] for v in node.operands]
@@ -56,7 +57,7 @@ def _op(node: Node, retype: Retype, numbers: Mapping[int, int]) -> Op:
 
 
 def _literal(literal: Literal, type: TensorType) -> Literal:
-    """Return the constant in another type: its numbers if the shape stays, else ones (cuDNN does not see them)."""
+    """Return the constant in another type: its numbers if the shape stays, else ones, since cuDNN reads none."""
     if literal.type.shape != type.shape:
         return Literal(type, lambda: np.ones(type.shape, type.dtype.numpy), literal.label)
     if literal.type.dtype is type.dtype:
@@ -104,7 +105,7 @@ def with_outputs(body: Graph, outputs: Sequence[Value], new_inputs: Sequence[Val
     inputs = [v for v in dict.fromkeys((*body.inputs, *new_inputs)) if v in read]
     smaller = body.extract(inputs, nodes, outputs)
     for value in smaller.inputs[len(inputs) - sum(v in given for v in inputs) :]:
-        # what was virtual has no memory order to speak of; given from outside, that of its neighbour is the plain one
+        # a virtual value has no layout; as an input it gets that of the next value, which cuDNN takes most likely
         like = value.users[0].results[0].type
         if like.shape == value.type.shape:
             smaller.set_type(value, value.type.with_order(like.order))

@@ -1,4 +1,4 @@
-"""Remove one thing from a refused body: an output, an op, a dim, a dtype; the largest first."""
+"""Remove one thing from a refused body: an output, an op, a dim or a dtype. The largest comes first."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from fusec.ir import Constant, DType, Graph, Node, Value
 from fusec.ops import ANCHORS
 from fusec.schedule.program import display_name
 
-SMALL = (1, 2, 8)  # what a dim is reduced to; 8 where cuDNN wants 16-byte alignment
+SMALL = (1, 2, 8)  # sizes that a dim is reduced to; 8 because cuDNN may require 16-byte alignment
 
 
 @dataclass(frozen=True)
 class Smaller:
-    """A body with one thing less, with words for what is removed, and where (two relus are two things)."""
+    """A body with one thing less.
+
+    what, where: description and place of what is removed, because two relus are two things.
+    """
 
     what: str
     where: str
@@ -26,8 +29,8 @@ class Smaller:
 def smaller_bodies(body: Graph) -> Iterator[Smaller]:
     """Return every body with one thing less. Each is smaller than the original, so a search ends."""
     weight = _weight(body)
-    for takes in (_fewer_outputs, _small_dims, _fewer_ops, _smaller_dims, _plain_dtype):
-        for what, where, smaller in takes(body):
+    for remove in (_fewer_outputs, _small_dims, _fewer_ops, _smaller_dims, _one_dtype):
+        for what, where, smaller in remove(body):
             if smaller is not None and _weight(smaller) < weight:
                 yield Smaller(what, where, smaller)
 
@@ -38,18 +41,18 @@ def _weight(body: Graph) -> tuple[int, int, int, int]:
     return len(nodes), len(body.outputs), dims, len(_floats(body))
 
 
-_Taken = Iterator[tuple[str, str, Graph | None]]
+_Removed = Iterator[tuple[str, str, Graph | None]]  # what, where, the smaller body
 
 
-def _fewer_outputs(body: Graph) -> _Taken:
+def _fewer_outputs(body: Graph) -> _Removed:
     if len(body.outputs) > 1:
-        for kept in reversed(body.outputs):
-            yield "without the other outputs", kept.name, with_outputs(body, [kept])
+        for output in reversed(body.outputs):
+            yield "without the other outputs", output.name, with_outputs(body, [output])
 
 
-def _fewer_ops(body: Graph) -> _Taken:
+def _fewer_ops(body: Graph) -> _Removed:
     nodes = [n for n in body.nodes if not isinstance(n.op, Constant)]
-    for node in reversed(nodes):  # what is last was added last, and is likely what broke it
+    for node in reversed(nodes):  # because the partitioner added the last op last, it is the likely reason
         name, at = display_name(node), node.results[0].name
         if len(nodes) > 2:
             yield f"{name} alone", at, with_outputs(body, node.results, _computed(node))
@@ -70,7 +73,7 @@ def _computed(node: Node) -> list[Value]:
     return [v for v in node.operands if v.node is not None and v.literal is None]
 
 
-def _small_dims(body: Graph) -> _Taken:
+def _small_dims(body: Graph) -> _Removed:
     """Shrink all large dims in one step, because questions about a small body are answered quickly."""
     largest = SMALL[-1]
     numbers = {d: largest for v in body.values() for d in v.type.shape if d > largest}
@@ -78,7 +81,7 @@ def _small_dims(body: Graph) -> _Taken:
         yield f"with {largest} for every larger dim", "", with_sizes(body, numbers)
 
 
-def _smaller_dims(body: Graph) -> _Taken:
+def _smaller_dims(body: Graph) -> _Removed:
     sizes = sorted({d for v in body.values() for d in v.type.shape}, reverse=True)
     for small in SMALL:
         for size in sizes:
@@ -86,8 +89,8 @@ def _smaller_dims(body: Graph) -> _Taken:
                 yield f"with {small} for {size}", "", with_sizes(body, {size: small})
 
 
-def _plain_dtype(body: Graph) -> _Taken:
-    """Use one floating-point type for all tensors: a refusal that stays is not about the mixture."""
+def _one_dtype(body: Graph) -> _Removed:
+    """Use one floating-point type for all tensors. If the refusal stays, mixed types are not its reason."""
     floats = _floats(body)
     if len(floats) > 1:
         for dtype, _ in floats.most_common():

@@ -1,4 +1,4 @@
-"""Make bodies near a refused one that cuDNN may accept, nearest first, each with words for the change."""
+"""Make variants of a refused body that cuDNN may accept, the smallest change first, and describe each change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fusec.ops import Reduce
 
 _FLOATS = {DType.F16: "fp16", DType.BF16: "bf16", DType.F32: "fp32"}
 TF32 = "with operands rounded to tf32"
-_ALIGNED = 8  # elements of 16 bits that make the 16 bytes cuDNN's vector loads want
+_ALIGNED = 8  # elements of 16 bits in the 16 bytes that cuDNN's vector loads require
 
 
 @dataclass(frozen=True)
 class Change:
-    """Words for a change, and the body with it.
+    """Description of a change, and the changed body.
 
-    It may let operands be rounded; then a judge that allows tensor cores is asked.
+    rounds: operands may be rounded, so a judge that allows tensor cores is asked.
     """
 
     words: str
@@ -27,8 +27,8 @@ class Change:
 
 
 def variants(body: Graph, strict: bool = False) -> Iterator[Change]:
-    """Return changes of outputs, layout, precision, operands, sizes. `strict`: the refusal is about true fp32."""
-    for words, changed in (*_edges(body), *_layouts(body)):
+    """Return changes of outputs, layout, precision, operands and sizes. `strict`: the judge demands true fp32."""
+    for words, changed in (*_outputs(body), *_layouts(body)):
         if changed is not None:
             yield Change(words, changed)
     if strict:
@@ -41,7 +41,7 @@ def variants(body: Graph, strict: bool = False) -> Iterator[Change]:
             yield Change(words, changed)
 
 
-def _edges(body: Graph) -> Iterator[tuple[str, Graph | None]]:
+def _outputs(body: Graph) -> Iterator[tuple[str, Graph | None]]:
     if len(body.outputs) > 1:
         last = body.outputs[-1]
         yield "without the other outputs", with_outputs(body, [last])

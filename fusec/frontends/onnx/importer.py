@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Generator, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from fusec.frontends.onnx.inputs import input_types
 from fusec.frontends.onnx.scope import Scope, live_nodes, reads, scope_of, without
 from fusec.frontends.onnx.standard import body_of
 from fusec.frontends.onnx.structure import abridged, constants, node_names, report
-from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, function_of, schema_of, unsupported
+from fusec.frontends.onnx.tables import DEFAULT_DOMAINS, SEQUENCES, domain_of, function_of, schema_of, unsupported
 from fusec.frontends.onnx.tensors import ELEMENT_TYPES, Tensors
 from fusec.ir import Graph, Literal, Value
 from fusec.ops.spec import require
@@ -183,7 +183,7 @@ class Importer:
     def _results(
         self, scope: Scope, node: NodeProto, name: str, operands: list[ModelValue | None]
     ) -> tuple[ModelValue, ...]:
-        domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+        domain = domain_of(node)
         opset = scope.opsets.get(domain, 0)
         found = function_of(node.op_type, opset, domain)
         schema = found[1] if found else schema_of(node.op_type, opset, domain)
@@ -241,7 +241,7 @@ class Importer:
         scope.prefix = f"{self.emit.name}/"
         for declared, value in zip(body.input, given, strict=True):
             scope.values[declared.name] = value
-        return self._inner(scope, body.node, node_names(body), [v.name for v in body.output])
+        return self._inner(scope, body.node, [v.name for v in body.output])
 
     def _by_definition(
         self,
@@ -268,19 +268,17 @@ class Importer:
         wanted = [n for n, given in zip(body.output, node.output, strict=False) if given]
         require(bool(wanted), "has no output")
         with self._within(scope, name, node.output):
-            made = dict(zip(wanted, self._inner(inner, nodes, _names(nodes), wanted), strict=True))
+            made = dict(zip(wanted, self._inner(inner, nodes, wanted), strict=True))
         count = len(node.output)
         require(count <= len(body.output), f"has {count} outputs, the op gives {len(body.output)}")
         # nothing reads an output without a name, so any value can stand for it
         return tuple(made.get(n) or next(iter(made.values())) for n in body.output[:count])
 
-    def _inner(
-        self, scope: Scope, nodes: Iterable[NodeProto], names: Sequence[str], outputs: Sequence[str]
-    ) -> list[ModelValue]:
+    def _inner(self, scope: Scope, nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[ModelValue]:
         """Import the nodes of a body and return its outputs. Errors name the inner node."""
-        members = list(zip(names, nodes, strict=True))
+        members = list(zip(node_names(nodes), nodes, strict=True))
         require(self.depth < MAX_DEPTH, f"bodies within bodies, {MAX_DEPTH} deep")
-        refused = unsupported(members, scope.opset, scope.opsets)
+        refused = unsupported(members, scope.opsets)
         require(not refused, "in its body: " + "; ".join(f"{line} - not supported" for line in refused))
         live = live_nodes(members, outputs)
         self.depth += 1
@@ -318,7 +316,7 @@ class Importer:
             return self._value(scope.outer, name) if scope.outer is not None else None
         try:
             literal = self._literal(scope, name)
-            value = self.emit.literal(literal, f"{scope.prefix}{name}" if scope.prefix else name)
+            value = self.emit.literal(literal, f"{scope.prefix}{name}")
             check(scope, name, value, self.emit)
         except VerifyError as error:
             if scope.outer is not None or self.depth:
@@ -339,10 +337,6 @@ class Importer:
         if scope.outer is None:
             self.weights[name] = literal
         return literal
-
-
-def _names(nodes: Iterable[NodeProto]) -> list[str]:
-    return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
 
 
 def _inputs_above(value: Value) -> set[str]:

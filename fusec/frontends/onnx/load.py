@@ -83,15 +83,13 @@ def check_model(model: ModelProto, file: str) -> CheckedModel:
         raise ModelError(f"{file}: is not a valid ONNX model: the name {bad!r} in it is not UTF-8")
     model = _modern(model, file)
     opsets = _opsets(model, file)
-    opset = opsets.get("", 0)
     source = inlined(model, file).graph
-    names = node_names(source)
+    names = node_names(source.node)
     order = ordered(source, file)
     members = [(names[i], source.node[i]) for i in order]
     added = {domain: newest_versions()[domain] for domain in _unimported((node for _, node in members), opsets)}
     opsets = {**opsets, **added}
-    refused = unsupported(members, opset, opsets)
-    if refused:
+    if refused := unsupported(members, opsets):
         raise report(file, [f"{line} - not supported" for line in refused])
     for domain, version in added.items():
         warnings.warn(f"{file}: does not import domain {domain!r}: fusec uses version {version} of it", stacklevel=2)

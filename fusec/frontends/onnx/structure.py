@@ -48,9 +48,9 @@ def report(file: str, problems: Sequence[str]) -> ModelError:
     return ModelError("\n".join([f"{file}: {len(problems)} problems:", *lines]))
 
 
-def node_names(graph: GraphProto) -> list[str]:
+def node_names(nodes: Iterable[NodeProto]) -> list[str]:
     """Name each node for messages and for `origin`: its own name, or its op and index."""
-    return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(graph.node)]
+    return [node.name or f"{node.op_type}_{index}" for index, node in enumerate(nodes)]
 
 
 def constants(graph: GraphProto) -> list[str]:
@@ -63,7 +63,7 @@ def ordered(graph: GraphProto, file: str) -> list[int]:
 
     Raises ModelError: when a name is missing or defined twice, or the graph has a cycle or no output.
     """
-    names = node_names(graph)
+    names = node_names(graph.node)
     problems = [*_definitions(graph, names), *_uses(graph, names)]
     if not graph.output:
         problems.append("the graph has no outputs")

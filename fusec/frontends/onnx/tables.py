@@ -1,4 +1,9 @@
-"""List the ONNX ops that fusec imports (TABLE), and describe those of a model that it cannot import."""
+"""List the ONNX ops that fusec imports, and describe those of a model that it cannot import.
+
+An op is imported by the function in TABLE for its newest version that is not newer than the model's opset. To add an
+op, write its function in `ops/` or `movement/` and enter it in the TABLE of that file. One function may serve several
+versions, because the importer checks attributes and the number of operands against the schema of the model's opset.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +39,16 @@ REVIEWED_OPSET = 28  # newest opset whose op versions were compared with TABLE
 DEFAULT_DOMAINS = ("", "ai.onnx")
 # Ops that models use in older opsets than the one that defines them, because onnxruntime accepts them in any.
 _IN_ANY_OPSET = {"LayerNormalization": 17}
+# Ops of onnxruntime's own domain, by the version of ONNX's op of the same name that they are equal to.
 MICROSOFT = "com.microsoft"
-# Ops of that domain that are equal to ONNX's op of the same name in this version.
-_MICROSOFT = {
-    "DequantizeLinear": 21,
-    "GatherND": 11,
-    "Gelu": 20,
-    "GridSample": 16,
-    "Pad": 11,
-    "QuantizeLinear": 21,
-    "Trilu": 14,
+_EQUAL_TO_ONNX: Mapping[tuple[str, str], int] = {
+    (MICROSOFT, "DequantizeLinear"): 21,
+    (MICROSOFT, "GatherND"): 11,
+    (MICROSOFT, "Gelu"): 20,
+    (MICROSOFT, "GridSample"): 16,
+    (MICROSOFT, "Pad"): 11,
+    (MICROSOFT, "QuantizeLinear"): 21,
+    (MICROSOFT, "Trilu"): 14,
 }
 
 TABLE: Table = {
@@ -68,8 +73,6 @@ TABLE: Table = {
     **ngrams.TABLE,
     **sequence.TABLE,
 }
-
-
 # Ops with a sequence of tensors as an operand or result: (domain, op).
 SEQUENCES = frozenset({("", op) for op in ("Identity", "If", "Loop", *(name for name, _ in sequence.TABLE))})
 
@@ -96,11 +99,7 @@ def newest_versions() -> Mapping[str, int]:
 @cache
 def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs.OpSchema] | None:
     """Return the function of an op's newest version in TABLE up to `opset`, and its schema; None if it has none."""
-    if domain == MICROSOFT and op in _MICROSOFT:
-        opset = _MICROSOFT[op]
-    elif domain:
-        return None
-    opset = max(opset, _IN_ANY_OPSET.get(op, 0))
+    opset = _EQUAL_TO_ONNX.get((domain, op), 0) if domain else max(opset, _IN_ANY_OPSET.get(op, 0))
     schema = schema_of(op, opset)
     versions = [since for name, since in TABLE if name == op and since <= opset]
     if schema is None or not versions or schema.since_version > REVIEWED_OPSET:
@@ -110,36 +109,41 @@ def function_of(op: str, opset: int, domain: str = "") -> tuple[OpFunction, defs
     return TABLE[op, max(versions)], schema
 
 
-def unsupported(nodes: Iterable[tuple[str, NodeProto]], opset: int, opsets: Mapping[str, int]) -> list[str]:
+def unsupported(nodes: Iterable[tuple[str, NodeProto]], opsets: Mapping[str, int]) -> list[str]:
     """Describe each op that cannot be imported in one line, with the nodes that use it.
 
     nodes: pairs of a node's name and the node.
-    opset: version of the default domain.
     opsets: version of each domain.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for name, node in nodes:
-        if not _supported(node, opset, opsets):
+        if not _supported(node, opsets):
             found.setdefault((node.domain, node.op_type), []).append(name)
     lines: list[str] = []
     for (domain, op), names in sorted(found.items()):
         shown = abridged([repr(name) for name in names])
-        lines.append(f"{_described(domain, op, opset, opsets)}: node{'s' * (len(names) > 1)} {shown}")
+        lines.append(f"{_described(domain, op, opsets)}: node{'s' * (len(names) > 1)} {shown}")
     return lines
 
 
-def _supported(node: NodeProto, opset: int, opsets: Mapping[str, int]) -> bool:
+def domain_of(node: NodeProto) -> str:
+    """Return the domain of a node's op; "" for the default domain, however it is spelled."""
+    return "" if node.domain in DEFAULT_DOMAINS else node.domain
+
+
+def _supported(node: NodeProto, opsets: Mapping[str, int]) -> bool:
     """Tell if fusec has a function for the op, or the standard defines it by other ops."""
-    domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
-    version = opsets.get(domain, 0) if domain else opset
-    if function_of(node.op_type, version, domain) is not None:
+    op = node.op_type, opsets.get(domain_of(node), 0), domain_of(node)
+    if function_of(*op) is not None:
         return True
-    schema = schema_of(node.op_type, version, domain)
-    reviewed = schema is not None and not schema.deprecated and schema.since_version <= REVIEWED_OPSET
-    return reviewed and schema is not None and has_body(schema)
+    schema = schema_of(*op)
+    if schema is None or schema.deprecated or schema.since_version > REVIEWED_OPSET:
+        return False
+    return has_body(schema)
 
 
-def _described(domain: str, op: str, opset: int, opsets: Mapping[str, int]) -> str:
+def _described(domain: str, op: str, opsets: Mapping[str, int]) -> str:
+    opset = opsets.get("", 0)
     if domain not in DEFAULT_DOMAINS:
         version = f"version {opsets[domain]}" if domain in opsets else "which the model does not import"
         return f"op {printable(domain)}.{printable(op)} (domain {domain!r}, {version})"

@@ -24,7 +24,7 @@ def _integers_with_bits() -> list[Case]:
                  {"direction": way})
             for t in (np.uint8, np.uint32) for way in ("LEFT", "RIGHT")
         ),
-        Case("Cast", 19, [f32(3, 5)], {"to": 10}),
+        Case("Cast", 6, [f32(3, 5)], {"to": 10}, oldest=19),
         Case("Shrink", 9, [f32(3, 5)], {"bias": 0.2, "lambd": 0.7}),
     ]  # fmt: skip
 
@@ -32,19 +32,19 @@ def _integers_with_bits() -> list[Case]:
 def _extremes() -> list[Case]:
     return [
         *(
-            Case(op, since, [x], a)
+            Case(op, 1, [x], a, oldest=since)
             for op in ("ArgMax", "ArgMin") for since in (1, 12)
             for x, a in ((f32(3, 4, 2), {"axis": 1}), (f32(3, 4), {"axis": 0, "keepdims": 0}),
                          (integers(5, 9, low=0, high=3, dtype=np.int32), {"axis": 1}))
         ),
-        Case("ArgMax", 12, [integers(5, 9, low=0, high=3)], {"axis": -1, "select_last_index": 1}),
+        Case("ArgMax", 1, [integers(5, 9, low=0, high=3)], {"axis": -1, "select_last_index": 1}, oldest=12),
         Case("Hardmax", 1, [f32(3, 4, 2)]),
         Case("Hardmax", 1, [f32(3, 4, 2)], {"axis": 2}),
         Case("Hardmax", 13, [f32(3, 4, 2)]),
         Case("TopK", 1, [distinct(3, 7)], {"k": 4}, outputs=2),
         Case("TopK", 10, [distinct(3, 7), i64(3)], {"axis": 0}, outputs=2),
-        Case("TopK", 11, [distinct(3, 7), i64(3)], outputs=2),
-        Case("TopK", 11, [integers(4, 9, low=0, high=4), i64(5)], {"largest": 0}, outputs=2),
+        Case("TopK", 10, [distinct(3, 7), i64(3)], outputs=2, oldest=11),
+        Case("TopK", 10, [integers(4, 9, low=0, high=4), i64(5)], {"largest": 0}, outputs=2, oldest=11),
     ]  # fmt: skip
 
 
@@ -53,18 +53,18 @@ def _picking() -> list[Case]:
         Case("GatherElements", 11, [f32(3, 4), integers(2, 4, low=-3, high=3)]),
         Case("GatherElements", 11, [f32(3, 4, 2), integers(3, 5, 1, low=-4, high=4)], {"axis": 1}),
         Case("GatherND", 11, [f32(3, 4, 2), integers(5, 2, low=-3, high=3)]),
-        Case("GatherND", 12, [f32(2, 3, 4, 2), integers(2, 5, 2, low=-3, high=3)], {"batch_dims": 1}),
+        Case("GatherND", 11, [f32(2, 3, 4, 2), integers(2, 5, 2, low=-3, high=3)], {"batch_dims": 1}, oldest=12),
         Case("Scatter", 9, [f32(3, 3), np.array([[1, 0, 2], [0, 2, 1]]), f32(2, 3)]),
         Case("ScatterElements", 11, [f32(3, 4), np.array([[1, -1], [0, 2]]), f32(2, 2)], {"axis": 1}),
         *(
-            Case("ScatterElements", 16, [f32(3, 4), integers(2, 3, low=-3, high=3), f32(2, 3)], {"reduction": r},
+            Case("ScatterElements", 11, [f32(3, 4), integers(2, 3, low=-3, high=3), f32(2, 3)], {"reduction": r},
                  oldest=18)
             for r in ("add", "mul", "max", "min")
         ),
         Case("ScatterND", 11, [f32(4, 3), np.array([[3], [-4]]), f32(2, 3)]),
-        Case("ScatterND", 16, [f32(4, 3, 2), np.array([[3, 1], [0, 2]]), f32(2, 2)]),
+        Case("ScatterND", 11, [f32(4, 3, 2), np.array([[3, 1], [0, 2]]), f32(2, 2)]),
         *(
-            Case("ScatterND", 16, [f32(4, 3), integers(6, 1, low=0, high=4), f32(6, 3)], {"reduction": r}, oldest=18)
+            Case("ScatterND", 11, [f32(4, 3), integers(6, 1, low=0, high=4), f32(6, 3)], {"reduction": r}, oldest=18)
             for r in ("add", "mul", "max", "min")
         ),
         Case("ReverseSequence", 10, [f32(5, 3, 2), i64(5, 1, 3)]),
@@ -127,13 +127,14 @@ def _products() -> list[Case]:
                                    np.array(2, np.int8), floats(1.1).reshape(()), np.array(99, U8)]),
         Case("QLinearConv", 10, [image, floats(0.02).reshape(()), zero, filters, floats(0.03).reshape(()), zero,
                                  floats(1.7).reshape(()), np.array(99, U8), np.array([5, -700, 9], np.int32)]),
-        *(Case("QuantizeLinear", s, [f32(3, 4), floats(0.02).reshape(()), zero]) for s in (10, 13, 19)),
-        Case("QuantizeLinear", 13, [f32(3, 4), floats(0.02, 0.5, 0.1, 1.0), np.array([0, 1, -2, 3], np.int8)]),
-        *(Case("DequantizeLinear", s, [u8, floats(0.02).reshape(()), zero]) for s in (10, 13, 21)),
-        Case("DequantizeLinear", 13, [u8, floats(0.02, 0.5, 1.5), np.array([0, 1, 2], U8)], {"axis": 0}),
-        Case("DequantizeLinear", 21, [u8, np.full((3, 2), 0.5, np.float32), np.full((3, 2), 9, U8)],
-             {"axis": 1, "block_size": 2}),
-        Case("QuantizeLinear", 19, [f32(4, 3), np.full((2, 3), 0.03, np.float32), np.full((2, 3), 9, U8)],
+        *(Case("QuantizeLinear", 10, [f32(3, 4), floats(0.02).reshape(()), zero], oldest=o) for o in (10, 13, 19)),
+        Case("QuantizeLinear", 10, [f32(3, 4), floats(0.02, 0.5, 0.1, 1.0), np.array([0, 1, -2, 3], np.int8)],
+             oldest=13),
+        *(Case("DequantizeLinear", 10, [u8, floats(0.02).reshape(()), zero], oldest=o) for o in (10, 13, 21)),
+        Case("DequantizeLinear", 10, [u8, floats(0.02, 0.5, 1.5), np.array([0, 1, 2], U8)], {"axis": 0}, oldest=13),
+        Case("DequantizeLinear", 10, [u8, np.full((3, 2), 0.5, np.float32), np.full((3, 2), 9, U8)],
+             {"axis": 1, "block_size": 2}, oldest=21),
+        Case("QuantizeLinear", 10, [f32(4, 3), np.full((2, 3), 0.03, np.float32), np.full((2, 3), 9, U8)],
              {"axis": 0, "block_size": 2}, oldest=21),
     ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_suite.suite import suite_ops
 
 from fusec.frontends import load
+from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
 from fusec.frontends.onnx.tables import OLDEST_OPSET, REVIEWED_OPSET, TABLE
 from fusec.ir import DType
 from fusec.reference import evaluate
@@ -119,14 +120,20 @@ def test_every_entry_has_a_case() -> None:
 
 @pytest.mark.parametrize(("op", "since"), TABLE, ids=lambda v: str(v))
 def test_attributes_are_the_schemas(op: str, since: int) -> None:
-    """The keyword arguments of an entry are the attributes of the op's versions it covers, with their defaults."""
+    """The keyword arguments of an entry are the attributes of the op's versions it covers, with their defaults.
+
+    A function with `**attributes` takes those of Conv.
+    """
     first, last = _span(op, since)
     schemas = {s.since_version: s for s in (defs.get_schema(op, v, "") for v in range(first, last + 1))}
     assert since in {s.since_version for s in _history(op)}
     parameters = inspect.signature(TABLE[op, since]).parameters
-    keywords = {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    passed_on = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = inspect.signature(conv).parameters if passed_on else parameters
+    keywords = {n: p.default for n, p in named.items() if p.kind is p.KEYWORD_ONLY}
+    assert not passed_on or set(keywords) == set(ConvAttributes.__annotations__)
     assert set(keywords) == {name for s in schemas.values() for name in s.attributes}
-    positional = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY][1:]
+    positional = [p for p in parameters.values() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)][1:]
     variadic = any(p.kind is p.VAR_POSITIONAL for p in positional)
     for schema in schemas.values():
         assert variadic or schema.max_input <= len(positional)

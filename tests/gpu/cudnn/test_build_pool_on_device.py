@@ -61,7 +61,7 @@ def test_what_is_compiled_elsewhere_is_chosen_among_and_right(
     graph = graph_of(LAYERS, rng)
     executable = fusec.compile(graph, precision="fp16")
     assert came["plans"] > 3 and came["plans"] > came["none"] and came["kernels"] > 0
-    assert executable.spent is not None and executable.spent.by_what["plans are built"].count > 3
+    assert executable.spent is not None and executable.spent.stages["plans are built"].count > 3
     x = rng.standard_normal((8, 64, 28, 28)).astype(np.float16)
     (want,) = evaluate(graph, {"x": x}, precision=DType.F64).values()
     for _ in range(2):

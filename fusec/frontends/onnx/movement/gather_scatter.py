@@ -66,15 +66,6 @@ def _arg(kind: str) -> OpFunction:
     return emit
 
 
-def _arg_old(kind: str) -> OpFunction:
-    newer = _arg(kind)
-
-    def emit(g: Emitter, x: Value, /, *, axis: int = 0, keepdims: int = 1) -> Value:
-        return newer(g, x, axis=axis, keepdims=keepdims)  # pyright: ignore[reportReturnType]  one result
-
-    return emit
-
-
 def _hardmax(g: Emitter, x: Value, axis: int) -> Value:
     at = first_of(g, x, axis, "max")
     return g.cast(g(pw("cmp_eq"), at, along(g, x.type.shape[axis], axis, x.type.rank)), x.type.dtype)
@@ -94,10 +85,6 @@ def hardmax(g: Emitter, x: Value, /, *, axis: int = -1) -> Value:
 
 def top_k_1(g: Emitter, x: Value, /, *, k: int, axis: int = -1) -> tuple[Value, ...]:
     return g.many(TopK(k, normalize_axis(axis, x.type.rank)), x)
-
-
-def top_k_10(g: Emitter, x: Value, k: Value, /, *, axis: int = -1) -> tuple[Value, ...]:
-    return top_k_1(g, x, k=int(g.number(k, "K")), axis=axis)
 
 
 def top_k(g: Emitter, x: Value, k: Value, /, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Value, ...]:
@@ -146,17 +133,13 @@ def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]
     return g(pw("add"), rows, base), batch + depth
 
 
-def gather_nd_11(g: Emitter, x: Value, indices: Value, /) -> Value:
-    return gather_nd(g, x, indices)
-
-
 def gather_nd(g: Emitter, x: Value, indices: Value, /, *, batch_dims: int = 0) -> Value:
     rows, covered = _rows(g, x, indices, batch_dims)
     rest = x.type.shape[covered:]
     return g(Gather(0), g.reshape(x, (math.prod(x.type.shape[:covered]), *rest)), rows)
 
 
-def scatter_elements_11(g: Emitter, x: Value, indices: Value, updates: Value, /, *, axis: int = 0) -> Value:
+def scatter(g: Emitter, x: Value, indices: Value, updates: Value, /, *, axis: int = 0) -> Value:
     return scatter_elements(g, x, indices, updates, axis=axis)
 
 
@@ -169,10 +152,6 @@ def scatter_elements(
     places = g.reshape(_element_places(g, x, indices, axis), (indices.type.size,))
     flat = g.reshape(x, (x.type.size,))
     return g.reshape(g(Scatter(reduction), flat, places, g.reshape(updates, (updates.type.size,))), x.type.shape)
-
-
-def scatter_nd_11(g: Emitter, x: Value, indices: Value, updates: Value, /) -> Value:
-    return scatter_nd(g, x, indices, updates)
 
 
 def scatter_nd(g: Emitter, x: Value, indices: Value, updates: Value, /, *, reduction: str = "none") -> Value:
@@ -287,23 +266,17 @@ def _flipped(g: Emitter, x: Value, axis: int) -> Value:
 
 
 TABLE: Table = {
-    ("ArgMax", 1): _arg_old("max"),
-    ("ArgMax", 12): _arg("max"),
-    ("ArgMin", 1): _arg_old("min"),
-    ("ArgMin", 12): _arg("min"),
+    ("ArgMax", 1): _arg("max"),
+    ("ArgMin", 1): _arg("min"),
     ("Hardmax", 1): hardmax_1,
     ("Hardmax", 13): hardmax,
     ("TopK", 1): top_k_1,
-    ("TopK", 10): top_k_10,
-    ("TopK", 11): top_k,
+    ("TopK", 10): top_k,
     ("GatherElements", 11): gather_elements,
-    ("GatherND", 11): gather_nd_11,
-    ("GatherND", 12): gather_nd,
-    ("Scatter", 9): scatter_elements_11,
-    ("ScatterElements", 11): scatter_elements_11,
-    ("ScatterElements", 16): scatter_elements,
-    ("ScatterND", 11): scatter_nd_11,
-    ("ScatterND", 16): scatter_nd,
+    ("GatherND", 11): gather_nd,
+    ("Scatter", 9): scatter,
+    ("ScatterElements", 11): scatter_elements,
+    ("ScatterND", 11): scatter_nd,
     ("TensorScatter", 24): tensor_scatter,
     ("ReverseSequence", 10): reverse_sequence,
     ("OneHot", 9): one_hot,

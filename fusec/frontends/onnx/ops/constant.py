@@ -43,10 +43,6 @@ def constant_of_shape(g: Emitter, shape: Value, /, *, value: Literal | None = No
     return g.full(TensorType(shape_of(g.ints(shape, "the shape")), DType.of(element.dtype)), element)
 
 
-def shape_1(g: Emitter, x: Value, /) -> Value:
-    return g.constant(np.array(x.type.shape, np.int64))
-
-
 def shape(g: Emitter, x: Value, /, *, end: int | None = None, start: int = 0) -> Value:
     return g.constant(np.array(x.type.shape[start:end], np.int64))
 
@@ -76,8 +72,7 @@ def range_(g: Emitter, start: Value, limit: Value, delta: Value, /, *, stash_typ
 TABLE: Table = {
     ("Constant", 1): constant,
     ("ConstantOfShape", 9): constant_of_shape,
-    ("Shape", 1): shape_1,
-    ("Shape", 15): shape,
+    ("Shape", 1): shape,
     ("Size", 1): size,
     ("Range", 11): range_,
 }

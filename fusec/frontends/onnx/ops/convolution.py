@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.window_attributes import check_auto_pad, distribute, explicit_pads, per_dim, spatial_dims
 from fusec.ir import Value
 from fusec.ops import Conv, ConvTranspose, pw
 from fusec.ops.spec import require
+
+
+class ConvAttributes(TypedDict, total=False):
+    """Attributes of Conv, for the quantised convolutions that have the same ones."""
+
+    auto_pad: str
+    dilations: Sequence[int]
+    group: int
+    kernel_shape: Sequence[int]
+    pads: Sequence[int]
+    strides: Sequence[int]
 
 
 def conv(

@@ -175,10 +175,6 @@ def where(g: Emitter, condition: Value, x: Value, y: Value, /) -> Value:
     return g(pw("where"), condition, x, y)
 
 
-def cast_6(g: Emitter, x: Value, /, *, to: int) -> Value:
-    return converted(g, x, dtype_of(to))
-
-
 def cast(g: Emitter, x: Value, /, *, to: int, saturate: int = 1, round_mode: str = "up") -> Value:
     return converted(g, x, dtype_of(to), bool(saturate), round_mode)
 
@@ -301,8 +297,7 @@ TABLE: Table = {
     ("Pow", 7): power,
     ("IsInf", 10): is_inf,
     ("Where", 9): where,
-    ("Cast", 6): cast_6,
-    ("Cast", 19): cast,
+    ("Cast", 6): cast,
     ("BitShift", 11): bit_shift,
     ("CastLike", 15): cast_like,
 }

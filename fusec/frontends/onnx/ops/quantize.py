@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Unpack
 
 import ml_dtypes
-import numpy as np
 
 from fusec.frontends.onnx.emit import Emitter, Table
 from fusec.frontends.onnx.movement.gather_scatter import spread
-from fusec.frontends.onnx.ops.convolution import conv
+from fusec.frontends.onnx.ops.convolution import ConvAttributes, conv
 from fusec.frontends.onnx.ops.matmul import matmul
 from fusec.frontends.onnx.tensors import dtype_of
 from fusec.ir import DType, Value
 from fusec.ops import Cast, pw
 from fusec.ops.spec import normalize_axis, require
-
-
-def limits(dtype: DType) -> tuple[int, int]:
-    """Return the smallest and the largest value of an integer type."""
-    info = ml_dtypes.iinfo(dtype.numpy) if dtype.is_narrow else np.iinfo(dtype.numpy)
-    return int(info.min), int(info.max)
 
 
 def _along(g: Emitter, v: Value, x: Value, axis: int, block: int) -> Value:
@@ -41,14 +34,6 @@ def _along(g: Emitter, v: Value, x: Value, axis: int, block: int) -> Value:
         return g.window(wide, axis, 0, x.type.shape[axis])
     require(v.type.shape == (x.type.shape[axis],), f"a scale of shape {list(v.type.shape)} for axis {axis} of {x.type}")
     return g.reshape(v, [x.type.shape[axis] if i == axis else 1 for i in range(x.type.rank)])
-
-
-def quantize_10(g: Emitter, x: Value, scale: Value, zero: Value | None = None, /) -> Value:
-    return quantize(g, x, scale, zero)
-
-
-def quantize_13(g: Emitter, x: Value, scale: Value, zero: Value | None = None, /, *, axis: int = 1) -> Value:
-    return quantize(g, x, scale, zero, axis=axis)
 
 
 def quantize(
@@ -82,8 +67,8 @@ def rounded(g: Emitter, x: Value, zero: Value | None, to: DType, saturate: bool 
     y = g(pw("round"), x)
     if zero is not None:
         y = g(pw("add"), y, zero)
-    low, high = limits(to)
-    return g(Cast(to), g(pw("clip", min=float(low), max=float(high)), y))
+    limits = ml_dtypes.iinfo(to.numpy)
+    return g(Cast(to), g(pw("clip", min=float(limits.min), max=float(limits.max)), y))
 
 
 def narrowed(g: Emitter, x: Value, to: DType, saturate: bool) -> Value:
@@ -92,14 +77,6 @@ def narrowed(g: Emitter, x: Value, to: DType, saturate: bool) -> Value:
         largest = float(ml_dtypes.finfo(to.numpy).max)
         x = g(pw("clip", min=-largest, max=largest), x)
     return g(Cast(to), x)
-
-
-def dequantize_10(g: Emitter, x: Value, scale: Value, zero: Value | None = None, /) -> Value:
-    return dequantize(g, x, scale, zero)
-
-
-def dequantize_13(g: Emitter, x: Value, scale: Value, zero: Value | None = None, /, *, axis: int = 1) -> Value:
-    return dequantize(g, x, scale, zero, axis=axis)
 
 
 def dequantize(
@@ -154,11 +131,10 @@ def qlinear_matmul(
 ) -> Value:
     left = _shifted(g, a, a_zero, -2 if a.type.rank > 1 else -1)
     product = g.cast(matmul(g, left, _shifted(g, b, b_zero, -1)), DType.F32)
-    rows = _row_scale(g, a_scale, a)
-    columns = _along(g, g.cast(b_scale, DType.F32), b, -1, 0) if b_scale.type.rank <= 1 else g.cast(b_scale, DType.F32)
-    if columns.type.rank == b.type.rank and b_scale.type.rank <= 1 and columns.type.size > 1:
-        columns = g.reshape(columns, (columns.type.size,))
-    scaled = g(pw("mul"), g(pw("mul"), product, rows), columns)
+    columns = g.cast(b_scale, DType.F32)
+    if b_scale.type.rank <= 1:  # one number, or one per column: the product may have more dims than b
+        columns = g.reshape(_along(g, columns, b, -1, 0), b_scale.type.shape if b_scale.type.size > 1 else ())
+    scaled = g(pw("mul"), g(pw("mul"), product, _row_scale(g, a_scale, a)), columns)
     scaled = g(pw("div"), scaled, _row_scale(g, y_scale, product))
     return rounded(g, scaled, _row_scale(g, y_zero, product), y_zero.type.dtype)
 
@@ -175,26 +151,9 @@ def conv_integer(
     x_zero: Value | None = None,
     w_zero: Value | None = None,
     /,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] = (),
-    group: int = 1,
-    kernel_shape: Sequence[int] = (),
-    pads: Sequence[int] = (),
-    strides: Sequence[int] = (),
+    **attributes: Unpack[ConvAttributes],
 ) -> Value:
-    y = conv(
-        g,
-        _shifted(g, x, x_zero, 1),
-        _shifted(g, w, w_zero, 0),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return g.cast(y, DType.I32)
+    return g.cast(conv(g, _shifted(g, x, x_zero, 1), _shifted(g, w, w_zero, 0), **attributes), DType.I32)
 
 
 def qlinear_conv(
@@ -209,26 +168,10 @@ def qlinear_conv(
     y_zero: Value,
     b: Value | None = None,
     /,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] = (),
-    group: int = 1,
-    kernel_shape: Sequence[int] = (),
-    pads: Sequence[int] = (),
-    strides: Sequence[int] = (),
+    **attributes: Unpack[ConvAttributes],
 ) -> Value:
-    y = conv(
-        g,
-        _shifted(g, x, x_zero, 1),
-        _shifted(g, w, w_zero, 0),
-        None if b is None else g.cast(b, DType.F64),
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
+    bias = None if b is None else g.cast(b, DType.F64)
+    y = conv(g, _shifted(g, x, x_zero, 1), _shifted(g, w, w_zero, 0), bias, **attributes)
     scale = g(pw("mul"), g.cast(x_scale, DType.F32), g.cast(w_scale, DType.F32))
     scale = _along(g, g(pw("div"), scale, g.cast(y_scale, DType.F32)), y, 1, 0)
     scaled = g(pw("mul"), g.cast(y, DType.F32), scale)
@@ -236,12 +179,8 @@ def qlinear_conv(
 
 
 TABLE: Table = {
-    ("QuantizeLinear", 10): quantize_10,
-    ("QuantizeLinear", 13): quantize_13,
-    ("QuantizeLinear", 19): quantize,
-    ("DequantizeLinear", 10): dequantize_10,
-    ("DequantizeLinear", 13): dequantize_13,
-    ("DequantizeLinear", 21): dequantize,
+    ("QuantizeLinear", 10): quantize,
+    ("DequantizeLinear", 10): dequantize,
     ("MatMulInteger", 10): matmul_integer,
     ("QLinearMatMul", 10): qlinear_matmul,
     ("ConvInteger", 10): conv_integer,

@@ -1,0 +1,93 @@
+"""Run `fusec compile`: compile a model, summarise it, write a .fusec file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fusec.cli import files, lock, output
+from fusec.cli.options import AsJson, Locked
+from fusec.cli.request import Request, compiles
+from fusec.errors import FusecError
+from fusec.system.printable import printable
+
+if TYPE_CHECKING:
+    from fusec.execution.compilation import Compiled
+
+
+@compiles("rounding")
+def compile(
+    request: Request,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A GPU of `fusec targets`; may be repeated for a .fusec file. auto: this machine's, or an H200."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the compiled model to this .fusec file; else the summary, as JSON."),
+    ] = None,
+    locked: Locked = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile a model and print a summary of its program."""
+    files.check_writable(file)
+    start = time.perf_counter()
+    targets = list(dict.fromkeys(target or ["auto"]))
+    saves = file is not None and file.suffix == ".fusec"
+    if len(targets) > 1 and not saves:
+        raise FusecError("several targets need -o FILE.fusec, because only such a file holds them all")
+    with output.progress() as report:
+        all_compiled = [request.build(name, report) for name in targets]
+        programs = lock.required(locked, all_compiled) if locked is not None else None
+        compiled = all_compiled[0] if programs is None else programs[0].compiled
+        if file is not None and saves:
+            lock.save(file, all_compiled, report, programs)
+    summary, words = _summary(request.model, compiled, time.perf_counter() - start)
+    if file is not None and not saves:
+        files.write_text(file, output.json_text(summary))
+    if as_json:
+        output.say(output.json_text(summary))
+        return
+    output.say(
+        f"{request.model} for {summary['target']} in {summary['precision']}, compiled in {summary['seconds']:.1f} s"
+    )
+    for kind in ("inputs", "outputs"):
+        for spec in summary[kind]:
+            layout = ", channels last" if "order" in spec else ""
+            output.say(f"  {kind[:-1]:7}{printable(spec['name'])}: {spec['dtype']} {spec['shape']}{layout}")
+    output.say(f"  {words}")
+    output.print_note(compiled.note)
+
+
+def _summary(model: str, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
+    """Return the summary of a compilation as data, and its totals in words."""
+    from fusec.diagnostics.explain import explain
+
+    def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "dtype": v.type.dtype.numpy.name, "shape": list(v.type.shape)}
+            | ({"order": list(v.type.order)} if v.type.order else {})
+            for name, v in zip(names, values, strict=True)
+        ]
+
+    graph = compiled.graph
+    explanation = replace(explain(compiled.program, compiled.target, cores=False), asked=compiled.asked)
+    data = {
+        "model": model,
+        "target": compiled.target.name,
+        "precision": compiled.options.precision,
+        "disabled": compiled.options.disabled_names,
+        "inputs": specs([v.name for v in graph.inputs], graph.inputs),
+        "outputs": specs(graph.output_names, graph.outputs),
+        "totals": explanation.totals,
+        "cudnn_asked": compiled.asked,
+        "seconds": seconds,
+    }
+    return data, explanation.summary

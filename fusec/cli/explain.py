@@ -1,0 +1,66 @@
+"""Run `fusec explain`: show the steps of a program, and the reason for each fusion that was declined."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fusec.cli import output
+from fusec.cli.options import AsJson
+from fusec.cli.request import Request, compiles
+from fusec.errors import CheckError
+
+# What the command needs is imported inside it, as in commands.py.
+
+
+@compiles("rounding")
+def explain(
+    request: Request,
+    target: Annotated[str, typer.Option(help="GPUs of `fusec targets`, joined by commas.")] = "auto",
+    must_fuse: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Fail unless sequences of ops like 'conv*+add+relu' are one step each."),
+    ] = None,
+    cudnn_only: Annotated[
+        bool, typer.Option("--cudnn-only", help="With --must-fuse: only steps that cuDNN runs count.")
+    ] = False,
+    cores: Annotated[bool, typer.Option(help="Reduce each refusal to its smallest core (asks cuDNN more).")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Show which ops fuse into which step on each GPU, and why the others do not."""
+    from fusec import driver
+    from fusec.diagnostics import explain as explaining
+    from fusec.diagnostics.must_fuse import assert_fused
+
+    names = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
+    precision = request.options.precision
+    explained: list[tuple[str, explaining.Explanation]] = []
+    checks: list[dict[str, Any]] = []
+    with output.progress() as report:
+        for name in names:
+            compiled = request.build(name, report)
+            explained.append(
+                (name, explaining.explain(compiled.program, compiled.target, compiled.judge, cores, report))
+            )
+            precision = compiled.options.precision
+            for pattern in must_fuse or ():
+                compiled.require_answers(f"--must-fuse {pattern!r}")
+                miss = ""
+                try:
+                    assert_fused(compiled.program, pattern, cudnn_only)
+                except CheckError as error:
+                    miss = str(error)
+                checks.append({"target": name, "pattern": pattern, "ok": not miss, "message": miss})
+    if as_json:
+        targets = [explanation.to_json() for _, explanation in explained]
+        data = {"model": request.model, "precision": precision, "targets": targets, "must_fuse": checks}
+        output.say(output.json_text(data))
+    elif len(explained) > 1:
+        reasons = [f"{name}\n{explanation.reasons()}" for name, explanation in explained]
+        output.say("\n\n".join([explaining.compare(explained), *reasons]))
+    else:
+        output.say(explained[0][1])
+    missed = [f"{check['target']}: {check['message']}" for check in checks if not check["ok"]]
+    if missed:
+        raise CheckError("must-fuse does not hold\n" + "\n".join(missed))

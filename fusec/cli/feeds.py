@@ -1,0 +1,75 @@
+"""Prepare and summarise a run for `fusec run`: inputs, a summary of the outputs, and a comparison with onnxruntime."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusec.diagnostics.verify import random_array, relative_l2
+from fusec.errors import FusecError
+from fusec.lowering.packing import in_order
+from fusec.runtime import Executable
+from fusec.system.printable import printable
+
+
+def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
+    """Return the given arrays, checked, and random ones for the other inputs."""
+    known = {v.name: v.type for v in executable.compiled.graph.inputs}
+    for name, (path, _) in arrays.items():
+        if name not in known:
+            raise FusecError(
+                f"{path}: the model has no input {name!r}; inputs: {printable(', '.join(known)) or 'none'}"
+            )
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Any] = {}
+    for name, type in known.items():
+        if name not in arrays:
+            feeds[name] = in_order(random_array(rng, type), type)
+            continue
+        path, mapped = arrays[name]
+        want = type.dtype.numpy
+        # a .npy file cannot name bfloat16: numpy writes it as two bytes without a type
+        array = mapped.view(want) if want.name == "bfloat16" and mapped.dtype.str[1:] == "V2" else mapped
+        if array.dtype != want:
+            raise FusecError(f"{path}: input {name!r} takes {want}, not {array.dtype}")
+        if array.shape != type.shape:
+            raise FusecError(f"{path}: input {name!r} has shape {list(type.shape)}, not {list(array.shape)}")
+        feeds[name] = in_order(array, type)
+    return feeds
+
+
+def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """Return figures that show a difference between two results at a glance."""
+    wide = array.astype(np.float64)
+    mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
+    return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
+
+
+def need_onnxruntime(compare: str) -> None:
+    """Check --compare before the model is compiled. Raises FusecError: when onnxruntime is not installed."""
+    if compare != "onnxruntime":
+        raise FusecError(f"--compare takes onnxruntime, not {compare!r}")
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise FusecError("--compare needs onnxruntime: pip install 'fusec[demo]'")
+
+
+def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
+    """Return the relative L2 distance of each output from onnxruntime's on the CPU."""
+    import onnxruntime  # here, because only the extra `demo` installs it
+
+    # onnxruntime's errors have no common base class, and their extension module has no types
+    kinds = vars(importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")).values()
+    errors = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
+    try:
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3  # errors only, because it warns of every initializer that nothing uses
+        session = onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
+        taken = {i.name for i in session.get_inputs()}
+        want = session.run(list(got), {name: array for name, array in feeds.items() if name in taken})
+    except (*errors, RuntimeError, ValueError) as error:
+        raise FusecError(f"{model}: onnxruntime cannot run it: {error}") from error
+    return {name: relative_l2(array, np.asarray(w)) for (name, array), w in zip(got.items(), want, strict=True)}

@@ -1,0 +1,92 @@
+"""Define the options that several commands share, and read their texts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fusec.errors import FusecError
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, a graph in fusec's text form, or a .fusec file.")
+]
+Target = Annotated[
+    str, typer.Option("--target", help="A GPU of `fusec targets`; auto: this machine's, or an H200; cpu: NumPy.")
+]
+Precision = Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16; sums are always fp32.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME=SIZES", help="Shape of an input with symbolic dims: x=1,3,224,224."),
+]
+Disable = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Leave out this pass or rewrite rule; may be repeated.")
+]
+Rounding = Annotated[
+    str,
+    typer.Option(help="fused: inside a step 16-bit values stay in fp32; source: rounded as in the model."),
+]
+Locked = Annotated[
+    Path | None, typer.Option(metavar="LOCK", help="Run the plans of this lock file; fail if one does not fit.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Give the same bits in every call: no sums in an order that varies.")
+]
+ChannelsLast = Annotated[
+    bool,
+    typer.Option(
+        "--channels-last", help="Inputs and outputs of rank 4 and 5 are channels last in memory; shapes stay N, C, …."
+    ),
+]
+Tune = Annotated[
+    str, typer.Option(help="On a GPU: none takes cuDNN's first plan, quick times the likely ones, full all.")
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Stop timing plans after this time, say 20s; the rest next time.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, all else on stderr.")]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str, option: str) -> float:
+    """Return `90`, `60s`, `10m` or `1h30m` in seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not parts or "".join(a + b for a, b in parts) != text or not any(float(a) for a, _ in parts):
+        raise FusecError(f"{option} {text}: a time is written 60s, 10m or 1h30m")
+    return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
+
+
+def budget_of(text: str | None) -> float:
+    """Return the seconds of --budget; infinite if it is not given."""
+    return math.inf if text is None else seconds_of(text, "--budget")
+
+
+def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Read `x=1,3,224,224` as name and sizes; `x=` is a scalar."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, text in pairs_of("--shape", "NAME=1,3,224,224", texts):
+        try:
+            shapes[name] = tuple(int(size) for size in text.split(",")) if text else ()
+        except ValueError:
+            raise FusecError(f"--shape {name}={text}: sizes are whole numbers joined by commas") from None
+    return shapes
+
+
+def pairs_of(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Split the texts of an option at `=`. `form` shows in messages how to write one."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        # at the last `=`, because names of tensors may contain one and sizes do not
+        name, sign, value = text.rpartition("=")
+        if not sign or not name:
+            raise FusecError(f"{option} {text}: has no name or no '=': write {option} {form}")
+        if name in pairs:
+            raise FusecError(f"{option} is given twice for {name!r}")
+        pairs[name] = value
+    return list(pairs.items())

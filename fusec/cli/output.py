@@ -1,0 +1,111 @@
+"""Print results, notes, warnings and progress of a command, with control characters escaped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Generator, Iterable
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from fusec.errors import CudnnNotAskedWarning
+from fusec.system.printable import printable, printable_lines
+
+Report = Callable[[str, int, int], None]  # stage, done, total (0: not known)
+PATIENCE_S = 1.0  # a stage shorter than this shows no bar
+
+
+def result(data: Any, text: object, as_json: bool) -> None:
+    """Print a result: its data as JSON, or its text."""
+    say(json_text(data) if as_json else text)
+
+
+def print_note(note: str) -> None:
+    """Print the note that goes with a result, if there is one."""
+    if note:
+        say(note)
+
+
+def json_text(data: Any) -> str:
+    """Return one JSON document, with escapes for all characters that a terminal could obey."""
+    return json.dumps(_plain(data), indent=1, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
+    """Print a text that may hold names from a model or a file, with control characters escaped.
+
+    Line breaks are fusec's own, except in what the command line gave, such as a file's name.
+    """
+    told = printable_lines(str(text))
+    for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
+        told = told.replace(printable_lines(given), printable(given))
+    print(told, file=file, flush=flush)
+
+
+def _plain(data: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by null."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Generator[None]:
+    """Escape warnings as `say` does, because they name files and nodes, and Python prints them as they are."""
+    standard = warnings.formatwarning
+
+    def escaped(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return standard(printable(str(message)), category, filename, lineno, line)
+
+    warnings.formatwarning = escaped
+    try:
+        yield
+    finally:
+        warnings.formatwarning = standard
+
+
+class _LateBars(Progress):
+    """Progress bars that show only stages longer than PATIENCE_S."""
+
+    def get_renderables(self) -> Iterable[Any]:
+        late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
+        if late:
+            yield self.make_tasks_table(late)
+
+
+@contextlib.contextmanager
+def without_cudnn_warning() -> Generator[None]:
+    """Suppress the warning that cuDNN was not asked, because the command prints it with its result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CudnnNotAskedWarning)
+        yield
+
+
+@contextlib.contextmanager
+def progress() -> Generator[Report]:
+    """Return a function to report progress to; it shows bars on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    current: list[tuple[str, TaskID]] = []
+    with _LateBars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def report(stage: str, done: int, total: int) -> None:
+            kind = stage.partition(" ")[0]  # `pass layout` and `pass cse` share a bar
+            if not current or current[0][0] != kind:
+                if current:
+                    bars.remove_task(current.pop()[1])
+                current.append((kind, bars.add_task(stage, total=None)))
+            bars.update(current[0][1], description=stage, completed=done, total=total or None)
+
+        yield report

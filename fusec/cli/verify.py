@@ -1,0 +1,41 @@
+"""Run `fusec verify`: check a compilation against the reference."""
+
+from __future__ import annotations
+
+from fusec.cli import output
+from fusec.cli.options import AsJson, Seed, Target
+from fusec.cli.request import Request, compiles
+from fusec.errors import CheckError
+
+# What the command needs is imported inside it, as in commands.py.
+
+
+@compiles("rounding", "tune", "budget")
+def verify(request: Request, target: Target = "auto", seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Check passes and partitions against the reference on random inputs.
+
+    The steps run on this machine's GPU if that is the target, else the lowered graphs run in simulation.
+    """
+    from fusec import driver
+    from fusec.diagnostics import verify as verifying
+    from fusec.gpu import device
+
+    with output.progress() as report:
+        executable = None
+        if device.is_present(driver.resolve_target(target)):
+            executable = request.executable(target, report)
+        compiled = request.build(target, report) if executable is None else executable.compiled
+
+        def progress(steps: int, total: int) -> None:
+            report("verify", steps, total)
+
+        if executable is None:
+            result = verifying.verify(compiled, seed, progress=progress)
+        else:
+            result = executable.verify(seed, progress)
+    told = {"model": request.model, "target": compiled.target.name, "cudnn_asked": compiled.asked}
+    output.say(output.json_text({**told, **result.to_json()}) if as_json else result)
+    output.print_note("" if as_json else compiled.note)
+    if not result.ok:
+        bad = sum(not check.ok for check in result.checks)
+        raise CheckError(f"{request.model}: {bad} of {len(result.checks)} checks failed")
