@@ -102,8 +102,6 @@ class Worker:
                 self.chunks.know(*message["know"])
             elif self.chunks is not None and "without" in message:
                 self.chunks.without.add(message["without"])
-            elif self.chunks is not None and "met" in message:
-                self.chunks.met(*message["met"])
             else:
                 self.jobs.put(message)
         os._exit(0)  # the parent is gone or has closed the pipe, so nobody needs the current result
