@@ -16,8 +16,9 @@ from fusec.errors import FusecError, TargetError
 from fusec.gpu import device as gpu
 from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
+from fusec.testing.child_process import fuzz_folder
 from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
-from fusec.testing.runner.database import State, default_folder
+from fusec.testing.runner.database import State
 from fusec.testing.runner.report import FuzzReport, PropertyCount
 from fusec.testing.runner.shrink import SECONDS as SHRINK_S
 from fusec.testing.runner.supervisor import Run, WorkPlan
@@ -84,7 +85,7 @@ def fuzz(
             raise FusecError(f"{name} is to be more than 0, not {value}")
     goal = _target(target, device)
     chosen, left_out = _choose(properties, device)
-    state = State(Path(database) if database is not None else default_folder())
+    state = State(Path(database) if database is not None else fuzz_folder())
     if fresh:
         state.forget()
     task = Task(tuple(chosen), seed, goal, absolute(graphs), absolute(cases), shrink_s, hang_s)

@@ -149,9 +149,9 @@ def test_a_hang_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_budgets_end_a_run(run: Run) -> None:
     start = time.monotonic()
-    report = run("slow", examples=None, time=2.0)
-    assert 0 < report.examples < 150
-    assert time.monotonic() - start < 8
+    report = run("slow", examples=None, time=5.0)  # a worker needs seconds to start on a busy machine
+    assert 0 < report.examples < 300
+    assert time.monotonic() - start < 15
     assert run("two_faults", examples=500, max_findings=1).examples < 500
 
 

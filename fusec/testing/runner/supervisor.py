@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.testing.child_process import Child, Inbox
 from fusec.testing.example_codec import decode
 from fusec.testing.failure import Failure
 from fusec.testing.finding_folder import Finding, copy
@@ -25,7 +26,7 @@ from fusec.testing.runner.database import Open, State
 from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
 from fusec.testing.runner.task import Task
 from fusec.testing.runner.worker import read_current
-from fusec.testing.runner.worker_process import Child, Inbox
+from fusec.testing.runner.worker_process import WORKER
 
 CHUNK = 25  # examples of a chunk: few, so that a run stops soon; fixed, so that examples depend on the seed only
 TICK_S = 0.25
@@ -141,7 +142,7 @@ class Run:
     # workers ---------------------------------------------------------------------------------------
 
     def _spawn(self, number: int, hash_seed: int) -> Child:
-        child = Child(self.inbox, hash_seed)
+        child = Child(WORKER, self.inbox, hash_seed)
         task = replace(
             self.plan.task,
             staging=str(self.scratch / f"staging-{number}"),
@@ -202,11 +203,10 @@ class Run:
             for crash in self.crashes:
                 crash.hurried = True
         for seat in self.seats:
-            silent = now - seat.child.heard
             late = now - self.stopped_at > STOP_S
             busy = not seat.gone and (seat.job is not None or not seat.ready)
-            if busy and (silent > self.plan.task.hang_s + SILENCE_S or late):
-                self._replace(seat, silent)
+            if busy and (now - seat.child.heard > self.plan.task.hang_s + SILENCE_S or late):
+                self._replace(seat)
 
     # messages --------------------------------------------------------------------------------------
 
@@ -294,9 +294,9 @@ class Run:
 
     # crashes ---------------------------------------------------------------------------------------
 
-    def _replace(self, seat: _Seat, silent_s: float | None = None) -> None:
-        """Replace a worker that died, and make a finding of its example. `silent_s`: kill it, since it was silent."""
-        failure = seat.child.death(silent_s)
+    def _replace(self, seat: _Seat) -> None:
+        """Replace a worker that died or was silent for too long, and make a finding of its example."""
+        failure = seat.child.death()
         job, seat.job = seat.job, None
         current = read_current(self._current(seat.number))
         words = seat.child.last_line()

@@ -22,6 +22,7 @@ from typing import Any
 from fusec.errors import FusecError
 from fusec.ir import Graph
 from fusec.testing.case import Case
+from fusec.testing.child_process import HUNG_STATUS
 from fusec.testing.example_codec import decode, encode
 from fusec.testing.failure import Failure, SkippedError, attempt
 from fusec.testing.finding_folder import check, load
@@ -29,7 +30,6 @@ from fusec.testing.resolve import property_of
 from fusec.testing.runner.task import Task
 
 TICK_S = 0.5
-HUNG_STATUS = 86
 _HEAD = 16  # bytes of the first line of the file of the current example
 
 
@@ -183,9 +183,8 @@ class Worker:
             failure = self._watched(graph, case, lambda: attempt(property, graph, case))
         except SkippedError as error:
             failure = Failure("error", "SkippedError", f"the property does not apply: {error}")
-        told = (
-            None if failure is None else [failure.how, failure.error, failure.message, failure.where, failure.traceback]
-        )
+        words = ("how", "error", "message", "where", "traceback")  # the arrays stay here
+        told = None if failure is None else {name: getattr(failure, name) for name in words}
         self.pipe.tell({"checked": told})
 
     def _watched(self, graph: Graph, case: Case, work: Callable[[], Failure | None]) -> Failure | None:

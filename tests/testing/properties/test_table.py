@@ -32,6 +32,7 @@ from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, REWRITES
 from fusec.passes.rewriting.rewriter import local
 from fusec.schedule import memory_plan
 from fusec.schedule.program import Kind, Program, body_of
+from fusec.testing import child_process
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.properties import compiling, on_device, reproducible
 from fusec.testing.properties.compiling import (
@@ -411,7 +412,7 @@ def test_the_twin_ends_with_its_parents_pipe_and_reports_failures() -> None:
     try:
         with pytest.raises(MismatchError, match="fails in another process"):
             child.ask(graph, Case(target="no such GPU"))
-        process = child._alive()
+        process = child._alive()._process
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(timeout=20) == 0
@@ -421,7 +422,7 @@ def test_the_twin_ends_with_its_parents_pipe_and_reports_failures() -> None:
 
 def test_a_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     child = reproducible.Twin()
-    monkeypatch.setattr(reproducible.sys, "executable", "/bin/false")
+    monkeypatch.setattr(child_process.sys, "executable", "/bin/false")
     with pytest.raises(MismatchError, match="died of it"):
         child.ask(example(), CASE)
 
