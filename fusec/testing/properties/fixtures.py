@@ -17,6 +17,7 @@ import numpy as np
 
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
+from fusec.lower_cudnn import Lowered
 from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
 from fusec.passes.layout.io_layout import insert_edge_copies
@@ -44,6 +45,16 @@ class Stage:
     before: Graph
     graph: Graph
     narrowed: bool  # after the pass that stores constants in the case's precision
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredStep:
+    """A step with its cuDNN graph, its operands by name, and words that name it in messages."""
+
+    what: str
+    step: Partition
+    lowered: Lowered
+    operands: Mapping[str, Array]
 
 
 class Prepared:
@@ -124,6 +135,16 @@ class Prepared:
     def operands(self, step: Partition) -> dict[str, Array]:
         """Return the operands of a step, by name, as they are stored."""
         return {v.name: self.values[v] for v in step.inputs}
+
+    @cached_property
+    def lowered_steps(self) -> list[LoweredStep]:
+        """Return the steps that are cuDNN graphs."""
+        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+        return [
+            LoweredStep(f"step {index} {step.signature}", step, lowered, self.operands(step))
+            for index, (step, lowered) in enumerate(steps)
+            if lowered is not None
+        ]
 
 
 def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Compiled:

@@ -95,7 +95,7 @@ def _aligned(buffer: np.ndarray) -> np.ndarray:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Emulated], Emulated]:
     def use(launches: Emulated) -> Emulated:
-        monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: True)
+        monkeypatch.setattr(on_device.device, "is_present", lambda target: True)
         monkeypatch.setattr(kernels_on_device, "_launches", lambda: launches)
         return launches
 
@@ -192,7 +192,7 @@ def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: False)
+    monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
     with pytest.raises(TargetError, match="no GPU that is a h200"):
         kernels_agree(GRAPH)
     assert PROPERTIES["kernels_agree"].needs == "gpu"
