@@ -134,6 +134,7 @@ def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.
     assert report.examples == 40
     assert "2 times" in report.left_out[f"{PLANTED}:dies"]
     assert report.properties[f"{PLANTED}:holds"].runs > 0
+    assert report.properties[f"{PLANTED}:dies"].failures == 2, "a new worker runs what was left out"
     again = run("dies", examples=1, graphs=f"{PLANTED}:short_chains")
     assert [f.old for f in again.findings] == [True]
 

@@ -16,13 +16,14 @@ from fusec.passes.rewriting.pattern import Rule
 from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
 from fusec.testing.case import Case
+from fusec.testing.failure import ops_of
 from fusec.testing.generators.arrays import STYLES, draw_array, draw_feeds
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs import MOTIFS
 from fusec.testing.generators.motifs.rewrite_rules import EQUATIONS, equation
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.uniform_provider import register
-from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
 
 QUIET = settings(
     backend=register(), database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -38,7 +39,7 @@ def many(count: int) -> settings:
 @given(graphs(), cases())
 def test_graphs_are_valid_and_have_a_meaning(graph: Graph, case: Case) -> None:
     graph.verify()
-    assert computing(graph) <= 60
+    assert ops_of(graph).total() <= 60
     assert graph.outputs
     results = evaluate(graph, case.inputs(graph), precision=DType.F64)
     assert all(results[name].shape == v.type.shape for name, v in zip(graph.output_names, graph.outputs, strict=True))
@@ -154,7 +155,7 @@ def test_small_things_shrink_to_the_simplest() -> None:
     assert find(orders(3), lambda o: True, settings=smallest) == ()
     assert str(find(tensor_types(1), lambda t: True, settings=smallest)) == "f32[2]"
     graph = find(graphs(), lambda g: any(n.op.name == "conv" for n in g.nodes), settings=smallest)
-    assert computing(graph) <= 3, graph
+    assert ops_of(graph).total() <= 3, graph
     assert find(cases(), lambda c: True, settings=smallest).to_json() == Case().to_json()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -186,25 +186,6 @@ def fingerprint(graph: Graph) -> tuple[str, tuple[Literal, ...]]:
     """Return a value that is equal for graphs with the same text and the same literals."""
     literals = tuple(n.op.literal for n in graph.nodes if isinstance(n.op, Constant))
     return print_graph(graph), literals
-
-
-def relabelled(graph: Graph) -> Graph:
-    """Label every constant by its value's name, as in a parsed graph.
-
-    Returns the graph itself if all labels are already so, else a copy.
-    """
-    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
-    if all(cast(Constant, n.op).literal.label == n.result.name for n in constants):
-        return graph
-    copy = graph.clone()
-    for node in copy.nodes:
-        if isinstance(node.op, Constant):
-            copy.set_op(node, Constant(_renamed(node.op.literal, node.result.name)))
-    return copy
-
-
-def _renamed(literal: Literal, label: str) -> Literal:
-    return literal if literal.label == label else Literal(literal.type, lambda: literal.array, label)
 
 
 def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:

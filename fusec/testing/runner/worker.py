@@ -96,15 +96,21 @@ class Worker:
     def listen(self) -> None:
         for line in sys.stdin:
             message = json.loads(line)
-            if self.chunks is not None and "stop" in message:
-                self.chunks.stopping = True
-            elif self.chunks is not None and "know" in message:
-                self.chunks.know(*message["know"])
-            elif self.chunks is not None and "without" in message:
-                self.chunks.without.add(message["without"])
-            else:
+            if self.chunks is None or not self._take(message):
                 self.jobs.put(message)
         os._exit(0)  # the parent is gone or has closed the pipe, so nobody needs the current result
+
+    def _take(self, message: dict[str, Any]) -> bool:
+        """Handle a message that need not wait for the current job; return False for a job."""
+        if "stop" in message:
+            self.chunks.stopping = True
+        elif "know" in message:
+            self.chunks.know(*message["know"])
+        elif "without" in message:
+            self.chunks.without.add(message["without"])
+        else:
+            return False
+        return True
 
     def watch(self) -> None:
         while True:
@@ -122,6 +128,8 @@ class Worker:
             message = self.jobs.get()
             if "task" in message:
                 self._begin(message["task"])
+            elif self.chunks is not None and self._take(message):
+                continue  # it came while the worker started
             elif "chunk" in message:
                 self._chunk(message["chunk"], message["count"])
             elif "replay" in message:

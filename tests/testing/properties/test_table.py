@@ -34,6 +34,7 @@ from fusec.schedule import memory_plan
 from fusec.schedule.program import Kind, Program, body_of
 from fusec.testing import child_process
 from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.example_codec import relabelled
 from fusec.testing.properties import compiling, on_device, reproducible
 from fusec.testing.properties.compiling import (
     compile_is_deterministic,
@@ -42,7 +43,7 @@ from fusec.testing.properties.compiling import (
     spellings_keep_meaning,
     verification_agrees,
 )
-from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, prepared, relabelled
+from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, prepared
 from fusec.testing.properties.onnx_round_trip import onnx_round_trip, onnxruntime_agrees
 from fusec.testing.properties.reproducible import TWIN, digest
 from fusec.testing.properties.running import buffers_never_alias, executable_agrees
