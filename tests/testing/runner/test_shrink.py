@@ -1,4 +1,4 @@
-"""The reducer reaches what is minimal, keeps graphs sound, does the same each time, and stops when told."""
+"""Test shrinking: the smallest graph, valid candidates, determinism and the time limit."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def contains(*names: str) -> Callable[[Graph], bool]:
 
 
 @pytest.mark.parametrize("name", ["conv", "add", "relu", "max_pool", "mul", "transpose", "split", "reduce"])
-def test_one_op_is_left_of_the_one_that_matters(name: str) -> None:
+def test_graph_shrinks_to_the_op_that_fails(name: str) -> None:
     small = shrink_graph(model(), contains(name))
     assert ops_of(small) == {name: 1}
     assert len(small.outputs) == 1
     assert small.inputs[0].type.size <= 16
 
 
-def test_two_ops_and_what_joins_them() -> None:
+def test_graph_shrinks_to_two_connected_ops() -> None:
     assert ops_of(shrink_graph(model(), contains("conv", "relu"))) == {"conv": 1, "relu": 1}  # the sums are bypassed
 
     def joined(graph: Graph) -> bool:
@@ -73,13 +73,13 @@ def test_two_ops_and_what_joins_them() -> None:
     assert not any(v.type.order for v in small.values())
 
 
-def test_outputs_stay_where_two_are_needed() -> None:
+def test_two_outputs_stay_if_both_are_needed() -> None:
     small = shrink_graph(model(), lambda g: len(g.outputs) >= 2 and "relu" in ops_of(g))
     assert len(small.outputs) == 2
     assert ops_of(small) == {"relu": 1}
 
 
-def test_constants_attributes_sizes_and_types_get_plain() -> None:
+def test_constants_attributes_sizes_and_types_become_simple() -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((3, 6, 9, 7), DType.BF16, (3, 1, 0, 2)))
     w = graph.constant(np.random.default_rng(1).standard_normal((6, 3, 3, 3)).astype(DType.BF16.numpy))
@@ -94,7 +94,7 @@ def test_constants_attributes_sizes_and_types_get_plain() -> None:
     assert all(not literal.array.any() for literal in literals)
 
 
-def test_one_input_for_two() -> None:
+def test_one_input_replaces_two() -> None:
     graph = Graph("g")
     x, y = (graph.add_input(n, TensorType((4,), F32)) for n in "xy")
     graph.add_input("unused", TensorType((4,), F32))
@@ -107,7 +107,7 @@ def test_one_input_for_two() -> None:
     assert len(shrink_graph(graph, different).inputs) == 2
 
 
-def test_it_does_the_same_each_time_and_only_goes_down() -> None:
+def test_shrinking_is_deterministic_and_never_grows() -> None:
     seen: list[int] = []
 
     def fails(graph: Graph) -> bool:
@@ -123,7 +123,7 @@ def test_it_does_the_same_each_time_and_only_goes_down() -> None:
     assert str(first).startswith('graph "fuzz" (%x0: f32[')
 
 
-def test_it_stops_in_time() -> None:
+def test_shrinking_stops_after_its_time() -> None:
     start = time.monotonic()
     calls = 0
 
@@ -138,7 +138,7 @@ def test_it_stops_in_time() -> None:
     assert calls < 10
 
 
-def test_what_never_fails_smaller_stays() -> None:
+def test_graph_stays_if_no_smaller_one_fails() -> None:
     graph = model()
     kept = shrink_graph(graph, lambda g: g is graph)
     assert kept is graph
@@ -146,7 +146,7 @@ def test_what_never_fails_smaller_stays() -> None:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs())
-def test_every_candidate_is_a_sound_graph(graph: Graph) -> None:
+def test_every_candidate_is_a_valid_graph(graph: Graph) -> None:
     before = digest(graph)
     for stage in STAGES:
         for candidate in stage(graph):
@@ -157,8 +157,8 @@ def test_every_candidate_is_a_sound_graph(graph: Graph) -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs())
-def test_any_op_of_a_random_graph_is_left_alone(graph: Graph) -> None:
-    """However it is wired: one op, and nothing it does not need."""
+def test_any_op_of_a_random_graph_can_be_isolated(graph: Graph) -> None:
+    """The op stays alone, with nothing that it does not need."""
     wanted = next(n.op for n in graph.nodes if not isinstance(n.op, Constant))
 
     def fails(g: Graph) -> bool:
@@ -167,7 +167,7 @@ def test_any_op_of_a_random_graph_is_left_alone(graph: Graph) -> None:
     assert sum(ops_of(shrink_graph(graph, fails)).values()) == 1
 
 
-def test_cases_get_plain() -> None:
+def test_cases_become_simple() -> None:
     case = Case(7, "special", "bf16", frozenset({"cse", "layout", "simplify"}), "moody")
 
     def fails(**needs: Any) -> Case:
