@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -69,29 +69,15 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         """Return the case as JSON data, without the feeds."""
-        return {
-            "seed": self.seed,
-            "style": self.style,
-            "precision": self.precision,
-            "disable": sorted(self.disable),
-            "judge": self.judge,
-            "target": self.target,
-            "channels_last": self.channels_last,
-        }
+        options = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "feeds"}
+        return {**options, "disable": sorted(self.disable)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], feeds: Mapping[str, Array] | None = None) -> Case:
         """Restore a case from the data of `to_json`, with the feeds if they were saved."""
-        return cls(
-            data["seed"],
-            data["style"],
-            data["precision"],
-            frozenset(data["disable"]),
-            data["judge"],
-            data["target"],
-            data.get("channels_last", False),  # absent from older findings
-            feeds,
-        )
+        options = dict(data)
+        disable = frozenset[str](options.pop("disable"))
+        return cls(**options, disable=disable, feeds=feeds)
 
 
 class MismatchError(AssertionError):

@@ -9,7 +9,7 @@ import base64
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.lib.format import write_array
@@ -26,16 +26,27 @@ def text_of(graph: Graph) -> tuple[str, dict[str, Array]]:
 
     `parse(text, arrays)` restores the graph.
     """
-    large = [(n, n.op.literal) for n in graph.nodes if isinstance(n.op, Constant)]
-    large = [(n, literal) for n, literal in large if literal.type.size > INLINE_ELEMENTS]
-    literals: dict[str, Literal] = {}
-    if any(literals.setdefault(literal.label, literal) is not literal for _, literal in large):
-        graph = graph.clone()  # because two constants share a label: label each by its value's name
-        for node in graph.nodes:
-            if isinstance(node.op, Constant):
-                graph.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
-        return text_of(graph)
-    return print_graph(graph), {label: literal.array for label, literal in literals.items()}
+    literals = [n.op.literal for n in graph.nodes if isinstance(n.op, Constant)]
+    large = [literal for literal in literals if literal.type.size > INLINE_ELEMENTS]
+    by_label = {literal.label: literal for literal in reversed(large)}
+    if any(by_label[literal.label] is not literal for literal in large):  # two constants share a label
+        return text_of(relabelled(graph))
+    return print_graph(graph), {literal.label: literal.array for literal in large}
+
+
+def relabelled(graph: Graph) -> Graph:
+    """Label every constant by its value's name, as in a parsed graph.
+
+    Returns the graph itself if all labels are already so, else a copy.
+    """
+    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
+    if all(cast(Constant, n.op).literal.label == n.result.name for n in constants):
+        return graph
+    copy = graph.clone()
+    for node in copy.nodes:
+        if isinstance(node.op, Constant):
+            copy.set_op(node, Constant(Literal.of(node.op.literal.array, node.result.name)))
+    return copy
 
 
 def save_npz(path: Path, arrays: Mapping[str, Array]) -> dict[str, str]:

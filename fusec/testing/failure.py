@@ -114,9 +114,9 @@ def ops_of(graph: Graph) -> Counter[str]:
 def signature(property: str, failure: Failure, ops: Mapping[str, int]) -> str:
     """Build a text that is equal for findings with presumably one cause.
 
-    It is made of the property, the ops of the reduced graph, and the kind of failure.
+    It is made of the property, the ops of the smallest graph, and the kind of failure.
     """
-    if failure.how == HUNG:  # each attempt to reduce it is slow, so two are rarely reduced to the same ops
+    if failure.how == HUNG:  # each attempt to shrink it is slow, so two rarely shrink to the same ops
         return " | ".join((property, "any op", failure.kind))
     counted = "+".join(f"{name}*{count}" if count > 1 else name for name, count in sorted(ops.items()))
     return " | ".join((property, counted or "no op", failure.kind))

@@ -16,10 +16,13 @@ from fusec.errors import FusecError, TargetError
 from fusec.gpu import device as gpu
 from fusec.targets.target import load as load_target
 from fusec.testing.case import Property
+from fusec.testing.child_process import fuzz_folder
 from fusec.testing.resolve import CASES, GRAPHS, absolute, known_properties, property_of
-from fusec.testing.runner.database import State, default_folder
+from fusec.testing.runner.database import State
 from fusec.testing.runner.report import FuzzReport, PropertyCount
+from fusec.testing.runner.shrink import SECONDS as SHRINK_S
 from fusec.testing.runner.supervisor import Run, WorkPlan
+from fusec.testing.runner.task import Task
 
 EXAMPLES = 2000  # unless told how many, or how long
 MAX_FINDINGS = 10
@@ -50,7 +53,7 @@ def fuzz(
     fresh: bool = False,
     graphs: str = GRAPHS,
     cases: str = CASES,
-    shrink_s: float = 5.0,
+    shrink_s: float = SHRINK_S,
     hang_s: float = 60.0,
     progress: Progress | None = None,
 ) -> FuzzReport:
@@ -69,7 +72,7 @@ def fuzz(
     max_findings: number of findings that ends the run.
     fresh: empty the database first.
     graphs, cases: strategies, as `module:name` or `file.py:name`.
-    shrink_s: the most seconds that Hypothesis may shrink a finding, before it is reduced as a graph.
+    shrink_s: the most seconds to shrink a finding.
     hang_s: seconds after which a property that has not returned counts as hung.
     progress: called with the report so far, a few times a second.
 
@@ -82,22 +85,17 @@ def fuzz(
             raise FusecError(f"{name} is to be more than 0, not {value}")
     goal = _target(target, device)
     chosen, left_out = _choose(properties, device)
-    state = State(Path(database) if database is not None else default_folder())
+    state = State(Path(database) if database is not None else fuzz_folder())
     if fresh:
         state.forget()
+    task = Task(tuple(chosen), seed, goal, absolute(graphs), absolute(cases), shrink_s, hang_s)
     plan = WorkPlan(
-        properties=tuple(chosen),
+        task,
         seconds=time,
         examples=examples if examples is not None or time is not None else EXAMPLES,
-        seed=seed,
-        target=goal,
         workers=workers or len(os.sched_getaffinity(0)),
         findings=Path(findings if findings is not None else "fusec-findings").absolute(),
         max_findings=max_findings,
-        graphs=absolute(graphs),
-        cases=absolute(cases),
-        shrink_s=shrink_s,
-        hang_s=hang_s,
     )
     report = FuzzReport(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
     with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:

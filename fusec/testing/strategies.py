@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from fusec.ir import Constant, DType, Graph, Op, TensorType
+from fusec.ir import DType, Graph, Op, TensorType
 from fusec.ops import BY_NAME
 from fusec.passes import names as pass_names
 from fusec.testing.case import Case
@@ -140,11 +140,6 @@ def cases(draw: st.DrawFn, judges: Sequence[str] = JUDGES, precisions: Sequence[
         judge=choices.pick(list(judges)),
         channels_last=seed % 5 == 4,
     )
-
-
-def computing(graph: Graph) -> int:
-    """Count the nodes of a graph, without constants."""
-    return sum(not isinstance(n.op, Constant) for n in graph.nodes)
 
 
 assert set(_STYLES) == set(STYLES)

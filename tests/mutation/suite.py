@@ -26,7 +26,7 @@ BESIDE = ("tests", "examples", "benchmarks", "docs", "pyproject.toml", "README.m
 CACHE = "failed"  # pytest writes there which tests failed
 BUDGET = 2000  # examples: the default of `fusec fuzz`
 
-# As `fusec fuzz` with --max-findings 1 --workers 1, but little time is spent on shrinking.
+# As `fusec fuzz` with --max-findings 1 --workers 1.
 HUNT = """
 import json, sys
 import fusec
@@ -36,7 +36,7 @@ folder, examples, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if not fusec.__file__.startswith(folder + "/"):
     sys.exit(f"{fusec.__file__} is not the copy in {folder}")
 report = fuzz(
-    examples=examples, seed=seed, workers=1, max_findings=1, shrink_s=1.0,
+    examples=examples, seed=seed, workers=1, max_findings=1,
     fresh=True, database=folder + "/database", findings=f"{folder}/findings-{seed}",
 )
 print(json.dumps(report.to_json()))

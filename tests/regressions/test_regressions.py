@@ -1,4 +1,4 @@
-"""Bugs that fuzzing found, each as the graph it was reduced to: every property holds of it now.
+"""Check bugs that fuzzing found, each as its shrunk graph: every property holds for it now.
 
 A file is comments (why; then `# case: {…}` if it takes other data than the default), and the graph.
 """
@@ -20,7 +20,7 @@ CPU = [p for p in PROPERTIES.values() if p.needs != "gpu"]
 
 
 def case_of(text: str) -> Case:
-    """The case a file asks for."""
+    """Read the case from a file."""
     lines = [line.removeprefix("# case:") for line in text.splitlines() if line.startswith("# case:")]
     given = json.loads(lines[0]) if lines else {}
     return Case.from_json({**Case().to_json(), **given})
@@ -28,7 +28,7 @@ def case_of(text: str) -> Case:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 @pytest.mark.parametrize("property", CPU, ids=lambda p: p.name)
-def test_what_was_found_stays_fixed(file: Path, property: Property) -> None:
+def test_finding_stays_fixed(file: Path, property: Property) -> None:
     if property.needs == "onnxruntime":
         pytest.importorskip("onnxruntime")
     text = file.read_text()
@@ -40,6 +40,6 @@ def test_what_was_found_stays_fixed(file: Path, property: Property) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
 @pytest.mark.parametrize("property", ["device_agrees", "plans_agree", "kernels_agree"])
-def test_what_was_found_stays_fixed_on_the_gpu(file: Path, precision: str, property: str) -> None:
+def test_finding_stays_fixed_on_the_gpu(file: Path, precision: str, property: str) -> None:
     text = file.read_text()
     PROPERTIES[property].check(parse(text), replace(case_of(text), precision=precision))

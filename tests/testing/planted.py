@@ -1,4 +1,4 @@
-"""Properties with known faults, and a strategy small enough to shrink in a moment; for the tests of the fuzzer."""
+"""Define properties with known faults and a strategy of small graphs, for the tests of the fuzzer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NAMES = ("identity", "relu", "tanh", "add", "mul", "sub")
 
 
 @st.composite
-def chains(draw: st.DrawFn, length: int = 8) -> Graph:
-    """One to eight pointwise ops of one shape."""
-    graph = Graph("chain")
+def sequences(draw: st.DrawFn, length: int = 8) -> Graph:
+    """Draw one to eight pointwise ops of one shape."""
+    graph = Graph("sequence")
     values = [graph.add_input("x", TensorType((2, 3), DType.F32))]
     for name in draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=length)):
         operands = [values[-1]] if name in NAMES[:3] else [values[-1], values[draw(st.integers(0, len(values) - 1))]]
@@ -35,22 +35,22 @@ def chains(draw: st.DrawFn, length: int = 8) -> Graph:
     return graph
 
 
-short_chains = chains(3)
+short_sequences = sequences(3)
 
 
 def holds(graph: Graph) -> None:
-    """Always."""
+    """Hold for every graph."""
     graph.verify()
 
 
 def noted(graph: Graph) -> None:
-    """Always; writes down what it was given, and in which process."""
+    """Hold for every graph; write the process and the graph to the file FUSEC_NOTES."""
     with Path(os.environ["FUSEC_NOTES"]).open("a") as file:
         file.write(f"{os.getpid()} {digest(graph)}\n")
 
 
 def compiles(graph: Graph, case: Case) -> None:
-    """Goes through passes, partitioner and lowering, for what they tell about coverage."""
+    """Run passes, partitioner and lowering, which coverage counts."""
     run(PIPELINE, graph, case.options)
     partition(graph, JUDGES[case.judge](case), load(case.target))
 
@@ -60,46 +60,46 @@ def _has(graph: Graph, *names: str) -> bool:
 
 
 def no_relu_and_mul(graph: Graph, case: Case) -> None:
-    """Fails where a graph has both, unless the file FUSEC_FIXED exists."""
+    """Fail if a graph has both ops, unless the file FUSEC_FIXED exists."""
     if _has(graph, "relu", "mul") and not Path(os.environ.get("FUSEC_FIXED", "none")).exists():
         x = np.arange(3, dtype=np.float32)
         raise MismatchError(f"output %{graph.outputs[0].name} is off by {len(graph)}", {"y": x}, {"y": x + 1})
 
 
 def two_faults(graph: Graph) -> None:
-    """One way of failing, for two reasons."""
+    """Fail in the same way for two reasons."""
     if _has(graph, "tanh") or _has(graph, "sub"):
         raise MismatchError("differs")
 
 
 def raises(graph: Graph) -> None:
-    """What fusec itself does not expect."""
+    """Raise an error inside fusec."""
     if _has(graph, "relu"):
         load("no such target")
 
 
 def dies(graph: Graph) -> None:
-    """Ends the process."""
+    """Kill the process."""
     if _has(graph, "tanh", "add"):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def hangs(graph: Graph) -> None:
-    """Never returns."""
+    """Never return."""
     while _has(graph, "tanh"):
         time.sleep(0.01)
 
 
 def doubtful(graph: Graph) -> None:
-    """Fails by the word of a weak oracle."""
+    """Fail by a weak oracle."""
     if _has(graph, "relu"):
         raise MismatchError("not what onnxruntime says", oracle=Trust.ONNXRUNTIME)
 
 
 def slow(graph: Graph) -> None:
-    """Takes its time."""
+    """Be slow."""
     time.sleep(0.02)
 
 
 def three(graph: Graph, case: Case, more: int) -> None:
-    """Takes what no property is given."""
+    """Have an argument that no property gets."""

@@ -1,4 +1,4 @@
-"""A finding's folder gives back what was put in, runs again by itself, and is whole or not there."""
+"""Test the folder of a finding: it restores the finding, replays it, and is complete or absent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLANTED = Path(__file__).with_name("planted.py")
 
 
 def graph_of_types() -> Graph:
-    """Inputs of the types .npz cannot hold among others, and two large constants under one label."""
+    """Build a graph with inputs of types that .npz cannot store, and two large constants with one label."""
     graph = Graph("g")
     x = graph.add_input("layer/x", TensorType((2, 3), DType.BF16))
     graph.add_input("half", TensorType((), DType.F16))
@@ -45,7 +45,7 @@ def graph_of_types() -> Graph:
 
 
 def failing(graph: Graph, name: str = "no_relu_and_mul", case: Case | None = None) -> Finding:
-    """A finding as a run would make it."""
+    """Make a finding as a run does."""
     x = np.array([1.5, np.nan], ml_dtypes.bfloat16)
 
     def check(graph: Graph, case: Case) -> None:
@@ -56,7 +56,7 @@ def failing(graph: Graph, name: str = "no_relu_and_mul", case: Case | None = Non
     return Finding(f"{PLANTED}:{name}", graph, case or Case(seed=3, style="special"), failure, {"seed": 1})
 
 
-def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_loaded_finding_equals_the_saved_one(tmp_path: Path) -> None:
     finding = failing(graph_of_types())
     folder = save(finding, tmp_path)
     again = load(folder)
@@ -83,7 +83,7 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def packed(graph: Graph) -> Graph:
-    """The graph as the text form and the arrays beside it give it."""
+    """Relabel the constants as text and arrays restore them."""
     copy = graph.clone()
     for node in copy.nodes:
         if isinstance(node.op, Constant):
@@ -93,7 +93,7 @@ def packed(graph: Graph) -> Graph:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(graphs(), cases())
-def test_any_example_goes_through_a_message(graph: Graph, case: Case) -> None:
+def test_any_example_can_be_encoded_and_decoded(graph: Graph, case: Case) -> None:
     data = json.loads(json.dumps(example_codec.encode(graph, case)))
     again, other = example_codec.decode(data)
     assert other.to_json() == case.to_json()
@@ -101,7 +101,7 @@ def test_any_example_goes_through_a_message(graph: Graph, case: Case) -> None:
     assert example_codec.encode(again, other) == data
 
 
-def test_feeds_go_through_a_message(tmp_path: Path) -> None:
+def test_feeds_can_be_encoded_and_decoded(tmp_path: Path) -> None:
     graph = graph_of_types()
     case = Case(feeds=Case(seed=9).inputs(graph))
     _, other = example_codec.decode(json.loads(json.dumps(example_codec.encode(graph, case))))
@@ -110,7 +110,7 @@ def test_feeds_go_through_a_message(tmp_path: Path) -> None:
     assert [a.shape for a in other.feeds.values()] == [a.shape for a in case.feeds.values()]
 
 
-def test_the_script_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_script_runs_the_finding_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(failing(graph_of_types()), tmp_path)
     script = [sys.executable, folder / "replay.py"]
     result = subprocess.run(script, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -124,7 +124,7 @@ def test_the_script_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert replay(folder / "replay.py") == 0
 
 
-def test_what_kills_is_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_crash_is_replayed_in_its_own_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((2,), DType.F32))
     graph.set_outputs([graph.add(pw("tanh"), graph.add(pw("add"), x, x))])
@@ -137,7 +137,7 @@ def test_what_kills_is_run_apart(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert check_apart(failing(graph, "holds")) is None
 
 
-def test_same_faults_are_told_from_others() -> None:
+def test_similar_failures_have_one_kind() -> None:
     def failure(error: Exception) -> tuple[str, bool]:
         def check(graph: Graph, case: Case) -> None:
             raise error
@@ -155,7 +155,7 @@ def test_same_faults_are_told_from_others() -> None:
     assert not failure(KeyError("x"))[1]
 
 
-def test_a_property_may_not_apply() -> None:
+def test_property_can_skip_an_example() -> None:
     def check(graph: Graph, case: Case) -> None:
         raise UnsatisfiedAssumption  # what `assume` does
 
@@ -167,7 +167,7 @@ def test_a_property_may_not_apply() -> None:
             attempt(Property("p", each), Graph("g"), Case())
 
 
-def test_folders_are_found_and_bad_ones_named(tmp_path: Path) -> None:
+def test_errors_name_folders_that_are_no_findings(tmp_path: Path) -> None:
     with pytest.raises(FusecError, match="no such folder"):
         folders(tmp_path / "none")
     with pytest.raises(FusecError, match="holds no finding"):
@@ -182,7 +182,7 @@ def test_folders_are_found_and_bad_ones_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_finding_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = failing(graph_of_types())
     folder = save(finding, tmp_path / "kept")
     (folder / "extra").touch()
@@ -198,7 +198,7 @@ def test_a_finding_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "cut").iterdir()) == []
 
 
-def test_a_graph_that_onnx_cannot_express_is_saved_without(tmp_path: Path) -> None:
+def test_finding_is_saved_without_onnx_if_export_fails(tmp_path: Path) -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((2, 2), DType.F32))
     graph.set_outputs([graph.add(pw("tanh"), x)])

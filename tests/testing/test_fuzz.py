@@ -1,4 +1,4 @@
-"""The fuzzer finds planted faults, shrinks them, saves them once, goes on after deaths, remembers, resumes."""
+"""Test the fuzzer: it finds, shrinks and saves planted faults, continues after crashes, and resumes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Run = Callable[..., FuzzReport]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """The fuzzer with one worker, on chains of pointwise ops unless told otherwise, in folders of its own."""
+    """Run the fuzzer with one worker on sequences of pointwise ops, in its own folders; options change that."""
 
     def call(*names: str, **options: Any) -> FuzzReport:
         settled = {"workers": 1, "database": tmp_path / "database", "findings": tmp_path / "findings", "shrink_s": 5.0}
-        settled |= {"graphs": f"{PLANTED}:chains", "examples": 60}
+        settled |= {"graphs": f"{PLANTED}:sequences", "examples": 60}
         return fuzz([f"{PLANTED}:{name}" for name in names], **{**settled, **options})
 
     return call
@@ -42,7 +42,7 @@ def notes(path: Path) -> set[str]:
     return {line.split()[1] for line in path.read_text().splitlines()}
 
 
-def test_all_well(run: Run) -> None:
+def test_report_of_a_run_without_findings(run: Run) -> None:
     seen: list[int] = []
     report = run("holds", progress=lambda r: seen.append(r.examples))
     assert report.ok
@@ -54,7 +54,7 @@ def test_all_well(run: Run) -> None:
     assert json.loads(json.dumps(report.to_json()))["ok"] is True
 
 
-def test_examples_depend_on_the_seed_alone_and_a_second_run_goes_on(
+def test_examples_depend_on_the_seed_and_a_second_run_continues(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def graphs(name: str, **options: Any) -> set[str]:
@@ -72,7 +72,7 @@ def test_examples_depend_on_the_seed_alone_and_a_second_run_goes_on(
     assert graphs("other seed", seed=8) != first
 
 
-def test_a_fault_is_shrunk_saved_remembered_and_dropped_when_fixed(
+def test_finding_is_shrunk_saved_replayed_and_dropped_when_fixed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEC_FIXED", str(tmp_path / "fixed"))
@@ -107,7 +107,7 @@ def test_two_faults_of_one_property_are_two_findings(run: Run) -> None:
     assert sorted(map(str, (f.ops for f in report.findings))) == ["{'sub': 1}", "{'tanh': 1}"]
 
 
-def test_an_exception_that_escapes_is_a_finding(run: Run) -> None:
+def test_exception_of_a_property_is_a_finding(run: Run) -> None:
     (found,) = run("raises", max_findings=1).findings
     assert found.how == "error"
     assert found.ops == {"relu": 1}
@@ -123,10 +123,10 @@ def test_doubts_are_no_findings(run: Run) -> None:
     assert Path(doubt.folder).name.startswith("doubt-")
 
 
-def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crash_is_a_finding_and_the_run_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "CRASHES", 1)
     monkeypatch.setattr(supervisor, "DEATHS", 2)
-    report = run("dies", "holds", examples=40, graphs=f"{PLANTED}:short_chains")
+    report = run("dies", "holds", examples=40, graphs=f"{PLANTED}:short_sequences")
     (found,) = report.findings
     assert found.how == "died"
     assert "SIGSEGV" in found.message
@@ -134,7 +134,8 @@ def test_a_death_is_a_finding_and_the_run_goes_on(run: Run, monkeypatch: pytest.
     assert report.examples == 40
     assert "2 times" in report.left_out[f"{PLANTED}:dies"]
     assert report.properties[f"{PLANTED}:holds"].runs > 0
-    again = run("dies", examples=1, graphs=f"{PLANTED}:short_chains")
+    assert report.properties[f"{PLANTED}:dies"].failures == 2, "a new worker runs what was left out"
+    again = run("dies", examples=1, graphs=f"{PLANTED}:short_sequences")
     assert [f.old for f in again.findings] == [True]
 
 
@@ -147,11 +148,11 @@ def test_a_hang_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "in hangs" in load(Path(found.folder)).failure.traceback, "where it hangs is not said"
 
 
-def test_the_budgets_end_a_run(run: Run) -> None:
+def test_time_and_max_findings_end_a_run(run: Run) -> None:
     start = time.monotonic()
-    report = run("slow", examples=None, time=2.0)
-    assert 0 < report.examples < 150
-    assert time.monotonic() - start < 8
+    report = run("slow", examples=None, time=5.0)  # a worker needs seconds to start on a busy machine
+    assert 0 < report.examples < 300
+    assert time.monotonic() - start < 15
     assert run("two_faults", examples=500, max_findings=1).examples < 500
 
 
@@ -166,26 +167,26 @@ def test_the_budgets_end_a_run(run: Run) -> None:
         ({"target": "b17"}, "b17"),
     ],
 )
-def test_bad_arguments_are_named(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_errors_name_bad_arguments(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(FusecError, match=words):
         fuzz(**{"properties": [f"{PLANTED}:holds"], "database": tmp_path, **options})
 
 
-def test_a_device_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.gpu, "detect", lambda: None)
     monkeypatch.setattr(module.gpu, "is_present", lambda target: False)
     with pytest.raises(TargetError, match="takes a GPU of the kind h200"):
         fuzz([f"{PLANTED}:holds"], device=True, database=tmp_path)
 
 
-def test_hypothesis_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_says_how_to_install_hypothesis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FusecError, match=r"pip install 'fusec\[fuzz\]'"):
         fuzz(database=tmp_path)
 
 
 def test_workers_end_with_their_parent(tmp_path: Path) -> None:
-    """Killed, so that it can do nothing about it."""
+    """The parent is killed, so it cannot end them itself."""
     log = tmp_path / "notes"
     program = (
         f"from fusec.testing.fuzz import fuzz\n"
@@ -201,7 +202,7 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     assert {state.claim(key), state.claim(key)} == {0, 1}, "what was under way is not handed out again"
 
 
-def test_ctrl_c_leaves_a_summary(tmp_path: Path) -> None:
+def test_ctrl_c_prints_a_summary(tmp_path: Path) -> None:
     log = tmp_path / "notes"
     options = ["--time", "60s", "--workers", "1", "--database", str(tmp_path / "db"), "--seed", "3"]
     names = [arg for name in ("noted", "slow") for arg in ("--property", f"{PLANTED}:{name}")]

@@ -1,4 +1,4 @@
-"""The strategies: what they give is valid, everything is reached, and it shrinks to the simplest."""
+"""Test the strategies: graphs are valid, reach every op, and shrink to the simplest one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fusec.passes.rewriting.pattern import Rule
 from fusec.passes.rewriting.rewriter import rewrite
 from fusec.reference import evaluate
 from fusec.testing.case import Case
+from fusec.testing.failure import ops_of
 from fusec.testing.generators.arrays import STYLES, draw_array, draw_feeds
 from fusec.testing.generators.graph_builder import RandomGraph, Unfit
 from fusec.testing.generators.motifs import MOTIFS
@@ -24,7 +25,7 @@ from fusec.testing.generators.motifs.repeated_work import repeated_op
 from fusec.testing.generators.motifs.rewrite_rules import EQUATIONS, equation
 from fusec.testing.generators.operations import DRAWS
 from fusec.testing.generators.uniform_provider import register
-from fusec.testing.strategies import cases, computing, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
+from fusec.testing.strategies import cases, dtypes, graphs, ops, orders, shapes, single_ops, tensor_types
 
 QUIET = settings(
     backend=register(), database=None, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate]
@@ -38,21 +39,21 @@ def many(count: int) -> settings:
 @seed(1)
 @many(300)
 @given(graphs(), cases())
-def test_graphs_are_valid_and_have_a_meaning(graph: Graph, case: Case) -> None:
+def test_graphs_are_valid_and_can_be_evaluated(graph: Graph, case: Case) -> None:
     graph.verify()
-    assert computing(graph) <= 60
+    assert ops_of(graph).total() <= 60
     assert graph.outputs
     results = evaluate(graph, case.inputs(graph), precision=DType.F64)
     assert all(results[name].shape == v.type.shape for name, v in zip(graph.output_names, graph.outputs, strict=True))
 
 
-def test_every_op_has_a_draw() -> None:
+def test_every_op_can_be_drawn() -> None:
     assert set(DRAWS) == set(BY_NAME)
     assert len(DRAWS) == len(ALL)
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_an_op_that_is_asked_for_comes(name: str) -> None:
+def test_single_ops_draws_the_given_op(name: str) -> None:
     seen = Counter[str]()
 
     @seed(3)
@@ -67,7 +68,7 @@ def test_an_op_that_is_asked_for_comes(name: str) -> None:
     assert seen[name]
 
 
-def test_whole_graphs_reach_every_op_and_every_kind_of_value() -> None:
+def test_graphs_reach_every_op_and_every_kind_of_value() -> None:
     seen, dtypes_seen, orders_seen, ranks = Counter[str](), set[DType](), set[tuple[int, ...]](), set[int]()
     facts = Counter[str]()
 
@@ -97,7 +98,7 @@ def test_whole_graphs_reach_every_op_and_every_kind_of_value() -> None:
 
 
 @pytest.mark.parametrize("rule", EQUATIONS, ids=lambda r: r.name)
-def test_every_equation_is_given_something_to_match(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_matches_a_drawn_graph(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusec.testing.generators.motifs.rewrite_rules.EQUATIONS", (rule,))
     fired = Counter[str]()
 
@@ -168,18 +169,18 @@ def test_every_motif_can_be_built() -> None:
     assert rules()
 
 
-def test_small_things_shrink_to_the_simplest() -> None:
+def test_strategies_shrink_to_the_simplest_example() -> None:
     smallest = settings(database=None, derandomize=True, suppress_health_check=list(HealthCheck))
     assert find(dtypes(), lambda d: True, settings=smallest) is DType.F32
     assert find(shapes(2, 2), lambda s: True, settings=smallest) == (2, 2)
     assert find(orders(3), lambda o: True, settings=smallest) == ()
     assert str(find(tensor_types(1), lambda t: True, settings=smallest)) == "f32[2]"
     graph = find(graphs(), lambda g: any(n.op.name == "conv" for n in g.nodes), settings=smallest)
-    assert computing(graph) <= 3, graph
+    assert ops_of(graph).total() <= 3, graph
     assert find(cases(), lambda c: True, settings=smallest).to_json() == Case().to_json()
 
 
-def test_an_op_comes_with_types_that_it_takes() -> None:
+def test_ops_come_with_types_that_they_accept() -> None:
     names = Counter[str]()
 
     @seed(2)
@@ -233,7 +234,7 @@ def test_a_case_is_plain_data() -> None:
     assert Case.from_json(case.to_json(), feeds).inputs(graph)["x"] is feeds["x"]
 
 
-def test_the_uniform_backend_varies_shrinks_and_repeats() -> None:
+def test_uniform_backend_varies_shrinks_and_repeats() -> None:
     drawn: list[list[int]] = []
 
     def run() -> int:
@@ -269,7 +270,7 @@ def test_the_uniform_backend_varies_shrinks_and_repeats() -> None:
     assert len(set(plain)) > 85
 
 
-def test_unused_constants_do_not_stay() -> None:
+def test_unused_constants_are_removed() -> None:
     @seed(4)
     @many(50)
     @given(graphs())
@@ -279,7 +280,7 @@ def test_unused_constants_do_not_stay() -> None:
     look()
 
 
-def test_pointwise_attributes_have_somewhere_to_come_from() -> None:
+def test_every_pointwise_attribute_has_values_to_draw() -> None:
     from fusec.testing.generators.operations.pointwise import ATTRIBUTES
 
     needed = {key for c in CLASSES.values() for key in c.row.defaults}

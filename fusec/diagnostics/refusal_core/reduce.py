@@ -29,8 +29,8 @@ class Smaller:
 def smaller_bodies(body: Graph) -> Iterator[Smaller]:
     """Return every body with one thing less. Each is smaller than the original, so a search ends."""
     weight = _weight(body)
-    for remove in (_fewer_outputs, _small_dims, _fewer_ops, _smaller_dims, _one_dtype):
-        for what, where, smaller in remove(body):
+    for stage in (fewer_outputs, small_dims, fewer_ops, smaller_dims, plain_dtype):
+        for what, where, smaller in stage(body):
             if smaller is not None and _weight(smaller) < weight:
                 yield Smaller(what, where, smaller)
 
@@ -41,16 +41,16 @@ def _weight(body: Graph) -> tuple[int, int, int, int]:
     return len(nodes), len(body.outputs), dims, len(_floats(body))
 
 
-_Removed = Iterator[tuple[str, str, Graph | None]]  # what, where, the smaller body
+Candidates = Iterator[tuple[str, str, Graph | None]]  # what, where, the smaller body
 
 
-def _fewer_outputs(body: Graph) -> _Removed:
+def fewer_outputs(body: Graph) -> Candidates:
     if len(body.outputs) > 1:
         for output in reversed(body.outputs):
             yield "without the other outputs", output.name, with_outputs(body, [output])
 
 
-def _fewer_ops(body: Graph) -> _Removed:
+def fewer_ops(body: Graph) -> Candidates:
     nodes = [n for n in body.nodes if not isinstance(n.op, Constant)]
     for node in reversed(nodes):  # because the partitioner added the last op last, it is the likely reason
         name, at = display_name(node), node.results[0].name
@@ -73,7 +73,7 @@ def _computed(node: Node) -> list[Value]:
     return [v for v in node.operands if v.node is not None and v.literal is None]
 
 
-def _small_dims(body: Graph) -> _Removed:
+def small_dims(body: Graph) -> Candidates:
     """Shrink all large dims in one step, because questions about a small body are answered quickly."""
     largest = SMALL[-1]
     numbers = {d: largest for v in body.values() for d in v.type.shape if d > largest}
@@ -81,7 +81,7 @@ def _small_dims(body: Graph) -> _Removed:
         yield f"with {largest} for every larger dim", "", with_sizes(body, numbers)
 
 
-def _smaller_dims(body: Graph) -> _Removed:
+def smaller_dims(body: Graph) -> Candidates:
     sizes = sorted({d for v in body.values() for d in v.type.shape}, reverse=True)
     for small in SMALL:
         for size in sizes:
@@ -89,7 +89,7 @@ def _smaller_dims(body: Graph) -> _Removed:
                 yield f"with {small} for {size}", "", with_sizes(body, {size: small})
 
 
-def _one_dtype(body: Graph) -> _Removed:
+def plain_dtype(body: Graph) -> Candidates:
     """Use one floating-point type for all tensors. If the refusal stays, mixed types are not its reason."""
     floats = _floats(body)
     if len(floats) > 1:

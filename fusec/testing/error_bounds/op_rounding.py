@@ -1,37 +1,15 @@
-"""Describe the rounding of ops: exact ops, lengths of sums, approximations and discontinuities."""
+"""Describe the rounding of ops: exact ops, lengths of sums, and approximations of functions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fusec.ir import DType, Node, Op
-from fusec.ops import (
-    Attention,
-    AttentionBackward,
-    AttentionTrain,
-    BatchNormBackward,
-    BatchNormBySums,
-    BatchNormTrain,
-    Cast,
-    ChannelSums,
-    Conv,
-    ConvTranspose,
-    ConvWgrad,
-    Cumulate,
-    GroupNorm,
-    LayerNorm,
-    LayerNormBackward,
-    LocalResponseNorm,
-    MaxPoolBackward,
-    Reduce,
-    RmsNorm,
-    Scatter,
-)
-from fusec.ops.pooling import AvgPool
+from fusec.ir import Node, Op
+from fusec.ops import BatchNormBackward, LayerNormBackward, Reduce, Scatter
 
 Array = np.ndarray[Any, Any]
 
@@ -64,8 +42,6 @@ POLES = frozenset(
         *("attention", "attention_train", "attention_backward"),
     )
 )
-# Gradients of functions whose slope tends to zero.
-_FADING = frozenset(f"{name}_backward" for name in ("gelu", "gelu_tanh", "sigmoid", "tanh", "softplus", "swish"))
 PRODUCTS = frozenset({"conv", "conv_transpose", "conv_wgrad", "matmul"})
 
 
@@ -209,122 +185,52 @@ def never_zero(op: Op) -> bool:
     return op.name in ("exp", "sigmoid", "softplus") or (op.name == "softmax" and not op.attributes["log"])
 
 
-def sum_length(node: Node) -> int:
-    """Count the terms that one element of the result adds up."""
-    op, x = node.op, node.operands[0].type
-    if isinstance(op, Conv):
-        return math.prod(node.operands[1].type.shape[1:])
-    if isinstance(op, Cumulate):
-        return max(x.shape[op.axis], 1)
-    if isinstance(op, Scatter):
-        return 1 + node.operands[1].type.size
-    if isinstance(op, ConvTranspose):
-        return math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1)
-    if op.name == "matmul":
-        return max(x.shape[-1], 1)
-    if op.name in ("attention", "attention_train"):
-        return max(x.shape[-1] + node.operands[1].type.shape[2], 1)
-    if op.name == "attention_backward":
-        return max(x.shape[-1] + 2 * node.operands[2].type.shape[2], 1)
-    if isinstance(op, AvgPool):
-        return math.prod(op.window)
-    if isinstance(op, Reduce):
-        return max(math.prod(x.shape[a] for a in op.axes), 1)
-    if op.name == "softmax":
-        return max(x.shape[op.attributes["axis"]], 1)
-    if isinstance(op, (LayerNorm, RmsNorm)):
-        return max(math.prod(x.shape[op.axis % x.rank :]), 1)
-    if op.name == "instance_norm":
-        return max(math.prod(x.shape[2:]), 1)
-    if isinstance(op, ConvWgrad):
-        return max(math.prod(node.operands[1].type.shape) // max(node.operands[1].type.shape[1], 1), 1)
-    if isinstance(op, (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)):
-        return max(x.size // x.shape[1], 1)
-    if isinstance(op, LayerNormBackward):
-        return max(x.size, 1)
-    if isinstance(op, MaxPoolBackward):
-        return math.prod(op.window)
-    if isinstance(op, GroupNorm):
-        return max(math.prod(x.shape[1:]) // op.groups, 1)
-    if isinstance(op, LocalResponseNorm):
-        return op.size
-    return 4 if op.name == "resize" else 2 if op.name in ("add_square", "rotary") else 1
+Shapes = Sequence[tuple[int, ...]]
 
 
-# discontinuities of ops ------------------------------------------------------------------------------------------
-
-Label = Callable[[Any, list[Array]], Array]  # a discontinuity is between two points of different labels
-
-
-def _side(op: Any, operands: list[Array]) -> Array:
-    return np.sign(operands[0])
+def _channel_size(op: Any, shapes: Shapes) -> int:
+    return math.prod(shapes[0]) // max(shapes[0][1], 1)
 
 
-def _second_side(op: Any, operands: list[Array]) -> Array:
-    return np.sign(np.broadcast_arrays(*operands)[1])
+def _filter_terms(op: Any, shapes: Shapes) -> int:
+    return math.prod(shapes[1]) // max(shapes[1][1], 1)
 
 
-def _itself(op: Any, operands: list[Array]) -> Array:
-    return op.reference(np, *operands)[0]
-
-
-def _between_ones(op: Any, operands: list[Array]) -> Array:
-    return np.sign(operands[0] - 1) * 3 + np.sign(operands[0] + 1)
-
-
-def _power(op: Any, operands: list[Array]) -> Array:
-    x, y = operands
-    return np.sign(x) + 10 * ((x < 0) & (y == np.rint(y)))
-
-
-LABELS: Mapping[str, Label] = {
-    **dict.fromkeys(("floor", "ceil", "round", "sign", "is_nan", "is_inf"), _itself),
-    **dict.fromkeys(("cmp_eq", "cmp_neq", "cmp_gt", "cmp_ge", "cmp_lt", "cmp_le"), lambda op, v: np.sign(v[0] - v[1])),
-    **dict.fromkeys(("reciprocal", "rsqrt", "sqrt", "log"), _side),
-    **dict.fromkeys(("div", "relu_backward", "leaky_relu_backward", "elu_backward"), _second_side),
-    **dict.fromkeys(("acos", "asin", "atanh"), _between_ones),
-    "thresholded_relu": lambda op, v: v[0] > op.alpha,
-    "acosh": lambda op, v: np.sign(v[0] - 1),
-    "tan": lambda op, v: np.floor(v[0] / math.pi + 0.5),
-    # With an error of half a radian, any result is possible. The shift moves whole numbers away from a label's ends.
-    **dict.fromkeys(("sin", "cos"), lambda op, v: np.floor(2 * v[0] + 0.37)),
-    "mod": lambda op, v: np.trunc(v[0] / v[1]),
-    "floor_mod": lambda op, v: np.floor(v[0] / v[1]),
-    "pow": _power,
+# terms that one element of the result adds up, from the op and the shapes of its operands; 1 for other ops
+_SUM_LENGTHS: Mapping[str, Callable[[Any, Shapes], int]] = {
+    "conv": lambda op, shapes: math.prod(shapes[1][1:]),
+    "conv_transpose": _filter_terms,
+    "conv_wgrad": _filter_terms,
+    "matmul": lambda op, shapes: shapes[0][-1],
+    "attention": lambda op, shapes: shapes[0][-1] + shapes[1][2],
+    "attention_train": lambda op, shapes: shapes[0][-1] + shapes[1][2],
+    "attention_backward": lambda op, shapes: shapes[0][-1] + 2 * shapes[2][2],
+    "rotary": lambda op, shapes: 2,
+    "add_square": lambda op, shapes: 2,
+    "avg_pool": lambda op, shapes: math.prod(op.window),
+    "max_pool_backward": lambda op, shapes: math.prod(op.window),
+    "reduce": lambda op, shapes: math.prod(shapes[0][axis] for axis in op.axes),
+    "cumulate": lambda op, shapes: shapes[0][op.axis],
+    "scatter": lambda op, shapes: 1 + math.prod(shapes[1]),
+    "softmax": lambda op, shapes: shapes[0][op.axis],
+    "layer_norm": lambda op, shapes: math.prod(shapes[0][op.axis % len(shapes[0]) :]),
+    "rms_norm": lambda op, shapes: math.prod(shapes[0][op.axis % len(shapes[0]) :]),
+    "layer_norm_backward": lambda op, shapes: math.prod(shapes[0]),
+    "instance_norm": lambda op, shapes: math.prod(shapes[0][2:]),
+    "group_norm": lambda op, shapes: math.prod(shapes[0][1:]) // op.groups,
+    "lrn": lambda op, shapes: op.size,
+    "batch_norm_train": _channel_size,
+    "batch_norm_by_sums": _channel_size,
+    "batch_norm_backward": _channel_size,
+    "channel_sums": _channel_size,
+    "resize": lambda op, shapes: 4,
 }
 
 
-def label_of(op: Op) -> Label | None:
-    """Return the function that labels the two sides of an op's discontinuity.
-
-    Returns None if the op has none.
-    """
-    if isinstance(op, Cast):
-        # A number that may be on both sides of zero may be zero, which alone is false. A number that may be infinite
-        # may become any integer.
-        return None if op.to.is_float else lambda _, v: np.sign(v[0]) if op.to is DType.BOOL else np.trunc(v[0])
-    if isinstance(op, Reduce) and op.kind == "log_sum":
-        return lambda _, v: np.sign(Reduce("sum", op.axes, op.keepdims).reference(np, *v)[0])
-    return LABELS.get(op.name)
-
-
-def undefined(op: Op, operands: list[Array]) -> Array | None:
-    """Find casts whose result no standard defines: a float outside the integer type's range."""
-    if not isinstance(op, Cast) or not op.to.is_int or operands[0].dtype.kind != "f":
-        return None
-    info, x = np.iinfo(op.to.numpy), np.trunc(operands[0])
-    bad = ~((x >= float(info.min)) & (x <= float(info.max)))  # NaN too
-    return bad if bad.any() else None
-
-
-def vanished_slope(op: Op, operands: list[Array]) -> Array | None:
-    """Find where an infinite gradient meets a slope that is not zero in float64, but may be zero in fp32."""
-    if op.name not in _FADING or not np.isinf(operands[0]).any():
-        return None
-    loss, x = np.broadcast_arrays(*operands)
-    (slope,) = op.reference(np, np.ones_like(x), x)
-    bad = np.isinf(loss) & (np.abs(slope) < 2.0**-20)
-    return bad if bad.any() else None
+def sum_length(node: Node) -> int:
+    """Count the terms that one element of the result adds up."""
+    count = _SUM_LENGTHS.get(node.op.name)
+    return max(count(node.op, [v.type.shape for v in node.operands]), 1) if count is not None else 1
 
 
 def dropping_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
@@ -345,65 +251,3 @@ def dropping_nan(op: Op, operands: list[Array], upper: bool) -> Array | None:
     bounds = [b for b in (op.attributes["min"], op.attributes["max"]) if math.isfinite(b)]
     (x,) = operands
     return np.where(np.isnan(x), bounds[-1 if upper else 0], *op.reference(np, x)) if bounds else x
-
-
-def lost_in_attention(op: Op, operands: list[Array], result: Array) -> Array | None:
-    """Find where fused attention may differ from single ops, because it meets NaN or an infinity.
-
-    It masks before or after it adds, and skips blocks of masked keys. A query without keys gets zeros: only a
-    guarded attention means that. In attention_backward each row and column gets gradients from all others, so one such
-    number is enough.
-    """
-    if isinstance(op, AttentionBackward):
-        return None if all(np.isfinite(x).all() for x in operands) else np.ones(result.shape, bool)
-    if not isinstance(op, (Attention, AttentionTrain)):
-        return None
-    q, k, v, *bias = operands
-    shared = q.shape[1] // k.shape[1]
-    keys = np.isfinite(k).all(axis=(2, 3)) & np.isfinite(v).all(axis=(2, 3))
-    right = np.isfinite(q).all(axis=3) & np.repeat(keys, shared, axis=1)[:, :, None]
-    for mask in bias:
-        rows = np.atleast_2d(mask)
-        earlier = np.tri(q.shape[2], k.shape[2], dtype=np.bool_) if op.causal else True
-        shown = (np.isfinite(rows) & earlier).any(axis=-1) | (isinstance(op, Attention) and op.guarded)
-        right = right & ((np.isfinite(rows) | np.isneginf(rows)).all(axis=-1) & shown)
-    bad = np.broadcast_to(~right[..., None], result.shape)
-    return bad if bad.any() else None
-
-
-_HUGE = 2.0**125  # half the divisor from which CUDA's __fdividef returns zero; rounding may double it
-
-
-def infinite_divisors(op: Op, operands: list[Array]) -> Array | None:
-    """Find divisors so large that cuDNN's division handles them as infinity."""
-    if op.name not in ("div", "softsign") or operands[-1].dtype.kind != "f":
-        return None
-    bad = np.broadcast_arrays(*operands)[-1]
-    bad = np.isfinite(bad) & (np.abs(bad) > _HUGE)
-    return bad if bad.any() else None
-
-
-def visible_below_masked(op: Op, operands: list[Array]) -> Array | None:
-    """Find softmax rows in which all scores are as low as a masking number, and some are far lower.
-
-    Attention reads the least number of a mask as -infinity: then only the lower score stays visible.
-    """
-    if op.name != "softmax" or op.attributes["log"] or 0 in operands[0].shape:
-        return None
-    (x,), axis = operands, op.attributes["axis"]
-    most = x.max(axis=axis, keepdims=True)
-    # because an addend moves a score, or fp16's least number, by less than half of it
-    bad = (most < 0.5 * -65504) & (x.min(axis=axis, keepdims=True) < 1.5 * most)
-    return np.broadcast_to(bad, x.shape) if bad.any() else None
-
-
-def at_zero(op: Op, operands: list[Array]) -> Array | None:
-    """Find where the sign of a zero decides between two infinities.
-
-    Neither rules nor fused kernels preserve that sign.
-    """
-    if op.name not in ("reciprocal", "rsqrt", "div", "pow") or operands[-1].dtype.kind != "f":
-        return None
-    first, last = np.broadcast_arrays(operands[0], operands[-1])
-    bad = (first == 0) & (last < 0) if op.name == "pow" else last == 0
-    return bad if bad.any() else None

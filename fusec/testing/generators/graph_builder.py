@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fusec.errors import VerifyError
 from fusec.ir import DType, Graph, Node, Op, TensorType, Value
-from fusec.ops import Cast, Expand, Reduce, Reshape, pw
+from fusec.ops import Cast, Reduce, pw
 from fusec.testing.generators.arrays import draw_array
 
 T = TypeVar("T")
@@ -165,6 +166,15 @@ class RandomGraph(Choices):
             raise Unfit("an empty image")
         return value
 
+    @contextmanager
+    def focused(self, value: Value) -> Generator[None]:
+        """Let the first operand of the next ops be a value, if it fits."""
+        self.focus = value
+        try:
+            yield
+        finally:
+            self.focus = None
+
     def fresh(self, type: TensorType) -> Value:
         """Make a new input, or a constant; always a constant if there are many inputs."""
         if len(self.graph.inputs) < MAX_INPUTS and not self.chance(30):
@@ -252,12 +262,6 @@ class RandomGraph(Choices):
             return self.pointwise("exp", self.bounded(value, -2.0, 2.0))
         magnitude = self.pointwise("abs", value)
         return self.pointwise("add", magnitude, self.constant((), value.type.dtype, "positive"))
-
-    def flat(self, value: Value, shape: Shape) -> Value:
-        return self.add(Reshape(shape), value)
-
-    def expanded(self, value: Value, shape: Shape) -> Value:
-        return self.add(Expand(shape), value)
 
     # the end -------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import networkx as nx
@@ -11,17 +10,24 @@ import numpy as np
 from fusec.diagnostics.verify import Check, Runner, random_feeds, verify
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, DType, Graph, Node, Value, quote
-from fusec.lower_cudnn import Lowered
 from fusec.lowering.packing import pack, unpack
 from fusec.lowering.simulator import simulate
 from fusec.passes.partition import canonical_key
 from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, spellings
 from fusec.plans.verdict import Legal
-from fusec.schedule.program import Kind, Partition, body_of
+from fusec.schedule.program import Kind, body_of
 from fusec.testing.case import Case, MismatchError, Property, Trust
 from fusec.testing.error_bounds.bounds import Allowance, allowed, compare, execution, meaning
 from fusec.testing.error_bounds.perturbed import Rounding
-from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, in_float64, prepared, stored_values
+from fusec.testing.properties.fixtures import (
+    CASE,
+    LoweredStep,
+    Prepared,
+    compile_once,
+    in_float64,
+    prepared,
+    stored_values,
+)
 from fusec.testing.properties.reproducible import TWIN, decisions, digest
 
 Array = np.ndarray[Any, Any]
@@ -172,23 +178,14 @@ def lowered_as_simulated(graph: Graph, case: Case = CASE) -> None:
 
     It must write all of its outputs and nothing else.
     """
-    shared = prepared(graph, case)
-    steps = zip(shared.compiled.program.steps, shared.compiled.lowered, strict=True)
-    for index, (step, lowered) in enumerate(steps):
-        if lowered is not None:
-            what = f"step {index} {step.signature}"
-            lowered_agrees(step, lowered, shared.operands(step), execution(case.options.tensor_cores), what, simulate)
+    for step in prepared(graph, case).lowered_steps:
+        lowered_agrees(step, execution(case.options.tensor_cores), simulate)
 
 
-def lowered_agrees(
-    step: Partition, lowered: Lowered, feeds: Mapping[str, Array], rounding: Rounding, what: str, run: Runner
-) -> None:
-    """Raise MismatchError unless `run` computes from the lowered graph what the step's body means.
-
-    feeds: the operands of the step, by name.
-    what: the name of the step, for the message.
-    """
-    runs = [_poisoned(step, lowered, feeds, real, whole) for real, whole in POISONS]
+def lowered_agrees(made: LoweredStep, rounding: Rounding, run: Runner) -> None:
+    """Raise MismatchError unless `run` computes from the lowered graph what the step's body means."""
+    step, lowered, what = made.step, made.lowered, made.what
+    runs = [_poisoned(made, real, whole) for real, whole in POISONS]
     before = {uid: buffer.copy() for uid, buffer in runs[0].items()}
     with np.errstate(all="ignore"):
         for buffers in runs:
@@ -205,18 +202,17 @@ def lowered_agrees(
             message = f"{what}: {quote(name)} depends on what its memory held before"
             raise MismatchError(message, {name: first}, {name: second}, Trust.SIMULATOR)
         got[name] = first
-    compare({name: got[name] for name in step.body.output_names}, [allowed(step.body, feeds, rounding)], what)
+    compare({n: got[n] for n in step.body.output_names}, [allowed(step.body, made.operands, rounding)], what)
 
 
 POISONS = ((np.nan, 77), (-3e4, -2))
 
 
-def _poisoned(
-    step: Partition, lowered: Lowered, feeds: Mapping[str, Array], real: float, whole: int
-) -> dict[int, Array]:
+def _poisoned(made: LoweredStep, real: float, whole: int) -> dict[int, Array]:
     """Make flat buffers by uid: operands and constants packed, outputs filled with poison."""
-    types = {v.name: v.type for v in (*step.inputs, *step.outputs)}
-    buffers = {uid: lowered.part(uid, pack(np, feeds[name], types[name]).copy()) for uid, name in lowered.inputs}
+    lowered, types = made.lowered, {v.name: v.type for v in (*made.step.inputs, *made.step.outputs)}
+    packed = ((uid, pack(np, made.operands[name], types[name])) for uid, name in lowered.inputs)
+    buffers = {uid: lowered.part(uid, buffer.copy()) for uid, buffer in packed}
     buffers |= {b.uid: pack(np, b.literal.array, b.type).copy() for b in lowered.constants}
     for uid, name in lowered.outputs:
         buffers[uid] = poisoned(types[name].span, types[name].dtype, real, whole)

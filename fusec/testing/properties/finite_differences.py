@@ -14,7 +14,7 @@ from fusec.ir import Constant, DType, Graph, TensorType, Value, quote
 from fusec.ops import Cast
 from fusec.reference import evaluate, evaluate_node
 from fusec.testing.case import Case, MismatchError, Property
-from fusec.testing.error_bounds.op_rounding import label_of
+from fusec.testing.error_bounds.discontinuities import label_of
 
 Array = np.ndarray[Any, Any]
 

@@ -11,12 +11,13 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from fusec.execution.compilation import Compiled
 from fusec.ir import Constant, DType, Graph, Literal, Value, print_graph
+from fusec.lower_cudnn import Lowered
 from fusec.passes import EARLY_PASSES, PIPELINE
 from fusec.passes.base import Options, Pass, run
 from fusec.passes.layout.io_layout import insert_edge_copies
@@ -44,6 +45,16 @@ class Stage:
     before: Graph
     graph: Graph
     narrowed: bool  # after the pass that stores constants in the case's precision
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredStep:
+    """A step with its cuDNN graph, its operands by name, and words that name it in messages."""
+
+    what: str
+    step: Partition
+    lowered: Lowered
+    operands: Mapping[str, Array]
 
 
 class Prepared:
@@ -125,6 +136,16 @@ class Prepared:
         """Return the operands of a step, by name, as they are stored."""
         return {v.name: self.values[v] for v in step.inputs}
 
+    @cached_property
+    def lowered_steps(self) -> list[LoweredStep]:
+        """Return the steps that are cuDNN graphs."""
+        steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
+        return [
+            LoweredStep(f"step {index} {step.signature}", step, lowered, self.operands(step))
+            for index, (step, lowered) in enumerate(steps)
+            if lowered is not None
+        ]
+
 
 def compile_once(graph: Graph, case: Case, optimised: Graph | None = None) -> Compiled:
     """Run passes and partition the graph with the case's judge, without any cache."""
@@ -165,25 +186,6 @@ def fingerprint(graph: Graph) -> tuple[str, tuple[Literal, ...]]:
     """Return a value that is equal for graphs with the same text and the same literals."""
     literals = tuple(n.op.literal for n in graph.nodes if isinstance(n.op, Constant))
     return print_graph(graph), literals
-
-
-def relabelled(graph: Graph) -> Graph:
-    """Label every constant by its value's name, as in a parsed graph.
-
-    Returns the graph itself if all labels are already so, else a copy.
-    """
-    constants = [n for n in graph.nodes if isinstance(n.op, Constant)]
-    if all(cast(Constant, n.op).literal.label == n.result.name for n in constants):
-        return graph
-    copy = graph.clone()
-    for node in copy.nodes:
-        if isinstance(node.op, Constant):
-            copy.set_op(node, Constant(_renamed(node.op.literal, node.result.name)))
-    return copy
-
-
-def _renamed(literal: Literal, label: str) -> Literal:
-    return literal if literal.label == label else Literal(literal.type, lambda: literal.array, label)
 
 
 def stored_values(graph: Graph, feeds: Mapping[str, Array]) -> dict[Value, Array]:

@@ -9,22 +9,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fusec.errors import ExecutionError, TargetError
+from fusec.errors import ExecutionError
 from fusec.execution.compilation import Compiled
-from fusec.gpu import device
 from fusec.gpu.autotune.step_choices import apply_choices
 from fusec.gpu.kernels import FAMILIES, Kernel
 from fusec.ir import Graph, Node, TensorType, Value, quote
 from fusec.lowering.packing import pack, unpack
 from fusec.schedule.multi_tensor import multi_tensor_steps
 from fusec.schedule.program import Kind, body_of, inputs_of, outputs_of
-from fusec.targets.target import load
 from fusec.testing.case import Case, MismatchError, Trust
 from fusec.testing.error_bounds.bounds import allowed, compare, execution
 from fusec.testing.error_bounds.perturbed import Rounding
 from fusec.testing.properties.compiling import POISONS, poisoned
-from fusec.testing.properties.fixtures import CASE, prepared, stored_values
-from fusec.testing.properties.on_device import leave_if_faulted
+from fusec.testing.properties.fixtures import CASE
+from fusec.testing.properties.on_device import leave_if_faulted, on_this_gpu
 
 Array = np.ndarray[Any, Any]
 Buffers = dict[tuple[Value, TensorType], Array]
@@ -66,18 +64,14 @@ def kernels_agree(graph: Graph, case: Case = CASE) -> None:
     Everything that lowers is legal, and a kernel is tested also for steps that cuDNN would run. The reference
     computes the inputs. As in `device_agrees`, NaN is not checked, and a memory fault ends the process.
     """
-    if not device.is_present(load(case.target)):
-        raise TargetError(f"this machine has no GPU that is a {case.target}")
-    style = "ties" if case.style == "special" else case.style
-    shared = prepared(graph, replace(case, judge="lowers", style=style))
-    values, launches = stored_values(shared.compiled.graph, shared.feeds), _launches()
+    shared, launches = on_this_gpu(graph, case, "lowers"), _launches()
     rounding, seen = execution(case.options.tensor_cores, device=True), set[str]()
     try:
         for job in jobs(shared.compiled):
             for variant in job.variants(case.seed):
                 if variant.launches and variant.key not in seen and launches.runs(variant):
                     seen.add(variant.key)
-                    kernel_agrees(replace(job, kernel=variant), values, rounding, launches)
+                    kernel_agrees(replace(job, kernel=variant), shared.values, rounding, launches)
     except ExecutionError as error:
         leave_if_faulted(error, launches)
         raise

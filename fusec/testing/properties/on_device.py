@@ -17,7 +17,7 @@ from fusec.targets.target import load
 from fusec.testing.case import Case
 from fusec.testing.error_bounds.bounds import allowed, compare, execution
 from fusec.testing.properties.compiling import lowered_agrees
-from fusec.testing.properties.fixtures import CASE, prepared, stored_values
+from fusec.testing.properties.fixtures import CASE, LoweredStep, Prepared, prepared
 
 if TYPE_CHECKING:
     from fusec.gpu.backend import CudnnBackend
@@ -39,24 +39,15 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
     and a number is the number (IEEE 754's maxNum). So relu, clip, max and min lose NaNs that the reference has, and
     some engines lose infinities. A memory fault ends the process, because nothing runs on the GPU after it.
     """
-    if not device.is_present(load(case.target)):
-        raise TargetError(f"this machine has no GPU that is a {case.target}")
-    style = "ties" if case.style == "special" else case.style
-    shared = prepared(graph, replace(case, judge="cudnn", style=style))
+    shared = on_this_gpu(graph, case, "cudnn")
     compiled, backend = shared.compiled, gpu_backend()
+    rounding = execution(case.options.tensor_cores, device=True)
     try:
         options, goal = compiled.options, compiled.target
         joined = backend.tune_steps(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=joined), backend)
-        rounding = execution(case.options.tensor_cores, device=True)
-        values, seen = stored_values(compiled.graph, shared.feeds), set[str]()
-        for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
-            if lowered is None or lowered.graph.key in seen:
-                continue
-            seen.add(lowered.graph.key)
-            feeds = {v.name: values[v] for v in step.inputs}
-            what = f"step {index} {step.signature} on the GPU"
-            lowered_agrees(step, lowered, feeds, rounding, what, backend.run_on_host)
+        for step in different_graphs(shared):
+            lowered_agrees(replace(step, what=f"{step.what} on the GPU"), rounding, backend.run_on_host)
         names = [spec.name for spec in executable.outputs]
         # The first call runs step by step. It leaves other numbers in memory, and the replay must overwrite them.
         executable.run(None, {name: np.roll(array, 1) for name, array in shared.feeds.items()})
@@ -66,6 +57,21 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
         raise
     added = allowed(compiled.graph, shared.feeds, rounding)
     compare({name: np.asarray(array) for name, array in got.items()}, [shared.narrowed_meaning, added], "the GPU")
+
+
+def on_this_gpu(graph: Graph, case: Case, judge: str) -> Prepared:
+    """Compile a graph for the GPU of this machine, with ties in place of NaN and infinities.
+
+    Raises TargetError: when the machine has no GPU of the case's target.
+    """
+    if not device.is_present(load(case.target)):
+        raise TargetError(f"this machine has no GPU that is a {case.target}")
+    return prepared(graph, replace(case, judge=judge, style="ties" if case.style == "special" else case.style))
+
+
+def different_graphs(shared: Prepared) -> list[LoweredStep]:
+    """Return one step for each different cuDNN graph."""
+    return list({step.lowered.graph.key: step for step in shared.lowered_steps}.values())
 
 
 def leave_if_faulted(error: ExecutionError, backend: Device) -> None:

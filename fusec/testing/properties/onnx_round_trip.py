@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from unittest import SkipTest
@@ -15,7 +14,7 @@ from fusec.exporters.onnx import to_onnx
 from fusec.ir import DType, Graph
 from fusec.ops import Resize
 from fusec.testing.case import Case, MismatchError, Property, Trust
-from fusec.testing.error_bounds.bounds import Allowances, allowed, execution
+from fusec.testing.error_bounds.bounds import allowed, compare, execution
 from fusec.testing.properties.fixtures import CASE, in_float64, prepared
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def onnx_round_trip(graph: Graph, case: Case = CASE) -> None:
     if any(v.type.dtype in HALVES for v in graph.values()):
         return  # an attribute of fusec is a 16-bit tensor in ONNX
     shared = prepared(_with_attributes_of_onnx(graph), case)
-    _compare(in_float64(back, shared.feeds), shared.meaning, "through ONNX")
+    compare(in_float64(back, shared.feeds), [shared.meaning], "through ONNX", ATTRIBUTES)
 
 
 def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
@@ -73,12 +72,12 @@ def onnxruntime_agrees(graph: Graph, case: Case = CASE) -> None:
     right = allowed(graph, feeds, execution(device=True))  # its erf and tanh are approximations, too
     room = NORMS if any(n.op.name in OF_NORMS for n in graph.nodes) else ATTRIBUTES
     try:
-        _compare(got, right, "onnxruntime", room)
+        compare(got, [right], "onnxruntime", room)
     except MismatchError as mismatch:
         third = _specification(model, feeds)
         if third is not None:
             try:
-                _compare(third, right, "the ONNX reference", room)
+                compare(third, [right], "the ONNX reference", room)
             except MismatchError as second:
                 raise MismatchError(f"{mismatch}; {second}", got, right.want, Trust.REFERENCE) from second
             return  # only onnxruntime differs
@@ -106,19 +105,14 @@ def _exported(graph: Graph) -> ModelProto:
 
 def _with_attributes_of_onnx(graph: Graph) -> Graph:
     """Return the graph, or a copy whose float attributes fit 32 bits."""
-    narrowed: dict[str, dict[str, Any]] = {}
-    for node in graph.nodes:
-        given = node.op.attributes.items()
-        changed = {k: float(np.float32(v)) for k, v in given if isinstance(v, float) and float(np.float32(v)) != v}
-        if changed:
-            narrowed[node.results[0].name] = changed
-    if not narrowed:
-        return graph
-    copy = graph.clone()
+    copy, found = graph.clone(), False
     for node in copy.nodes:
-        if node.results[0].name in narrowed:
-            copy.set_op(node, type(node.op)(**{**node.op.attributes, **narrowed[node.results[0].name]}))
-    return copy
+        numbers = {k: v for k, v in node.op.attributes.items() if isinstance(v, float)}
+        narrow = {k: float(np.float32(v)) for k, v in numbers.items()}
+        if narrow != numbers:
+            copy.set_op(node, type(node.op)(**{**node.op.attributes, **narrow}))
+            found = True
+    return copy if found else graph
 
 
 def _outputs(graph: Graph) -> list[tuple[str, Any]]:
@@ -156,44 +150,6 @@ def _specification(model: Any, feeds: Mapping[str, Array]) -> dict[str, Array] |
     except Exception:  # noqa: BLE001 - an implementation in Python, with an error for each thing it lacks
         return None
     return {str(name): np.asarray(array) for name, array in zip(evaluator.output_names, results, strict=True)}
-
-
-def _compare(got: Mapping[str, Array], allowances: Allowances, what: str, room: float = ATTRIBUTES) -> None:
-    """Compare as `bounds.compare` does, with room for attributes of 32 bits.
-
-    More samples are drawn before a mismatch is reported.
-    """
-    for refined in (False, True):
-        if refined:
-            allowances.refine()
-        words = (_apart(got[n], w, allowances[n].bound, room) for n, w in allowances.want.items())
-        bad = next(filter(None, words), None)
-        if bad is None:
-            return
-    raise MismatchError(f"{what}: {bad}", got, allowances.want)
-
-
-def _apart(got: Array, want: Array, bound: Array, room: float) -> str | None:
-    """Describe the difference of an output from the right one; None if it is allowed."""
-    if got.shape != want.shape:
-        return f"shape {got.shape} instead of {want.shape}"
-    if want.dtype.kind != "f":
-        differ = (got.astype(want.dtype) != want) & ~np.isinf(bound)
-        return f"{int(differ.sum())} of {want.size} elements differ" if differ.any() else None
-    wide = got.astype(np.float64)
-    finite = np.isfinite(want) & np.isfinite(wide)
-    mean = math.sqrt(float(np.square(want[finite]).mean())) if finite.any() else 0.0
-    with np.errstate(all="ignore"):
-        near = np.abs(wide - want) <= bound + room * (np.abs(want) + mean)
-    alike = (wide == want) | (np.isnan(wide) & np.isnan(want))
-    differ = ~(near | alike | np.isinf(bound))
-    if not differ.any():
-        return None
-    worst = np.unravel_index(int(np.argmax(np.where(differ & finite, np.abs(wide - want), 0.0))), want.shape)
-    where = [int(i) for i in worst]
-    return (
-        f"{int(differ.sum())} of {want.size} elements differ, {wide[worst]:.6g} instead of {want[worst]:.6g} at {where}"
-    )
 
 
 PROPERTIES_ONNX: tuple[Property, ...] = (

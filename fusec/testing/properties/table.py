@@ -16,9 +16,10 @@ from fusec.passes.base import Pass, run
 from fusec.passes.rewriting.rewriter import Rewriter, rewrite
 from fusec.testing.case import Case, MismatchError, Property
 from fusec.testing.error_bounds.bounds import Allowances, allowed, compare, meaning
+from fusec.testing.example_codec import relabelled
 from fusec.testing.properties.compiling import PROPERTIES_COMPILING
 from fusec.testing.properties.finite_differences import GRADIENTS
-from fusec.testing.properties.fixtures import CASE, in_float64, prepared, quiet, relabelled
+from fusec.testing.properties.fixtures import CASE, in_float64, prepared, quiet
 from fusec.testing.properties.kernels_on_device import kernels_agree
 from fusec.testing.properties.on_device import device_agrees
 from fusec.testing.properties.onnx_round_trip import PROPERTIES_ONNX

@@ -1,13 +1,12 @@
-"""Run a chunk of examples: one Hypothesis test of all properties, which shrinks and reports new failures.
+"""Run a chunk of examples: draw graphs and cases with Hypothesis, run all properties, and shrink new failures.
 
-A failure like a known finding is reduced without Hypothesis. After a few such failures, they are only counted.
+A failure like a known finding is shrunk, too, since it may have another cause. After a few such failures, they are
+only counted. Hypothesis does not shrink, because it knows the choices that made a graph, but not the graph itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,40 +17,31 @@ from typing import Any, cast
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, settings
 
-from fusec.ir import Constant, Graph
+from fusec.ir import Graph
 from fusec.testing.case import Case, Property
 from fusec.testing.failure import Failure, SkippedError, attempt, ops_of
 from fusec.testing.finding_folder import Finding, save, summary
 from fusec.testing.generators.uniform_provider import register
 from fusec.testing.resolve import property_of, strategy_of
 from fusec.testing.runner.coverage import Coverage
-from fusec.testing.runner.shrink import digest, reduce, reduce_case, weight
+from fusec.testing.runner.shrink import shrink
 from fusec.testing.runner.task import Task
 
 REPORT_S = 0.5
-DUPLICATES = 2  # failures of one finding that a worker reduces; further ones are counted
-KINDS = 3  # kinds of failures of one property that Hypothesis shrinks in a worker
-SEEDS = (0, 1, 2)  # seeds of inputs for smaller graphs, in addition to the seed of the failure
-WAITING = 3  # failures like a known one that wait for reduction at the end of a chunk
+SHRUNK_PER_FINDING = 2  # failures of one finding that a worker shrinks; further ones are counted
+SHRUNK_PER_CHUNK = 3
+PATIENCE_S = 5.0  # time for a shrink in progress, from its start, once the run stops
 
 
 class StopError(BaseException):
     """The parent wants no more examples. Not an Exception, so that neither Hypothesis nor a property catches it."""
 
 
-class _FoundError(Exception):
-    """A failure, for Hypothesis: one type for all, so that it treats all failures of a hunt as the same bug."""
-
-
-class _EnoughError(BaseException):
-    """The time for shrinking is over. Not an Exception, so that Hypothesis stops."""
-
-
 @dataclass
 class Counts:
     """Counts since the last report.
 
-    shrinking: examples that ran in order to shrink and reduce.
+    shrinking: examples that ran in order to shrink.
     properties: number of runs, skips and failures of each property, and seconds.
     again: failures that match a known finding, by its signature.
     """
@@ -65,24 +55,6 @@ class Counts:
 
     def to_json(self) -> dict[str, Any]:
         return {**self.__dict__, "again": dict(self.again), "coverage": self.coverage.to_json()}
-
-
-@dataclass
-class _Hunt:
-    """One failure while Hypothesis shrinks it.
-
-    end: time at which shrinking stops.
-    best: smallest example that fails so far.
-    failing: keys of all examples that failed.
-    nodes: number of ops of the first example.
-    """
-
-    property: Property
-    failure: Failure
-    end: float
-    best: tuple[Graph, Case, Failure]
-    failing: set[str]
-    nodes: int
 
 
 Watch = Callable[[int, Graph, Case], None]  # called before a property runs: its number (-1 after it), and the example
@@ -108,213 +80,110 @@ class Chunks:
         self.counts = Counts()
         self.observed: Coverage | None = None  # coverage for `instrument`, while examples are generated
         self._reported = time.monotonic()
-        self._kinds: dict[str, set[str]] = {}  # by property: kinds of failures that any worker has shrunk
         self._known: list[tuple[str, str, Counter[str], str]] = []  # property, kind, ops, signature
-        self._reduced: Counter[str] = Counter()  # by signature: failures that this worker has reduced
-        self._waiting: list[tuple[Property, Graph, Case, Failure]] = []
+        self._shrunk: Counter[str] = Counter()  # by signature: failures that this worker has shrunk
         self._chunk = 0
-
-    # messages of the parent ----------------------------------------------------------------------
-
-    def met(self, property: str, kind: str) -> None:
-        """Record that another worker shrinks a failure of this kind."""
-        self._kinds.setdefault(property, set()).add(kind)
+        self._shrinks_left = 0  # in this chunk
 
     def know(self, property: str, kind: str, ops: Mapping[str, int], signature: str) -> None:
         """Record a finding. A failure of the same kind whose graph has all its ops counts as the same finding."""
-        self.met(property, kind)
         self._known.append((property, kind, Counter(ops), signature))
 
-    # chunks ----------------------------------------------------------------------------------------
+    # examples --------------------------------------------------------------------------------------
 
-    def run(self, index: int, count: int) -> int:
-        """Run a chunk and return its number of examples. Raises StopError: when `stopping` is set."""
-        self._chunk = index
-        left, part, total = count, 0, 0
-        while left > 0:
-            before = self.counts_so_far
-            hunt = self._part(_seed(self.task.seed, index, part), left)
-            ran = self.counts_so_far - before
-            total += ran
-            if hunt is None:
-                break
-            self._finish(hunt)
-            left, part = left - ran, part + 1
-        for waiting in self._waiting:
-            self._reduce(*waiting)
-        self._waiting.clear()
-        self.report()
-        return total
+    def run(self, index: int, count: int) -> None:
+        """Run a chunk of `count` examples. Raises StopError: when `stopping` is set."""
+        self._chunk, self._shrinks_left = index, SHRUNK_PER_CHUNK
 
-    def _part(self, seed: int, count: int) -> _Hunt | None:
-        """Run examples until one fails in a new way, and shrink it. Returns None if all examples pass."""
-        hunts: list[_Hunt] = []
-
-        @hypothesis.seed(seed)
+        @hypothesis.seed(_seed(self.task.seed, index))
         @settings(
             max_examples=count,
             backend=register(),
             database=None,
             deadline=None,
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
             suppress_health_check=cast("list[HealthCheck]", list(HealthCheck)),
-            report_multiple_bugs=False,
             print_blob=False,
             verbosity=Verbosity.quiet,
         )
         @given(self.graphs, self.cases)
         def test(graph: Graph, case: Case) -> None:
-            case = replace(case, target=self.task.target)
-            if self._shrink(hunts[0], graph, case) if hunts else self._generate(hunts, graph, case):
-                raise _FoundError
+            self._example(graph, replace(case, target=self.task.target))
 
-        with contextlib.suppress(_FoundError, _EnoughError):
-            test()
-        return hunts[0] if hunts else None
+        test()
+        self.report()
 
-    def _generate(self, hunts: list[_Hunt], graph: Graph, case: Case) -> bool:
-        """Run all properties on a new example. Returns True if one fails in a new way."""
+    def _example(self, graph: Graph, case: Case) -> None:
+        """Run all properties on a new example, and shrink its failures."""
         if self.stopping:
             raise StopError
         counts = self.counts
         self.counts_so_far += 1
         counts.examples += 1
-        nodes = sum(not isinstance(n.op, Constant) for n in graph.nodes)
-        counts.nodes += nodes
+        counts.nodes += ops_of(graph).total()
         counts.coverage.observe(graph, case)
         self.observed = counts.coverage
-        found = False
         try:
-            for number, property in enumerate(self.properties):
-                if property.name in self.without:
-                    continue
-                failure = self._timed(number, property, graph, case)
-                if failure is not None and self._is_new(property, graph, case, failure):
-                    self.tell({"met": [property.name, failure.kind]})
-                    self.met(property.name, failure.kind)
-                    end = time.monotonic() + self.task.shrink_s
-                    best = (graph, case, failure)
-                    hunts.append(_Hunt(property, failure, end, best, {_key(graph, case)}, nodes))
-                    found = True
-                    break
+            failures = [
+                (number, failure)
+                for number, property in enumerate(self.properties)
+                if property.name not in self.without and (failure := self._timed(number, graph, case)) is not None
+            ]
         finally:
             self.observed = None
         self._report_if_due()
-        return found
+        for number, failure in failures:
+            self._failed(number, graph, case, failure)
 
-    def _timed(self, number: int, property: Property, graph: Graph, case: Case) -> Failure | None:
-        row = self.counts.properties.setdefault(property.name, [0, 0, 0, 0.0])
+    def _timed(self, number: int, graph: Graph, case: Case) -> Failure | None:
+        row = self.counts.properties.setdefault(self.properties[number].name, [0, 0, 0, 0.0])
         start = time.perf_counter()
         row[0] += 1
         failure = None
         try:
-            failure = self._attempt(number, property, graph, case)
+            failure = self._attempt(number, graph, case)
         except SkippedError:
             row[1] += 1
         row[2] += failure is not None
         row[3] += time.perf_counter() - start
         return failure
 
-    def _attempt(self, number: int, property: Property, graph: Graph, case: Case) -> Failure | None:
+    def _attempt(self, number: int, graph: Graph, case: Case) -> Failure | None:
         if self.watch is not None:
             self.watch(number, graph, case)
         try:
-            return attempt(property, graph, case)
+            return attempt(self.properties[number], graph, case)
         finally:
             if self.watch is not None:
                 self.watch(-1, graph, case)
 
-    def _is_new(self, property: Property, graph: Graph, case: Case, failure: Failure) -> bool:
-        """Tell if Hypothesis should shrink a failure. One like a known finding waits for reduction, or is counted."""
-        kinds = self._kinds.get(property.name, set())
-        if failure.kind not in kinds and len(kinds) < KINDS:
-            return True
-        same = self._same(property.name, failure, ops_of(graph))
-        if same and self._reduced[same] >= DUPLICATES:
-            self.counts.again[same] += 1
-        elif len(self._waiting) < WAITING:
-            self._waiting.append((property, graph, case, failure))
-        elif same:
-            self.counts.again[same] += 1
-        return False
+    # failures --------------------------------------------------------------------------------------
 
-    def _same(self, property: str, failure: Failure, ops: Counter[str]) -> str:
-        """Return the signature of a known finding that the failure matches, or ""."""
-        for name, kind, known, found in self._known:
-            if name == property and kind == failure.kind and known <= ops:
-                return found
-        return ""
-
-    # shrinking -------------------------------------------------------------------------------------
-
-    def _shrink(self, hunt: _Hunt, graph: Graph, case: Case) -> bool:
-        """Tell if an example fails like the first one.
-
-        The answer for an example never changes, because Hypothesis would otherwise report a flaky test.
-        """
-        if self.stopping or time.monotonic() > hunt.end:
-            raise _EnoughError
-        key = _key(graph, case)
-        if key in hunt.failing:
-            return True
-        failure = self._like(hunt.property, hunt.failure, graph, case)
-        if failure is None:
-            return False
-        hunt.failing.add(key)
-        if weight(graph) <= weight(hunt.best[0]):
-            hunt.best = (graph, case, failure)
-        return True
-
-    def _like(self, property: Property, wanted: Failure, graph: Graph, case: Case) -> Failure | None:
-        """Return the failure of an example if it is like the wanted one."""
-        self.counts.shrinking += 1
-        self._report_if_due()
-        try:
-            failure = self._attempt(self.properties.index(property), property, graph, case)
-        except SkippedError:
-            return None
-        return failure if failure is not None and failure.like(wanted) else None
-
-    def _finish(self, hunt: _Hunt) -> None:
-        self._tell(hunt.property, *self._minimal(hunt.property, *hunt.best), hunt.nodes)
-
-    def _reduce(self, property: Property, graph: Graph, case: Case, failure: Failure) -> None:
-        """Reduce a failure of a known kind, unless it matches a finding that was reduced often enough."""
-        same = self._same(property.name, failure, ops_of(graph))
-        if same and self._reduced[same] >= DUPLICATES:
-            self.counts.again[same] += 1
+    def _failed(self, number: int, graph: Graph, case: Case, failure: Failure) -> None:
+        """Shrink and save a failure, or count it if it matches a finding that was shrunk often enough."""
+        name, ops = self.properties[number].name, ops_of(graph)
+        same = next((s for p, kind, o, s in self._known if p == name and kind == failure.kind and o <= ops), "")
+        if self._shrunk[same] >= SHRUNK_PER_FINDING or not self._shrinks_left or self.stopping:
+            if same:
+                self.counts.again[same] += 1
             return
-        nodes = sum(ops_of(graph).values())
-        self._tell(property, *self._minimal(property, graph, case, failure), nodes)
+        self._shrinks_left -= 1
+        patience = time.monotonic() + PATIENCE_S
 
-    def _minimal(self, property: Property, graph: Graph, case: Case, failure: Failure) -> tuple[Graph, Case, Failure]:
-        """Reduce an example: its case, then its graph (with other input data, if needed), then the case again."""
-        best, best_case = failure, case
-        patience = time.monotonic() + self.task.reduce_s / 4
-
-        def fails(graph: Graph, case: Case) -> bool:
-            nonlocal best, best_case
+        def attempt_again(graph: Graph, case: Case) -> Failure | None:
+            self.counts.shrinking += 1
+            self._report_if_due()
             if self.stopping and time.monotonic() > patience:
-                return False
-            found = self._like(property, failure, graph, case)
-            if found is not None:
-                best, best_case = found, case
-            return found is not None
+                return None
+            try:
+                return self._attempt(number, graph, case)
+            except SkippedError:
+                return None
 
-        def fails_with_some_seed(graph: Graph) -> bool:
-            """Try several seeds, because a smaller graph draws other inputs, and some failures depend on them."""
-            return any(fails(graph, replace(best_case, seed=seed)) for seed in dict.fromkeys((best_case.seed, *SEEDS)))
-
-        reduce_case(case, lambda simpler: fails(graph, simpler))
-        graph = reduce(graph, fails_with_some_seed, self.task.reduce_s)
-        reduce_case(best_case, lambda simpler: fails(graph, simpler))
-        return graph, best_case, best
-
-    def _tell(self, property: Property, graph: Graph, case: Case, failure: Failure, nodes: int) -> None:
-        origin = {"seed": self.task.seed, "chunk": self._chunk, "hash_seed": self.task.hash_seed, "nodes": nodes}
-        finding = Finding(property.name, graph, case, failure, origin)
-        self._reduced[finding.signature] += 1
-        self.know(property.name, failure.kind, ops_of(graph), finding.signature)
+        origin = {"seed": self.task.seed, "chunk": self._chunk, "hash_seed": self.task.hash_seed, "nodes": ops.total()}
+        finding = shrink(Finding(name, graph, case, failure, origin), attempt_again, self.task.shrink_s)
+        self._shrunk[finding.signature] += 1
+        self.know(name, finding.failure.kind, ops_of(finding.graph), finding.signature)
         self.tell({"finding": summary(finding, save(finding, Path(self.task.staging)))})
 
     # reports ---------------------------------------------------------------------------------------
@@ -334,7 +203,3 @@ class Chunks:
 
 def _seed(*parts: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big")
-
-
-def _key(graph: Graph, case: Case) -> str:
-    return f"{digest(graph)} {json.dumps(case.to_json())}"

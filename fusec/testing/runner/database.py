@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fusec.errors import FusecError
-from fusec.plans import sqlite_cache
 from fusec.system.untrusted import read_json
 from fusec.testing.finding_folder import copy
 
@@ -43,11 +42,6 @@ class Open:
         """Read the fields that a report shows: property, ops, how it failed."""
         data = read_json((self.folder / "finding.json").read_text(encoding="utf-8"))
         return {name: data[name] for name in ("property", "ops", "how", "doubt")}
-
-
-def default_folder() -> Path:
-    """Return the folder of the default database, in fusec's cache folder."""
-    return sqlite_cache.folder() / "fuzz"
 
 
 class State:

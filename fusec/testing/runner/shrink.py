@@ -1,49 +1,81 @@
-"""Shrink a graph that fails: remove outputs and ops, and simplify inputs, sizes, attributes and constants.
+"""Shrink an example that fails: simplify its case, then its graph, then the case again.
 
-Shrinking is deterministic. It ends, because the weight of the graph decreases with each step.
-`refusal_core` does the same for refusals of cuDNN, and shares the code that changes sizes and types.
+Shrinking is deterministic. It ends, because the weight of the graph decreases with each step. The steps that remove
+outputs and ops, and those that change sizes and types, are shared with `refusal_core`, which shrinks refusals of cuDNN.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any, cast
 
 import numpy as np
 
 from fusec.diagnostics.refusal_core.rebuild import with_dtype, with_order, with_sizes
+from fusec.diagnostics.refusal_core.reduce import Candidates, fewer_ops, fewer_outputs
 from fusec.errors import FusecError
 from fusec.ir import Constant, DType, Graph, Literal, Node, Op, TensorType, Value, print_graph
 from fusec.testing.case import Case
+from fusec.testing.failure import Failure
+from fusec.testing.finding_folder import Finding
 
 SECONDS = 20.0
 SMALL = (1, 2, 3)  # sizes to try for each dim
+SEEDS = (0, 1, 2)  # seeds of inputs for smaller graphs, in addition to the seed of the failure
+
+Stage = Callable[[Graph], Iterator[Graph | None]]
 
 
-def reduce(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECONDS) -> Graph:
+def shrink(finding: Finding, attempt: Callable[[Graph, Case], Failure | None], seconds: float = SECONDS) -> Finding:
+    """Return the smallest finding, found within the time, that fails like the given one.
+
+    attempt: runs the property on a graph and a case, and returns its failure.
+    """
+    best, end = finding, time.monotonic() + seconds
+
+    def fails(graph: Graph, case: Case) -> bool:
+        nonlocal best
+        failure = attempt(graph, case) if time.monotonic() < end else None
+        if failure is None or not failure.like(finding.failure):
+            return False
+        best = replace(finding, graph=graph, case=case, failure=failure)
+        return True
+
+    def fails_with_some_seed(graph: Graph) -> bool:
+        """Try several seeds, because a smaller graph draws other inputs, and some failures depend on them."""
+        return any(fails(graph, replace(best.case, seed=seed)) for seed in dict.fromkeys((best.case.seed, *SEEDS)))
+
+    shrink_case(best.case, lambda case: fails(best.graph, case))
+    shrink_graph(best.graph, fails_with_some_seed, seconds)
+    shrink_case(best.case, lambda case: fails(best.graph, case))
+    return best
+
+
+def shrink_graph(graph: Graph, fails: Callable[[Graph], bool], seconds: float = SECONDS) -> Graph:
     """Return the smallest graph found within the time for which `fails` is true. `graph`: one that fails."""
     end = time.monotonic() + seconds
     seen = {digest(graph)}
-    least = weight(graph)
+
+    def smaller(stage: Stage) -> Graph | None:
+        least = weight(graph)
+        for candidate in _built(stage, graph):
+            if time.monotonic() > end:
+                return None
+            key = digest(candidate)
+            if key not in seen and weight(candidate) < least and fails(candidate):
+                return candidate
+            seen.add(key)
+        return None
+
     shrunk = True
     while shrunk:
         shrunk = False
-        for candidates in STAGES:
-            found = True
-            while found:
-                found = False
-                for candidate in _built(candidates, graph):
-                    if time.monotonic() > end:
-                        return graph
-                    key, lighter = digest(candidate), weight(candidate)
-                    if lighter < least and key not in seen and fails(candidate):
-                        graph, least, found, shrunk = candidate, lighter, True, True
-                    seen.add(key)
-                    if found:
-                        break
+        for stage in STAGES:
+            while (found := smaller(stage)) is not None:
+                graph, shrunk = found, True
     plain = renamed(graph)
     return plain if digest(plain) != digest(graph) and fails(plain) else graph
 
@@ -63,7 +95,7 @@ def renamed(graph: Graph) -> Graph:
     return copy
 
 
-def reduce_case(case: Case, fails: Callable[[Case], bool]) -> Case:
+def shrink_case(case: Case, fails: Callable[[Case], bool]) -> Case:
     """Set each option of a case to its simplest value, if the case still fails."""
     plain: dict[str, Any] = {
         "precision": "fp32",
@@ -108,9 +140,9 @@ def weight(graph: Graph) -> tuple[int, ...]:
     )
 
 
-def _built(candidates: Callable[[Graph], Iterator[Graph | None]], graph: Graph) -> Iterator[Graph]:
+def _built(stage: Stage, graph: Graph) -> Iterator[Graph]:
     """Iterate over the candidates that can be built."""
-    made = candidates(graph)
+    made = stage(graph)
     while True:
         try:
             candidate = next(made)
@@ -125,55 +157,37 @@ def _built(candidates: Callable[[Graph], Iterator[Graph | None]], graph: Graph) 
 # stages, those that remove most first -------------------------------------------------------------
 
 
-def _fewer_outputs(graph: Graph) -> Iterator[Graph | None]:
-    outputs, names = graph.outputs, graph.output_names
-    if len(outputs) > 1:
-        for output, name in zip(outputs, names, strict=True):
-            yield rebuilt(graph, [output], [name])
-        for i in range(len(outputs)):
-            yield rebuilt(graph, outputs[:i] + outputs[i + 1 :], names[:i] + names[i + 1 :])
+def _graphs_of(candidates: Callable[[Graph], Candidates]) -> Stage:
+    """Leave out the words that describe each candidate."""
+    return lambda graph: (candidate for _, _, candidate in candidates(graph))
 
 
-def _fewer_ops(graph: Graph) -> Iterator[Graph | None]:
-    """Make each value the only output; then remove each op that only outputs use."""
-    for node in graph.nodes:
-        if not isinstance(node.op, Constant):
-            for value in node.results:
-                yield rebuilt(graph, [value])
-    outputs = graph.outputs
-    for node in reversed(list(graph.nodes)):
-        if all(user is graph.return_node for value in node.results for user in value.users):
-            others = [v for v in outputs if v.node is not node]
-            yield rebuilt(graph, list(dict.fromkeys((*others, *node.operands))))
-
-
-def _as_inputs(graph: Graph) -> Iterator[Graph | None]:
-    """Replace results of a node by inputs, late nodes first, because that removes most."""
-    for node in reversed(list(graph.nodes)):
-        if not isinstance(node.op, Constant):
-            yield rebuilt(graph, inputs=node.results)
-            if len(node.results) > 1:
-                for value in node.results:
-                    yield rebuilt(graph, inputs=[value])
-
-
-def _bypass(graph: Graph) -> Iterator[Graph | None]:
-    """Replace the result of a node by one of its operands."""
-    for node in reversed(list(graph.nodes)):
-        for value in node.results:
-            for operand in dict.fromkeys(node.operands):
-                if operand.type.same_value_type(value.type):
-                    yield rebuilt(graph, instead={value: operand})
+def _earlier_outputs(graph: Graph) -> Iterator[Graph | None]:
+    """Remove one output; then return the operands of a node in place of each of its results."""
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    for name in outputs if len(outputs) > 1 else ():
+        yield rebuilt(graph, {n: v for n, v in outputs.items() if n != name})
+    for node in dict.fromkeys(v.node for v in graph.outputs):
+        if node is not None and node.operands:
+            earlier: dict[str, Value] = {}
+            for name, value in outputs.items():
+                operands = {f"{name}.{i}": v for i, v in enumerate(node.operands)}
+                earlier |= operands if value.node is node else {name: value}
+            yield rebuilt(graph, earlier)
 
 
 def _fewer_leaves(graph: Graph) -> Iterator[Graph | None]:
     """Remove unused inputs; then replace an input or constant by an earlier one of the same type."""
     yield rebuilt(graph)
-    leaves = [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
+    leaves = _leaves(graph)
     for i, value in enumerate(leaves):
         for earlier in leaves[:i]:
             if value.type.same_value_type(earlier.type):
                 yield rebuilt(graph, instead={value: earlier})
+
+
+def _leaves(graph: Graph) -> list[Value]:
+    return [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
 
 
 def _smaller_sizes(graph: Graph) -> Iterator[Graph | None]:
@@ -189,8 +203,7 @@ def _smaller_sizes(graph: Graph) -> Iterator[Graph | None]:
 
 def _smaller_leaves(graph: Graph) -> Iterator[Graph | None]:
     """Reduce one dim of one input or constant, if no other value has to change with it."""
-    leaves = [*graph.inputs, *(n.result for n in graph.nodes if isinstance(n.op, Constant))]
-    for value in leaves:
+    for value in _leaves(graph):
         for dim, size in enumerate(value.type.shape):
             for small in SMALL:
                 if small < size:
@@ -230,11 +243,10 @@ def _plain_constants(graph: Graph) -> Iterator[Graph | None]:
                 yield rebuilt(graph, ops={node: Constant(Literal.of(array, literal.label))})
 
 
-STAGES: tuple[Callable[[Graph], Iterator[Graph | None]], ...] = (
-    _fewer_outputs,
-    _fewer_ops,
-    _as_inputs,
-    _bypass,
+STAGES: tuple[Stage, ...] = (
+    _graphs_of(fewer_outputs),
+    _graphs_of(fewer_ops),
+    _earlier_outputs,
     _fewer_leaves,
     _plain_attributes,
     _smaller_sizes,
@@ -246,60 +258,50 @@ STAGES: tuple[Callable[[Graph], Iterator[Graph | None]], ...] = (
 
 def rebuilt(
     graph: Graph,
-    outputs: Sequence[Value] | None = None,
-    names: Sequence[str] | None = None,
+    outputs: Mapping[str, Value] | None = None,
     *,
-    inputs: Collection[Value] = (),
     instead: Mapping[Value, Value] | None = None,
     ops: Mapping[Node, Op] | None = None,
     types: Mapping[Value, TensorType] | None = None,
 ) -> Graph:
-    """Copy the part of a graph that some outputs need (by default all outputs), with changes.
+    """Copy what some outputs of a graph need (by default all outputs), with changes.
 
-    inputs: values that become inputs.
     instead: values to replace by earlier ones.
     ops: nodes that get another op. All types are then inferred again.
     types: inputs and constants that get a smaller type. All other types are then inferred again.
     """
-    if outputs is None:
-        outputs, names = graph.outputs, graph.output_names
-    swap, changed, retyped = instead or {}, dict(ops or {}), types or {}
-    for value in retyped:
+    instead, changed, retyped = instead or {}, dict(ops or {}), types or {}
+    for value, type in retyped.items():
         if value.literal is not None and value.node is not None:
-            part = value.literal.array[tuple(map(slice, retyped[value].shape))]
+            part = value.literal.array[tuple(map(slice, type.shape))]
             changed[value.node] = Constant(Literal.of(part, value.literal.label))
-
-    def source(value: Value) -> Value:
-        return swap.get(value, value)
-
-    needed: set[Node] = set()
-    read: set[Value] = set()
-    waiting = [source(v) for v in outputs]
+    if outputs is None:
+        outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    returned = [instead.get(v, v) for v in outputs.values()]
+    needed: set[Value] = set()
+    waiting = list(returned)
     while waiting:
         value = waiting.pop()
-        if value in inputs or value.node is None:
-            read.add(value)
-        elif value.node not in needed:
-            needed.add(value.node)
-            waiting += map(source, value.node.operands)
+        if value not in needed:
+            needed.add(value)
+            waiting += [instead.get(v, v) for v in value.node.operands] if value.node is not None else []
     copy = Graph(graph.name)
-    leaves = [v for v in graph.values() if v in read]
-    made = {v: copy.add_input(v.name, retyped.get(v, v.type)) for v in leaves}
+    made = {v: copy.add_input(v.name, retyped.get(v, v.type)) for v in graph.inputs if v in needed}
     for node in graph.nodes:
-        if node not in needed:
+        if needed.isdisjoint(node.results):
             continue
         twin = copy.insert(
             changed.get(node, node.op),
-            [made[source(v)] for v in node.operands],
+            [made[instead.get(v, v)] for v in node.operands],
             names=[v.name for v in node.results],
             types=None if changed or retyped else [v.type for v in node.results],
             origin=node.origin,
         )
+        made.update(zip(node.results, twin.results, strict=True))
         for old, new in zip(node.results, twin.results, strict=True):
-            made.setdefault(old, new)  # a value in `inputs` stays an input, even if other results need its node
             if new.type.same_value_type(old.type):
                 copy.set_type(new, old.type)
-    copy.set_outputs([made[source(v)] for v in outputs], names)
+    copy.set_outputs([made[v] for v in returned], list(outputs))
     return copy
 
 

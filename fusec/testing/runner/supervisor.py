@@ -1,64 +1,52 @@
 """Run the fuzzer: give chunks to worker processes, and collect their counts and findings in one report.
 
-A worker that dies or hangs is replaced. Its example becomes a finding, which `crash_shrink.py` reduces.
+A worker that dies or hangs is replaced. Its example becomes a finding, which `crash_shrink.py` shrinks.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import queue
 import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.testing.child_process import Child, Inbox
+from fusec.testing.example_codec import decode
 from fusec.testing.failure import Failure
-from fusec.testing.finding_folder import copy
-from fusec.testing.resolve import version_of
+from fusec.testing.finding_folder import Finding, copy
 from fusec.testing.runner.coverage import Coverage
-from fusec.testing.runner.crash_shrink import Crash, CrashReducer
+from fusec.testing.runner.crash_shrink import CrashShrinker
 from fusec.testing.runner.database import Open, State
 from fusec.testing.runner.report import Found, FuzzReport, PropertyCount
 from fusec.testing.runner.task import Task
 from fusec.testing.runner.worker import read_current
-from fusec.testing.runner.worker_process import Child, Inbox
+from fusec.testing.runner.worker_process import WORKER
 
 CHUNK = 25  # examples of a chunk: few, so that a run stops soon; fixed, so that examples depend on the seed only
 TICK_S = 0.25
-STOP_S = 30.0  # time after `shrink_s` for workers to finish shrinking once the run stops
+STOP_S = 35.0  # time for workers to finish shrinking once the run stops
 SILENCE_S = 60.0  # time after `hang_s` until a silent worker is killed
 LOST_MAX = 5  # workers that may die before they run a property
-CRASHES = 2  # crashes of one property that are reduced
+CRASHES = 2  # crashes of one property that are shrunk
 DEATHS = 5  # crashes after which a property is left out, because each costs a process or a timeout
 
 
 @dataclass(frozen=True)
 class WorkPlan:
-    """Arguments of a fuzzing run, with all defaults filled in."""
+    """Budget of a run (seconds, examples, findings), the task of its workers, and the folder for findings."""
 
-    properties: tuple[str, ...]
+    task: Task
     seconds: float | None
     examples: int | None
-    seed: int
-    target: str
     workers: int
     findings: Path
     max_findings: int
-    graphs: str
-    cases: str
-    shrink_s: float
-    hang_s: float
-
-    @property
-    def key(self) -> str:
-        """Return the database key of the run's chunks: a hash of everything that determines their examples."""
-        parts = [self.seed, sorted(self.properties), self.target, self.graphs, self.cases]
-        return hashlib.sha256(json.dumps([*parts, version_of((self.graphs, self.cases))]).encode()).hexdigest()[:24]
 
 
 @dataclass
@@ -90,8 +78,8 @@ class Run:
     open: open findings of the database, by folder.
     known: findings of this run, by signature.
     told: messages for workers that start later.
-    crashes: crashes that are being reduced.
-    deaths, reduced: crashes of each property, and those of them that were reduced.
+    crashes: crashes that are being shrunk.
+    deaths, shrunk: crashes of each property, and those of them that were shrunk.
     """
 
     plan: WorkPlan
@@ -109,24 +97,24 @@ class Run:
     open: dict[str, Open] = field(default_factory=dict[str, Open])
     known: dict[str, Found] = field(default_factory=dict[str, Found])
     told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    crashes: list[CrashReducer] = field(default_factory=list[CrashReducer])
+    crashes: list[CrashShrinker] = field(default_factory=list[CrashShrinker])
     deaths: Counter[str] = field(default_factory=Counter[str])
-    reduced: Counter[str] = field(default_factory=Counter[str])
+    shrunk: Counter[str] = field(default_factory=Counter[str])
     key: str = ""
     start: float = 0.0
 
     def go(self) -> None:
         """Run until the budget is used and all workers are idle."""
         self.start = time.monotonic()
-        self.key = self.plan.key
+        self.key = self.plan.task.key
         self.report.examples_before = self.state.examples(self.key)
         self.open = {str(finding.folder): finding for finding in self.state.open_findings()}
-        self.replays.extend(f.folder for f in self.open.values() if f.property in self.plan.properties)
+        self.replays.extend(f.folder for f in self.open.values() if f.property in self.plan.task.properties)
         count = self.plan.workers
         if self.plan.examples is not None:
             count = min(count, -(-self.plan.examples // CHUNK))
         for number in range(count):
-            hash_seed = int.from_bytes(hashlib.sha256(f"{self.plan.seed} {number}".encode()).digest()[:4], "big")
+            hash_seed = int.from_bytes(hashlib.sha256(f"{self.plan.task.seed} {number}".encode()).digest()[:4], "big")
             self.seats.append(_Seat(number, hash_seed, self._spawn(number, hash_seed)))
         while True:
             self._hand_out()
@@ -154,16 +142,10 @@ class Run:
     # workers ---------------------------------------------------------------------------------------
 
     def _spawn(self, number: int, hash_seed: int) -> Child:
-        child = Child(self.inbox, hash_seed)
-        task = Task(
-            properties=self.plan.properties,
-            seed=self.plan.seed,
-            target=self.plan.target,
+        child = Child(WORKER, self.inbox, hash_seed)
+        task = replace(
+            self.plan.task,
             staging=str(self.scratch / f"staging-{number}"),
-            graphs=self.plan.graphs,
-            cases=self.plan.cases,
-            shrink_s=self.plan.shrink_s,
-            hang_s=self.plan.hang_s,
             hash_seed=hash_seed,
             current=str(self._current(number)),
         )
@@ -221,23 +203,22 @@ class Run:
             for crash in self.crashes:
                 crash.hurried = True
         for seat in self.seats:
-            silent = now - seat.child.heard
-            late = now - self.stopped_at > STOP_S + self.plan.shrink_s
+            late = now - self.stopped_at > STOP_S
             busy = not seat.gone and (seat.job is not None or not seat.ready)
-            if busy and (silent > self.plan.hang_s + SILENCE_S or late):
-                self._replace(seat, silent)
+            if busy and (now - seat.child.heard > self.plan.task.hang_s + SILENCE_S or late):
+                self._replace(seat)
 
     # messages --------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Handle one message of a worker or of a crash reducer."""
+        """Handle one message of a worker or of a crash shrinker."""
         try:
             child, message = self.inbox.get(timeout=TICK_S)
         except queue.Empty:
             return
         if child is None:
             assert message is not None
-            self.crashes = [crash for crash in self.crashes if crash.property != message["property"]]
+            self.crashes = [crash for crash in self.crashes if crash.crash.property != message["property"]]
             self._found(message)
             return
         seat = next((s for s in self.seats if s.child is child and not s.gone), None)
@@ -249,8 +230,6 @@ class Run:
             seat.ready = True
         elif "counts" in message:
             self._count(seat, message["counts"])
-        elif "met" in message:
-            self._tell_others({"met": message["met"]}, child)
         elif "finding" in message:
             self._found(message["finding"], child)
         elif "done" in message:
@@ -315,9 +294,9 @@ class Run:
 
     # crashes ---------------------------------------------------------------------------------------
 
-    def _replace(self, seat: _Seat, silent_s: float | None = None) -> None:
-        """Replace a worker that died, and make a finding of its example. `silent_s`: kill it, since it was silent."""
-        failure = seat.child.death(silent_s)
+    def _replace(self, seat: _Seat) -> None:
+        """Replace a worker that died or was silent for too long, and make a finding of its example."""
+        failure = seat.child.death()
         job, seat.job = seat.job, None
         current = read_current(self._current(seat.number))
         words = seat.child.last_line()
@@ -344,22 +323,26 @@ class Run:
             seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
 
     def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
-        """Count a crash of a property, and start to reduce it in a thread, because each attempt can cost a process."""
-        name = self.plan.properties[current[0]]
+        """Count a crash of a property, and start to shrink it in a thread, because each attempt can cost a process."""
+        name = self.plan.task.properties[current[0]]
         self.report.properties.setdefault(name, PropertyCount()).failures += 1
         self.deaths[name] += 1
         if self.deaths[name] == DEATHS:
             self.report.left_out[name] = f"left out after it had ended its process {DEATHS} times"
             self._tell_others({"without": name})
-        if self.reduced[name] >= CRASHES or any(crash.property == name for crash in self.crashes):
+        if self.shrunk[name] >= CRASHES or any(shrinker.crash.property == name for shrinker in self.crashes):
             same = [found for found in self.known.values() if found.property == name and found.how == failure.how]
             for found in same[:1]:
                 found.count += 1
             return
-        self.reduced[name] += 1
-        origin = {"seed": self.plan.seed, "chunk": number, "hash_seed": seat.hash_seed}
-        folder = self.scratch / f"crashes-{sum(self.reduced.values())}"
-        crash = Crash(name, current[2], failure, origin)
-        reducer = CrashReducer(crash, self.plan.hang_s, folder, lambda told: self.inbox.put((None, told)))
-        reducer.hurried = self.stopping
-        self.crashes.append(reducer)
+        self.shrunk[name] += 1
+        graph, case = decode(current[2])
+        origin = {"seed": self.plan.task.seed, "chunk": number, "hash_seed": seat.hash_seed}
+        shrinker = CrashShrinker(
+            Finding(name, graph, case, failure, origin),
+            self.plan.task.hang_s,
+            self.scratch / f"crashes-{self.shrunk.total()}",
+            lambda told: self.inbox.put((None, told)),
+        )
+        shrinker.hurried = self.stopping
+        self.crashes.append(shrinker)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.testing.resolve import CASES, GRAPHS
+from fusec.testing.resolve import version_of
 
 
 @dataclass(frozen=True)
 class Task:
     """Task of a worker.
 
+    shrink_s: the most seconds to shrink a failure.
+    hang_s: seconds after which a property counts as hung.
     staging: folder for findings.
     current: file of the current example.
     """
@@ -20,14 +24,19 @@ class Task:
     properties: tuple[str, ...]
     seed: int
     target: str
-    staging: str
-    graphs: str = GRAPHS
-    cases: str = CASES
-    shrink_s: float = 5.0
-    reduce_s: float = 20.0
-    hang_s: float = 60.0
+    graphs: str
+    cases: str
+    shrink_s: float
+    hang_s: float
+    staging: str = ""
     hash_seed: int = 0
     current: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the database key of the run's chunks: a hash of everything that determines their examples."""
+        parts = [self.seed, sorted(self.properties), self.target, self.graphs, self.cases]
+        return hashlib.sha256(json.dumps([*parts, version_of((self.graphs, self.cases))]).encode()).hexdigest()[:24]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,5 +44,4 @@ class Task:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         fields = dict(data)
-        fields["properties"] = tuple(fields["properties"])
-        return cls(**fields)
+        return cls(tuple(fields.pop("properties")), **fields)

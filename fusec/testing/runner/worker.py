@@ -22,6 +22,7 @@ from typing import Any
 from fusec.errors import FusecError
 from fusec.ir import Graph
 from fusec.testing.case import Case
+from fusec.testing.child_process import HUNG_STATUS
 from fusec.testing.example_codec import decode, encode
 from fusec.testing.failure import Failure, SkippedError, attempt
 from fusec.testing.finding_folder import check, load
@@ -29,7 +30,6 @@ from fusec.testing.resolve import property_of
 from fusec.testing.runner.task import Task
 
 TICK_S = 0.5
-HUNG_STATUS = 86
 _HEAD = 16  # bytes of the first line of the file of the current example
 
 
@@ -96,17 +96,21 @@ class Worker:
     def listen(self) -> None:
         for line in sys.stdin:
             message = json.loads(line)
-            if self.chunks is not None and "stop" in message:
-                self.chunks.stopping = True
-            elif self.chunks is not None and "know" in message:
-                self.chunks.know(*message["know"])
-            elif self.chunks is not None and "without" in message:
-                self.chunks.without.add(message["without"])
-            elif self.chunks is not None and "met" in message:
-                self.chunks.met(*message["met"])
-            else:
+            if self.chunks is None or not self._take(message):
                 self.jobs.put(message)
         os._exit(0)  # the parent is gone or has closed the pipe, so nobody needs the current result
+
+    def _take(self, message: dict[str, Any]) -> bool:
+        """Handle a message that need not wait for the current job; return False for a job."""
+        if "stop" in message:
+            self.chunks.stopping = True
+        elif "know" in message:
+            self.chunks.know(*message["know"])
+        elif "without" in message:
+            self.chunks.without.add(message["without"])
+        else:
+            return False
+        return True
 
     def watch(self) -> None:
         while True:
@@ -124,6 +128,8 @@ class Worker:
             message = self.jobs.get()
             if "task" in message:
                 self._begin(message["task"])
+            elif self.chunks is not None and self._take(message):
+                continue  # it came while the worker started
             elif "chunk" in message:
                 self._chunk(message["chunk"], message["count"])
             elif "replay" in message:
@@ -185,9 +191,8 @@ class Worker:
             failure = self._watched(graph, case, lambda: attempt(property, graph, case))
         except SkippedError as error:
             failure = Failure("error", "SkippedError", f"the property does not apply: {error}")
-        told = (
-            None if failure is None else [failure.how, failure.error, failure.message, failure.where, failure.traceback]
-        )
+        words = ("how", "error", "message", "where", "traceback")  # the arrays stay here
+        told = None if failure is None else {name: getattr(failure, name) for name in words}
         self.pipe.tell({"checked": told})
 
     def _watched(self, graph: Graph, case: Case, work: Callable[[], Failure | None]) -> Failure | None:

@@ -1,4 +1,4 @@
-"""Bounds let rounding pass, however ill-conditioned the graph, and no fault: neither in fp32 nor in half precision."""
+"""Test bounds: they allow rounding on ill-conditioned graphs, too, and find faults in fp32 and in half precision."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def feeds_of(graph: Graph, style: str = "normal", seed: int = 0) -> dict[str, Ar
 
 
 def in_own_precision(graph: Graph, feeds: dict[str, Array]) -> dict[str, Array]:
-    """What a healthy executable may give: each result rounded to its dtype."""
+    """Evaluate as a correct executable may: each result is rounded to its dtype."""
     with np.errstate(all="ignore"):
         return evaluate(graph, feeds)
 
@@ -70,7 +70,7 @@ def test_rounding_each_result_to_its_dtype_is_within_bounds(graph: Graph, case: 
     compare(got, [allowed(graph, feeds, meaning(case.options.storage)), allowed(narrow, feeds, execution())], "healthy")
 
 
-def test_random_graphs_are_hardly_ever_without_an_opinion() -> None:
+def test_few_elements_of_random_graphs_are_unchecked() -> None:
     shares: dict[str, float] = {}  # Hypothesis repeats a graph with small changes: its sequence of ops counts one time
 
     @settings(RANDOM, max_examples=300)
@@ -116,7 +116,7 @@ def test_ill_conditioned_graphs_are_within_bounds(name: str, precision: str) -> 
         compare(got, [allowed(graph, feeds, meaning(storage)), allowed(narrow, feeds, execution())], name)
 
 
-def test_cancellation_widens_the_bound_as_much_as_it_must() -> None:
+def test_cancellation_widens_the_bound_as_needed() -> None:
     ill = graph_of(f"{ILL['cancellation']}\nreturn %y")
     well = graph_of("%c = constant [0.1] : f32[]\n%y = add(%x, %c) : f32[4,6]\nreturn %y")
     feeds = feeds_of(ill)
@@ -159,7 +159,7 @@ FAULTS: dict[str, Callable[[str], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
-def test_faults_show(fault: str, precision: str) -> None:
+def test_planted_faults_are_found(fault: str, precision: str) -> None:
     inputs = "%x: f32[2,3,5,5], %z: f32[2,4,5,5]"
     healthy = graph_of(CONV, inputs, w=W)
     weight = W.swapaxes(2, 3) if fault == "a transposed filter" else W
@@ -178,14 +178,14 @@ def test_faults_show(fault: str, precision: str) -> None:
         assert differs(evaluate(faulty, feeds, precision=DType.F64), *right)
 
 
-def test_a_constant_off_in_its_last_places_shows_in_float64() -> None:
-    """Meaning is compared tightly: what no rounding of a constant explains is a fault."""
+def test_small_error_of_a_constant_is_found_in_float64() -> None:
+    """An error that no rounding of a constant explains is a fault."""
     feeds = feeds_of(healthy := graph_of(CONV, "%x: f32[2,3,5,5], %z: f32[2,4,5,5]", w=W))
     faulty = graph_of(CONV.replace("0.9]", "0.90001]"), "%x: f32[2,3,5,5], %z: f32[2,4,5,5]", w=W)
     assert differs(evaluate(faulty, feeds, precision=DType.F64), allowed(healthy, feeds, meaning()))
 
 
-def test_one_wrong_element_of_many_shows() -> None:
+def test_one_wrong_element_of_many_is_found() -> None:
     graph = graph_of("%y = tanh(%x) : f32[30,40]\nreturn %y", "%x: f32[30,40]")
     feeds = feeds_of(graph)
     right = allowed(graph, feeds, execution())
@@ -208,14 +208,14 @@ def test_integers_through_exact_ops_are_compared_exactly(rounding: Any) -> None:
     assert differs({"y": right.want["y"] * (1 + 1e-12)}, right)
 
 
-def test_what_does_not_fit_the_storage_is_not_exact() -> None:
+def test_numbers_that_do_not_fit_their_dtype_are_not_exact() -> None:
     graph = graph_of("%y = mul(%x, %x) : bf16[4,6]\nreturn %y", "%x: bf16[4,6]")
     x = np.full((4, 6), 17.0)
     assert allowed(graph, {"x": x.astype(DType.BF16.numpy)}, execution())["y"].bound.all(), "289 needs 9 bits"
     assert not allowed(graph, {"x": (x - 2).astype(DType.BF16.numpy)}, execution())["y"].bound.any(), "225 needs 8"
 
 
-def test_only_elements_near_a_jump_are_left_out() -> None:
+def test_only_elements_near_a_discontinuity_are_unchecked() -> None:
     graph = graph_of(
         "%c = constant [0.1] : f32[]\n%v = mul(%x, %c) : f32[8]\n%y = floor(%v) : f32[8]\nreturn %y", "%x: f32[8]"
     )
@@ -240,14 +240,14 @@ def test_numbers_that_may_be_equal_compare_either_way(op: str) -> None:
     assert np.isinf(right["y"].bound).tolist() == [True, False]
 
 
-def test_casts_that_no_standard_defines_are_left_out() -> None:
+def test_undefined_casts_are_unchecked() -> None:
     graph = graph_of("%y = cast(%x) {to=i8} : i8[5]\nreturn %y", "%x: f32[5]")
     right = allowed(graph, {"x": np.array([1.5, 127.5, 128, -129, np.nan], np.float32)}, execution())
     right.refine()
     assert np.isinf(right["y"].bound).tolist() == [False, False, True, True, True]
 
 
-def test_overflow_of_the_storage_is_left_out() -> None:
+def test_overflow_of_the_dtype_is_unchecked() -> None:
     graph = graph_of("%v = mul(%x, %x) : f16[3]\n%y = relu(%v) : f16[3]\nreturn %y", "%x: f16[3]")
     right = allowed(graph, {"x": np.array([255, 256, 300], np.float16)}, execution())
     assert np.isinf(right["y"].bound).tolist() == [False, True, True]
@@ -255,8 +255,8 @@ def test_overflow_of_the_storage_is_left_out() -> None:
         assert not differs(evaluate(graph, {"x": np.array([255, 256, 300], np.float16)}), right)
 
 
-def test_a_row_that_overflows_beside_a_mask_is_left_out_on_a_gpu() -> None:
-    """-90000 becomes -inf in f16, and softmax of nothing but -inf is NaN."""
+def test_row_that_overflows_next_to_a_mask_is_unchecked_on_a_gpu() -> None:
+    """-90000 becomes -inf in f16, and the softmax of a row of -inf is NaN."""
     body = (
         "%m = mul(%x, %z) : f16[2,2]\n%c = constant [0.0, -inf] : f16[2]\n%a = add(%m, %c) : f16[2,2]\n"
         "%y = softmax(%a) {axis=1, log=false} : f16[2,2]\nreturn %y"
@@ -267,7 +267,7 @@ def test_a_row_that_overflows_beside_a_mask_is_left_out_on_a_gpu() -> None:
     assert np.isinf(right["y"].bound).tolist() == [[True, True], [False, False]]
 
 
-def test_what_rounding_may_put_beyond_the_storage_is_left_out() -> None:
+def test_numbers_that_rounding_may_make_infinite_are_unchecked() -> None:
     """1064.5625 becomes 1065 in f16, so 65111 becomes 65552, which is infinite; 40338 stays far below."""
     body = (
         "%c = constant [1000.0] : f16[]\n%a = add(%x, %c) : f16[2]\n%d = sub(%a, %c) : f16[2]\n"
@@ -288,14 +288,14 @@ def test_a_constant_overflows_its_own_type_before_it_is_narrowed() -> None:
     assert np.isinf(right["y"].bound).tolist() == [True, False]
 
 
-def test_an_overflow_in_float64_is_left_out_and_a_pole_is_not() -> None:
+def test_overflow_in_float64_is_unchecked_and_a_pole_is_checked() -> None:
     graph = graph_of("%y = exp(%x) : f32[2]\n%z = log(%x) : f32[2]\nreturn %y, %z", "%x: f32[2]")
     right = allowed(graph, {"x": np.array([1000.0, 0.0], np.float32)}, meaning())
     assert np.isinf(right["y"].bound).tolist() == [True, False]
     assert np.isinf(right["z"].bound).tolist() == [False, False]
 
 
-def test_what_depends_on_an_underflow_in_float64_is_left_out() -> None:
+def test_values_that_depend_on_an_underflow_are_unchecked() -> None:
     body = "%p = softmax(%x) {axis=0, log=false} : f32[2]\n%y = log(%p) : f32[2]\nreturn %y"
     right = allowed(graph_of(body, "%x: f32[2]"), {"x": np.array([0.0, 1000.0], np.float32)}, meaning())
     assert np.isinf(right["y"].bound).tolist() == [True, False], "log-softmax gives -1000, not -inf"
@@ -303,7 +303,7 @@ def test_what_depends_on_an_underflow_in_float64_is_left_out() -> None:
     assert np.isinf(right["y"].bound).tolist() == [False, False]
 
 
-def test_the_edge_of_a_domain_is_a_jump() -> None:
+def test_end_of_a_domain_is_a_discontinuity() -> None:
     graph = graph_of("%s = cosh(%x) : f32[3]\n%y = acosh(%s) : f32[3]\nreturn %y", "%x: f32[3]")
     right = allowed(graph, {"x": np.array([1e-5, -1e-5, 1.0], np.float32)}, execution())
     assert np.isinf(right["y"].bound).tolist() == [True, True, False]
@@ -318,7 +318,7 @@ def test_the_sign_of_zero_may_change(body: str) -> None:
         assert np.isinf(allowed(graph, feeds, rounding)["y"].bound).tolist() == [True, True, False]
 
 
-def test_nan_and_infinities_stay_where_they_are() -> None:
+def test_nan_and_infinities_must_match() -> None:
     graph = graph_of("%y = log(%x) : f32[4]\nreturn %y", "%x: f32[4]")
     right = allowed(graph, {"x": np.array([-1.0, 0.0, np.inf, 2.0], np.float32)}, execution())
     want = right.want["y"]
@@ -329,7 +329,7 @@ def test_nan_and_infinities_stay_where_they_are() -> None:
         assert differs({"y": got}, right), (place, value)
 
 
-def test_outputs_of_other_names_shapes_or_types_differ() -> None:
+def test_other_names_shapes_or_types_of_outputs_are_found() -> None:
     graph = graph_of("%y = cast(%x) {to=i32} : i32[4,6]\nreturn %y")
     right = allowed(graph, feeds_of(graph), execution())
     want = right.want["y"]
@@ -368,7 +368,7 @@ def test_a_gpu_approximates_functions_and_loses_nans(rng: np.random.Generator) -
     assert np.array_equal(np.isinf(right.bound), np.isnan(nan))
 
 
-def test_an_infinite_gradient_where_the_slope_is_gone_in_fp32_is_left_out() -> None:
+def test_infinite_gradient_times_a_vanished_slope_is_unchecked() -> None:
     graph = graph_of("  %y = gelu_backward(%d, %x)\n  return %y", "%d: f32[3], %x: f32[3]")
     feeds = {"d": np.array([np.inf, np.inf, 1.0], np.float32), "x": np.array([-23.8, 0.5, -23.8], np.float32)}
     assert np.isinf(allowed(graph, feeds, execution())["y"].bound).tolist() == [True, False, False]
@@ -376,8 +376,8 @@ def test_an_infinite_gradient_where_the_slope_is_gone_in_fp32_is_left_out() -> N
 
 
 @pytest.mark.parametrize("guarded", ["true", "false"])
-def test_attention_over_what_is_not_finite_is_left_out_when_it_runs(guarded: str) -> None:
-    """Of the heads that read it, and of queries without keys, unless a guard makes them zero; in float64 nothing is."""
+def test_executed_attention_over_nan_or_infinity_is_unchecked(guarded: str) -> None:
+    """Heads that read it are unchecked, and so are queries without keys unless a guard makes them zero."""
     inputs = "%q: f16[1,4,2,8], %k: f16[1,2,3,8], %v: f16[1,2,3,8], %b: f16[1,4,2,3]"
     graph = graph_of(
         "  %y = attention(%q, %k, %v, %b) {guarded=GUARDED}\n  return %y".replace("GUARDED", guarded), inputs
@@ -393,8 +393,8 @@ def test_attention_over_what_is_not_finite_is_left_out_when_it_runs(guarded: str
     assert not np.isinf(allowed(graph, feeds, meaning())["y"].bound).any()
 
 
-def test_a_jump_before_a_cast_to_zero_is_not_lost() -> None:
-    """A floor that may go either way, of which the one makes zero, as an infinity cast to an integer does."""
+def test_discontinuity_before_a_cast_to_zero_still_counts() -> None:
+    """The floor may become zero or not; an infinity cast to an integer becomes zero, too."""
     graph = graph_of(
         "%m = mul(%x, %x)\n%f = floor(%m)\n%c = constant [-7.0] : f32[]\n%a = add(%f, %c)\n"
         "%i = cast(%a) {to=i8}\nreturn %i",

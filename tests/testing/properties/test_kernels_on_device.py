@@ -1,4 +1,4 @@
-"""The property of fusec's own kernels: their CUDA C run on the CPU in the GPU's place; then on a real one."""
+"""Test the property of fusec's kernels: their CUDA code runs on the CPU, then on a GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UPDATE = parse("""graph "g" (%p: f32[5], %q: f32[7], %g: f32[5], %h: f32[7], %ra
 
 
 class Emulated:
-    """Kernels' own CUDA C, run on the CPU, with a fault of one's choice."""
+    """Run the kernels' CUDA code on the CPU, with a chosen fault."""
 
     xp: Any = np
 
@@ -84,7 +84,7 @@ class Emulated:
 
 
 def _aligned(buffer: np.ndarray) -> np.ndarray:
-    """The bytes, placed as the memory plan places them."""
+    """Return the bytes at the places of the memory plan."""
     raw = np.zeros(buffer.nbytes + 256, np.uint8)
     start = -raw.ctypes.data % 256
     copy = raw[start : start + buffer.nbytes]
@@ -95,7 +95,7 @@ def _aligned(buffer: np.ndarray) -> np.ndarray:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Emulated], Emulated]:
     def use(launches: Emulated) -> Emulated:
-        monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: True)
+        monkeypatch.setattr(on_device.device, "is_present", lambda target: True)
         monkeypatch.setattr(kernels_on_device, "_launches", lambda: launches)
         return launches
 
@@ -103,7 +103,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Emulated], Emulated]:
 
 
 def drawn(count: int) -> list[tuple[Graph, Case]]:
-    """The same graphs each time, as the fuzzer draws them."""
+    """Draw graphs as the fuzzer does, the same ones each time."""
     found: list[tuple[Graph, Case]] = []
     phases, checks = [Phase.generate], list(HealthCheck)
 
@@ -137,7 +137,7 @@ def test_every_family_occurs() -> None:
 
 
 @needs_compiler
-def test_it_holds_of_the_kernels(gpu: Any) -> None:
+def test_property_holds_for_correct_kernels(gpu: Any) -> None:
     launches = gpu(Emulated())
     for style in ("normal", "special", "integers"):
         kernels_agree(GRAPH, Case(style=style))
@@ -150,7 +150,7 @@ COUNT = 12
 
 
 @needs_compiler
-def test_updates_of_state_run_as_lists(gpu: Any) -> None:
+def test_updates_of_state_run_as_multi_tensor_kernels(gpu: Any) -> None:
     launches = gpu(Emulated())
     kernels_agree(UPDATE)
     assert "lists of mul+sub" in launches.ran
@@ -166,19 +166,19 @@ def test_updates_of_state_run_as_lists(gpu: Any) -> None:
         ("input", "an input, was written"),
     ],
 )
-def test_a_wrong_kernel_is_found(gpu: Any, fault: str, message: str) -> None:
+def test_wrong_kernel_is_found(gpu: Any, fault: str, message: str) -> None:
     gpu(Emulated(fault))
     with pytest.raises(MismatchError, match=message):
         kernels_agree(GRAPH)
 
 
-def test_a_kernel_without_room_is_left_out(gpu: Any) -> None:
+def test_kernel_that_does_not_fit_the_gpu_is_skipped(gpu: Any) -> None:
     launches = gpu(Emulated("no room"))
     kernels_agree(GRAPH)
     assert not launches.ran
 
 
-def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_cuda_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(status: int) -> None:
         raise SystemExit(status)
 
@@ -191,8 +191,8 @@ def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPat
         kernels_agree(GRAPH)
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_on_device.device, "is_present", lambda target: False)
+def test_error_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
     with pytest.raises(TargetError, match="no GPU that is a h200"):
         kernels_agree(GRAPH)
     assert PROPERTIES["kernels_agree"].needs == "gpu"

@@ -1,4 +1,4 @@
-"""The property of the GPU, with the simulator in the GPU's place; then on a real one."""
+"""Test the properties of a GPU: with the simulator in place of the GPU, then on a real one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GRAPH = parse("""graph "g" (%x: f32[2,8,4,4]) {
 
 
 class Stand(SimulatorBackend):
-    """The simulator as a GPU, with a fault of one's choice."""
+    """The simulator in place of a GPU, with a chosen fault."""
 
     def __init__(self, fault: str = ""):
         self.fault = fault
@@ -72,32 +72,32 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
-def test_it_holds_of_a_gpu_that_is_right(gpu: Any) -> None:
+def test_property_holds_for_a_correct_gpu(gpu: Any) -> None:
     gpu(Stand())
     for style in ("normal", "special", "integers"):
         device_agrees(GRAPH, Case(style=style))
 
 
-def test_a_wrong_answer_is_found(gpu: Any) -> None:
+def test_wrong_result_is_found(gpu: Any) -> None:
     gpu(Stand("wrong"))
     with pytest.raises(MismatchError, match="on the GPU"):
         device_agrees(GRAPH)
 
 
-def test_a_recording_that_does_nothing_is_found(gpu: Any) -> None:
+def test_recording_that_does_nothing_is_found(gpu: Any) -> None:
     gpu(Stand("stale"))
     with pytest.raises(MismatchError, match="the GPU: "):
         device_agrees(GRAPH)
 
 
-def test_an_error_of_a_step_is_an_error(gpu: Any) -> None:
+def test_error_of_a_step_is_raised(gpu: Any) -> None:
     gpu(Stand("illegal"))
     with pytest.raises(ExecutionError, match="illegal"):
         device_agrees(GRAPH)
 
 
 @pytest.mark.parametrize("fault", ["wrong", "illegal"])
-def test_a_wrong_plan_that_is_not_the_first_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_wrong_plan_that_is_not_the_first_is_found(gpu: Any, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setattr(on_device, "_alive", lambda backend: True)
     gpu(Stand())
     plans_agree(GRAPH)
@@ -106,7 +106,7 @@ def test_a_wrong_plan_that_is_not_the_first_is_found(gpu: Any, monkeypatch: pyte
         plans_agree(GRAPH)
 
 
-def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_cuda_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
 
     def leave(status: int) -> None:
@@ -121,7 +121,7 @@ def test_a_lost_context_ends_the_process(gpu: Any, monkeypatch: pytest.MonkeyPat
     assert ended == [on_device.FAULTED]
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
     for check in (device_agrees, plans_agree):
         with pytest.raises(TargetError, match="no GPU that is a h200"):

@@ -1,4 +1,4 @@
-"""Judges refuse what does not lower, differ in what they accept, and say the same of the same body."""
+"""Test the judges: they refuse bodies that do not lower, accept different shares, and are deterministic."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def shapes(program: Program) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [n for n in JUDGES if n != "cudnn"])
-def test_what_does_not_lower_is_refused(name: str) -> None:
+def test_bodies_that_do_not_lower_are_refused(name: str) -> None:
     (verdict,) = JUDGES[name](Case()).judge([body("relu", "sign")])
     assert isinstance(verdict, Refused)
     assert verdict.stage == "lower" and "sign" in verdict.message
 
 
 @pytest.mark.parametrize(("name", "kind"), [("lowers", "precompiled"), ("runtime", "runtime")])
-def test_what_lowers_is_legal(name: str, kind: str) -> None:
+def test_bodies_that_lower_are_legal(name: str, kind: str) -> None:
     (verdict,) = JUDGES[name](Case()).judge([body("relu", "tanh")])
     assert isinstance(verdict, Legal)
     assert verdict.kind == kind
@@ -80,7 +80,7 @@ def test_a_body_is_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) == 2
 
 
-def test_moods_depend_on_the_seed_and_nothing_else() -> None:
+def test_moody_verdicts_depend_only_on_seed_and_body() -> None:
     bodies = [body(*ops) for ops in (("relu",), ("tanh",), ("exp",), ("relu", "tanh"), ("abs", "exp"), ("neg",))]
 
     def verdicts(seed: int) -> Sequence[object]:
@@ -92,7 +92,7 @@ def test_moods_depend_on_the_seed_and_nothing_else() -> None:
     assert list(verdicts(3)) == list(verdicts(3))
 
 
-def test_anchors_stand_alone() -> None:
+def test_anchors_judge_accepts_only_single_anchors() -> None:
     graph, target = chain(), load("h200")
     assert shapes(partition(graph, JUDGES["lowers"](Case()), target)) == [3]
     alone = partition(graph, JUDGES["anchors"](Case()), target)
@@ -102,8 +102,8 @@ def test_anchors_stand_alone() -> None:
     assert len(cut) >= 4, "shapes that a judge who accepts all never gives"
 
 
-def test_tensor_cores_are_the_precisions() -> None:
-    """Convolutions in true fp32 and in tf32 are two questions."""
+def test_verdicts_depend_on_tensor_cores() -> None:
+    """A convolution in true fp32 and one in tf32 have different verdicts."""
     graph = chain()
     for precision in ("fp32", "tf32"):
         program = partition(graph, JUDGES["lowers"](Case(precision=precision)), load("h200"))
@@ -112,7 +112,7 @@ def test_tensor_cores_are_the_precisions() -> None:
 
 
 @pytest.mark.cudnn
-def test_cudnn_itself_judges() -> None:
+def test_cudnn_judge_asks_cudnn() -> None:
     legal, refused = JUDGES["cudnn"](Case()).judge([body("relu", "tanh"), body("sign")])
     assert isinstance(legal, Legal)
     assert isinstance(refused, Refused)

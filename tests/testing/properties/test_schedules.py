@@ -1,4 +1,4 @@
-"""The properties of schedules find what is planted: waits that are missing, state that is replaced too early."""
+"""Test the properties of schedules: they find missing waits, and state that is replaced too early."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ ROW = """graph "g" (%a: f32[4,4], %x: f32[4,4]) {
 
 
 @pytest.mark.parametrize("text", [TOWERS, STATE, ROW])
-def test_a_healthy_program_passes(text: str) -> None:
+def test_correct_program_passes(text: str) -> None:
     graph = parse(text)
     any_order_agrees(graph, CASE)
     state_is_read_in_time(graph, CASE)
 
 
-def test_a_wait_that_is_missing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(program: Program, plan: object) -> Waits | None:
         told = waits(program, plan)  # type: ignore[arg-type]
         assert told is not None
@@ -74,7 +74,7 @@ def always(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Valu
         ),
     ],
 )
-def test_state_that_is_replaced_too_early_shows(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_that_is_replaced_too_early_is_found(text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graph: Graph = parse(text)
     state_is_read_in_time(graph, CASE)
     monkeypatch.setattr(schedules, "in_place", always)

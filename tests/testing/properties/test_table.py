@@ -1,4 +1,4 @@
-"""Each property holds of healthy graphs and fails on a fault planted in what it is about."""
+"""Test each property: it holds for correct code, and fails on a planted fault."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ from fusec.passes.partition.equivalent_spellings import FOR_ENGINES, REWRITES
 from fusec.passes.rewriting.rewriter import local
 from fusec.schedule import memory_plan
 from fusec.schedule.program import Kind, Program, body_of
+from fusec.testing import child_process
 from fusec.testing.case import Case, MismatchError, Property
+from fusec.testing.example_codec import relabelled
 from fusec.testing.properties import compiling, on_device, reproducible
 from fusec.testing.properties.compiling import (
     compile_is_deterministic,
@@ -41,7 +43,7 @@ from fusec.testing.properties.compiling import (
     spellings_keep_meaning,
     verification_agrees,
 )
-from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, prepared, relabelled
+from fusec.testing.properties.fixtures import CASE, Prepared, compile_once, prepared
 from fusec.testing.properties.onnx_round_trip import onnx_round_trip, onnxruntime_agrees
 from fusec.testing.properties.reproducible import TWIN, digest
 from fusec.testing.properties.running import buffers_never_alias, executable_agrees
@@ -79,7 +81,7 @@ def example() -> Graph:
 
 
 def plant(graph: Graph, case: Case = CASE, **known: Any) -> Prepared:
-    """What properties will find computed already."""
+    """Store the shared results of a graph before properties run."""
     shared = prepared(graph, case)
     shared.__dict__.update(known)
     return shared
@@ -96,20 +98,20 @@ def fails(check: Callable[[Graph, Case], None], graph: Graph, case: Case = CASE,
 @pytest.mark.parametrize("checked", OFFLINE, ids=lambda p: p.name)
 @pytest.mark.parametrize("judge", ["lowers", "runtime", "moody", "anchors"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_properties_hold_of_a_convolution_and_what_follows_it(checked: Property, judge: str, precision: str) -> None:
+def test_properties_hold_for_a_convolution_with_epilogue(checked: Property, judge: str, precision: str) -> None:
     checked.check(example(), Case(judge=judge, precision=precision))
 
 
 @settings(max_examples=40, deadline=None, database=None, derandomize=True, suppress_health_check=[*HealthCheck])
 @given(graphs(), cases(), st.sampled_from(OFFLINE))
-def test_properties_hold_of_random_graphs(graph: Graph, case: Case, checked: Property) -> None:
+def test_properties_hold_for_random_graphs(graph: Graph, case: Case, checked: Property) -> None:
     text = str(graph)
     with suppress(SkipTest):  # else one graph of which nothing is said would end the test
         checked.check(graph, case)
     assert str(graph) == text, "the graph is not changed"
 
 
-def test_infinite_constants_have_no_slope() -> None:
+def test_gradients_skip_infinite_constants() -> None:
     graph = Graph("masked")
     x = graph.add_input("x", ir.TensorType((2, 2), DType.F32))
     mask = graph.constant(np.array([[0, -np.inf], [0, 0]], np.float32))
@@ -119,13 +121,13 @@ def test_infinite_constants_have_no_slope() -> None:
         PROPERTIES["gradients"].check(graph, Case(seed=3))
 
 
-def test_every_property_says_what_holds_and_is_named_for_its_function() -> None:
+def test_every_property_has_a_summary_and_its_functions_name() -> None:
     for name, checked in PROPERTIES.items():
         assert checked.name == name == getattr(checked.check, "__name__", "")
         assert len(checked.summary) > 30
 
 
-def test_what_is_known_of_a_graph_is_shared_until_it_changes() -> None:
+def test_results_for_a_graph_are_shared_until_it_changes() -> None:
     graph = example()
     first = prepared(graph, CASE)
     assert prepared(graph, CASE) is first
@@ -139,13 +141,13 @@ def test_what_is_known_of_a_graph_is_shared_until_it_changes() -> None:
 
 
 def dropping_bias(self: object, graph: Graph, options: Options) -> None:
-    """A pass that takes every constant addend for zero."""
+    """A pass that drops every constant addend."""
     for node in list(graph.nodes):
         if node.op.name == "add" and node.operands[1].literal is not None:
             graph.replace(node.result, node.operands[0])
 
 
-def test_text_that_loses_digits_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_that_loses_digits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, plain = example(), printer.print_attribute
     monkeypatch.setattr(printer, "print_attribute", lambda v: f"{v:.1f}" if isinstance(v, float) else plain(v))
     graph.set_op(
@@ -165,14 +167,14 @@ def test_constants_of_one_label_survive_text() -> None:
     assert [n.op.literal.label for n in relabelled(graph).nodes if isinstance(n.op, Constant)] == ["w", "b"]
 
 
-def test_a_pass_that_changes_the_meaning_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_a_pass_that_changes_the_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReorderBiasFirst, "run", dropping_bias)
     fails(passes_keep_meaning, example(), match="pass order_sums: r differs")
     fails(pipeline_keeps_meaning, example(), match="the pipeline: r differs")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_pass_before_the_rounding_is_held_to_full_precision(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+def test_passes_before_narrowing_are_checked_in_full_precision(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     def nearly(self: object, graph: Graph, options: Options) -> None:
         for node in list(graph.nodes):
             if node.op.name == "tanh" and node.result.type.dtype is DType.F32:
@@ -183,7 +185,7 @@ def test_a_pass_before_the_rounding_is_held_to_full_precision(monkeypatch: pytes
     fails(passes_keep_meaning, example(), Case(precision=precision), match="pass simplify: t differs")
 
 
-def test_a_pass_that_changes_the_interface_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_that_changes_the_interface_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def narrowing(self: object, graph: Graph, options: Options) -> None:
         if graph.outputs[0].type.dtype is DType.F32:
             graph.set_outputs([graph.add(Cast(DType.F16), v) for v in graph.outputs], graph.output_names)
@@ -204,13 +206,13 @@ def tanh_by_sigmoid(graph: Graph, node: Node) -> Value | None:
     return graph.add(pw("sub"), graph.add(pw("mul"), inner, two, before=node), one, before=node)
 
 
-def test_a_wrong_rule_is_named_with_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_a_wrong_rule_and_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simplify, "rules", (*Simplify.rules, relu_is_nothing))
     fails(rules_keep_meaning, example(), match=r"rule relu_is_nothing \(relu\(x\) = x\): r differs")
 
 
-def test_rules_are_tried_where_their_pass_meets_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one pass makes, another one's rule may take; the graph itself has none of it."""
+def test_rules_are_tried_on_the_graph_that_their_pass_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass makes the ops that the rule of another pass matches; the source graph has none."""
     graph = parse('graph "g" (%x: f32[2]) {\n%c = constant [0.0] : f32[]\n%y = max(%x, %c) : f32[2]\nreturn %y\n}')
     met: list[str] = []
 
@@ -225,7 +227,7 @@ def test_rules_are_tried_where_their_pass_meets_them(monkeypatch: pytest.MonkeyP
     assert met == ["relu"]
 
 
-def test_a_pass_of_ones_own_is_tried_in_any_form() -> None:
+def test_keeps_meaning_takes_passes_rules_and_functions() -> None:
     def nothing(graph: Graph) -> None:
         """A function that leaves the graph as it is."""
 
@@ -251,7 +253,7 @@ def test_a_pass_of_ones_own_is_tried_in_any_form() -> None:
 # compiling -------------------------------------------------------------------------------------------------
 
 
-def test_a_spelling_that_computes_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_a_wrong_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(body: Graph) -> Graph | None:
         copy = body.clone()
         adds = [n for n in copy.nodes if n.op.name == "add"]
@@ -272,7 +274,7 @@ def test_a_spelling_that_computes_something_else_is_named(monkeypatch: pytest.Mo
 
 
 def cut(graph: Graph, *groups: tuple[str, ...], drop: str = "") -> Program:
-    """The example's program with these values' nodes as its cuDNN steps, in this order, and the rest alone."""
+    """Build the example's program: each group is a cuDNN step, in this order, and every other node is alone."""
     compiled = compile_once(graph, CASE)
     nodes = {n.results[0].name: n for n in compiled.graph.nodes if not isinstance(n.op, Constant)}
     left = [n for n in nodes if n != drop and not any(n in g for g in groups)]
@@ -301,7 +303,7 @@ CHAIN = 'graph "g" (%x: f32[4,6]) {{\n{}\nreturn %d\n}}'.format(
         ([("b", "c")], "", "a step that the judge refuses"),
     ],
 )
-def test_a_program_that_is_not_sound_shows(groups: list[tuple[str, ...]], drop: str, match: str) -> None:
+def test_unsound_program_is_found(groups: list[tuple[str, ...]], drop: str, match: str) -> None:
     graph = parse(CHAIN)
     compiled = compile_once(graph, CASE)
     program = cut(graph, *groups, drop=drop)
@@ -309,7 +311,7 @@ def test_a_program_that_is_not_sound_shows(groups: list[tuple[str, ...]], drop: 
     fails(partition_is_sound, graph, match=match)
 
 
-def test_convexity_is_seen_by_itself() -> None:
+def test_step_that_is_not_convex_is_found() -> None:
     graph = parse(CHAIN)
     program = cut(graph, ("a", "c", "d"))
     compiled = dataclasses.replace(compile_once(graph, CASE), program=program)
@@ -317,7 +319,7 @@ def test_convexity_is_seen_by_itself() -> None:
         compiling._is_convex(compiled)
 
 
-def test_a_body_that_is_not_its_nodes_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_that_differs_from_its_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = example()
     compiled = compile_once(graph, CASE)
     steps = list(compiled.program.steps)
@@ -331,7 +333,7 @@ def test_a_body_that_is_not_its_nodes_shows(monkeypatch: pytest.MonkeyPatch) -> 
     fails(partition_is_sound, graph, match="the bodies in a row: r differs")
 
 
-def test_a_key_that_two_graphs_share_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canonical_key_of_two_different_graphs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = example()
     monkeypatch.setattr(compiling, "canonical_key", lambda body: "the same")
     fails(partition_is_sound, graph, Case(precision="fp16"), match="one canonical key but lower")
@@ -342,7 +344,7 @@ def as_abs(builder: Any, node: Node) -> None:
     steps.last("abs", *steps.operands)
 
 
-def test_a_wrong_lowering_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_lowering_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = example()
     monkeypatch.setitem(lower_cudnn.LOWER, "relu", as_abs)  # type: ignore[arg-type]
     fails(lowered_as_simulated, graph, match="r differs")
@@ -363,13 +365,13 @@ def write_inputs(graph: Any, buffers: Mapping[int, Array]) -> None:
 
 
 @pytest.mark.parametrize(("run", "match"), [(write_half, "what its memory held before"), (write_inputs, "was written")])
-def test_what_a_lowered_graph_writes_is_watched(monkeypatch: pytest.MonkeyPatch, run: Any, match: str) -> None:
+def test_wrong_writes_of_a_lowered_graph_are_found(monkeypatch: pytest.MonkeyPatch, run: Any, match: str) -> None:
     monkeypatch.setattr(compiling, "simulate", run)
     fails(lowered_as_simulated, example(), match=match)
 
 
-def test_verify_may_object_where_rounding_explains_it() -> None:
-    """Its bounds know nothing of cancellation, nor that a logarithm of negative numbers is NaN."""
+def test_verify_errors_that_rounding_explains_are_ignored() -> None:
+    """Its bounds ignore cancellation, and NaN from logarithms of negative numbers."""
     lines = "%c = constant [40000.1] : f32[]\n%a = mul(%x, %c) : f32[8]\n%y = sin(%a) : f32[8]\n%l = log(%x) : f32[8]"
     graph = parse(f'graph "g" (%x: f32[8]) {{\n{lines}\nreturn %y, %l\n}}')
     case = Case(precision="bf16")
@@ -380,17 +382,17 @@ def test_verify_may_object_where_rounding_explains_it() -> None:
 # determinism -----------------------------------------------------------------------------------------------
 
 
-def test_a_compiler_that_decides_otherwise_the_next_time_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_compilation_with_another_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "compile_once", lambda graph, case: compile_once(graph, Case(judge="anchors")))
     fails(compile_is_deterministic, example(), match="compiled twice in one process")
 
 
-def test_a_twin_that_decides_otherwise_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_process_with_another_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TWIN, "ask", lambda graph, case: digest(compile_once(graph, Case(judge="anchors"))))
     fails(compile_is_deterministic, example(), match="compiled in another process")
 
 
-def test_the_twin_lives_on_and_is_started_anew_when_it_dies() -> None:
+def test_twin_is_reused_and_replaced_when_it_dies() -> None:
     graph, child = example(), reproducible.Twin()
     want = digest(compile_once(graph, CASE))
     try:
@@ -406,12 +408,12 @@ def test_the_twin_lives_on_and_is_started_anew_when_it_dies() -> None:
         child.close()
 
 
-def test_the_twin_ends_with_its_parents_pipe_and_reports_failures() -> None:
+def test_twin_reports_errors_and_ends_with_its_input() -> None:
     graph, child = example(), reproducible.Twin()
     try:
         with pytest.raises(MismatchError, match="fails in another process"):
             child.ask(graph, Case(target="no such GPU"))
-        process = child._alive()
+        process = child._alive()._process
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(timeout=20) == 0
@@ -419,15 +421,15 @@ def test_the_twin_ends_with_its_parents_pipe_and_reports_failures() -> None:
         child.close()
 
 
-def test_a_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     child = reproducible.Twin()
-    monkeypatch.setattr(reproducible.sys, "executable", "/bin/false")
+    monkeypatch.setattr(child_process.sys, "executable", "/bin/false")
     with pytest.raises(MismatchError, match="died of it"):
         child.ask(example(), CASE)
 
 
-def test_names_that_were_made_up_do_not_count() -> None:
-    """A parsed graph numbers new values from the start; the decisions are the same."""
+def test_generated_names_do_not_change_the_digest() -> None:
+    """A parsed graph starts to number new values at 0; the decisions are the same."""
     graph = example()
     for _ in range(7):
         graph.fresh_name()
@@ -439,7 +441,7 @@ def test_names_that_were_made_up_do_not_count() -> None:
 # running ---------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_view_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "%a, %b = split(%x) {axis=0, sizes=[4, 4]} : f32[4,4], f32[4,4]\n%y = sub(%a, %b) : f32[4,4]"
     graph = parse(f'graph "g" (%x: f32[8,4]) {{\n{lines}\nreturn %y\n}}')
     executable_agrees(graph)
@@ -447,7 +449,7 @@ def test_a_wrong_view_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     fails(executable_agrees, graph, match="the executable: y differs")
 
 
-def test_a_kernel_that_writes_its_input_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_that_writes_its_input_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = steps.evaluate_node
 
     def in_place(node: Node, operands: list[Array], xp: Any) -> tuple[Array, ...]:
@@ -462,7 +464,7 @@ def test_a_kernel_that_writes_its_input_shows(monkeypatch: pytest.MonkeyPatch) -
     fails(buffers_never_alias, graph, match="wrote to %x, which is still needed")
 
 
-def test_an_answer_that_changes_from_run_to_run_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_that_changes_from_run_to_run_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
 
     def shaky(graph: Any, buffers: Mapping[int, Array]) -> None:
@@ -474,12 +476,12 @@ def test_an_answer_that_changes_from_run_to_run_shows(monkeypatch: pytest.Monkey
     fails(executable_agrees, example(), match="run a second time, output %r has other bits")
 
 
-def test_a_step_that_writes_what_is_still_needed_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_to_a_needed_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "simulate", write_inputs)
     fails(buffers_never_alias, example(), match="which is still needed")
 
 
-def test_memory_used_again_too_early_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_reused_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = memory_plan._lives
 
     def early(*of: Any) -> list[memory_plan.Life]:
@@ -489,8 +491,8 @@ def test_memory_used_again_too_early_shows(monkeypatch: pytest.MonkeyPatch) -> N
     fails(buffers_never_alias, example(), match="which is still needed|other bits")
 
 
-def test_reading_memory_that_was_let_go_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that reads an operand of an earlier step gets what was written over it."""
+def test_read_of_freed_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runtime that reads freed memory gets the numbers that were written over it."""
     operands: list[Value] = []
     plain = steps.Steps._bound_reference
 
@@ -512,7 +514,7 @@ def test_reading_memory_that_was_let_go_shows(monkeypatch: pytest.MonkeyPatch) -
     fails(buffers_never_alias, graph, match="with memory that nothing needs overwritten, output %y has other bits")
 
 
-def test_what_onnx_cannot_say_is_skipped() -> None:
+def test_graphs_that_onnx_cannot_express_are_skipped() -> None:
     resize = '{sizes=[1, 1, 5, 3], scales=[1.0, 1.0, 1.5, 1.0], mode="linear"}'
     graph = parse(f'graph "g" (%x: f32[1,1,3,3]) {{\n%v = resize(%x) {resize}\nreturn %v\n}}')
     for check in (onnx_round_trip, onnxruntime_agrees):
@@ -523,7 +525,7 @@ def test_what_onnx_cannot_say_is_skipped() -> None:
 # a GPU -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_nothing_is_said_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_properties_raise_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device.device, "is_present", lambda target: False)
     with pytest.raises(TargetError, match="no GPU that is a h200"):
         on_device.device_agrees(example())
@@ -538,7 +540,7 @@ def test_a_gpu_agrees_on_random_graphs(graph: Graph, case: Case) -> None:
 
 
 def test_properties_are_fast() -> None:
-    """All of them together on one graph, the pass pipeline included; generous, since other processes take turns."""
+    """All properties run on one graph. The limit is generous because other processes run, too."""
     graph, case = example(), Case(3)
     compile_is_deterministic(graph, case)  # starts the twin
     before = time.process_time()

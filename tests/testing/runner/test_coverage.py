@@ -1,4 +1,4 @@
-"""Coverage counts what there is, merges, names holes; its lists of values are those of the ops."""
+"""Test coverage: counts, merging and holes; its lists of values agree with the ops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def diamond() -> Graph:
     return graph
 
 
-def test_what_a_graph_is_made_of() -> None:
+def test_coverage_counts_ops_types_and_features() -> None:
     found = one(diamond()).sections
     assert found["ops"] == {"relu": 1, "tanh": 1, "neg": 1, "add": 1, "softmax": 1}
     assert found["dtypes"] == {"f16": 6}
@@ -48,7 +48,7 @@ def test_what_a_graph_is_made_of() -> None:
     assert found["styles"] == {"normal": 1}
 
 
-def test_wiring_that_is_none_of_it() -> None:
+def test_coverage_counts_no_features_of_a_plain_graph() -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((2, 3), DType.F32))
     graph.set_outputs([graph.add(pw("add"), graph.add(pw("relu"), x), x)])  # two ways from an input
@@ -68,7 +68,7 @@ def test_counters_merge_and_are_plain_data() -> None:
     assert str(again) == str(total)
 
 
-def test_holes_come_first_and_go_when_filled() -> None:
+def test_holes_come_first_and_disappear_when_filled() -> None:
     coverage = one(diamond())
     holes = coverage.holes()
     assert "conv" in holes["ops"]
@@ -84,7 +84,7 @@ def test_holes_come_first_and_go_when_filled() -> None:
 
 
 @pytest.mark.parametrize("key", CHOICES)
-def test_the_values_listed_are_those_the_op_takes(key: str) -> None:
+def test_listed_values_are_those_that_the_op_accepts(key: str) -> None:
     name, attribute = key.split(".")
     if key == "reduce.kind":
         assert set(CHOICES[key]) == set(reduction._KINDS)
@@ -102,14 +102,14 @@ def test_the_values_listed_are_those_the_op_takes(key: str) -> None:
     assert taken == {CHOICES[key]}
 
 
-def test_every_attribute_of_words_or_switches_is_expected() -> None:
+def test_every_text_or_bool_attribute_is_expected() -> None:
     for op in BY_NAME.values():
         for item in fields(op):  # type: ignore[arg-type]
             if item.type in ("str", "bool"):
                 assert any(key.startswith(f"{op.name}.{item.name}=") for key in expected()["attributes"]), op.name
 
 
-def test_kinds_of_attributes() -> None:
+def test_attributes_are_counted_by_kind() -> None:
     def of(op: object) -> set[str]:
         graph = Graph("g")
         x = graph.add_input("x", TensorType((1, 2, 4, 4), DType.F32))
@@ -123,7 +123,7 @@ def test_kinds_of_attributes() -> None:
     assert "resize.mode=linear" in of(Resize((1, 2, 8, 8), (1.0, 1.0, 2.0, 2.0), "linear"))
 
 
-def test_a_run_tells_what_fired_in_the_compiler(tmp_path: Path) -> None:
+def test_run_counts_what_fired_in_the_compiler(tmp_path: Path) -> None:
     report = fuzz([f"{PLANTED}:compiles"], examples=100, workers=1, database=tmp_path, findings=tmp_path / "found")
     assert report.ok, report.findings
     found = report.coverage.sections

@@ -1,4 +1,4 @@
-"""The fuzzer's memory: chunks are handed out once, those of the dead again; findings stay until fixed."""
+"""Test the fuzzer's database: chunks are claimed once, or again if their process died; findings stay until fixed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_chunk_is_claimed_once_by_many_processes(tmp_path: Path) -> None:
     assert sorted(claimed) == list(range(60))
 
 
-def test_what_is_done_stays_done_and_what_died_is_done_again(tmp_path: Path) -> None:
+def test_chunks_of_dead_processes_are_claimed_again(tmp_path: Path) -> None:
     program = (
         CLAIM + "import os; state.claim('run'); state.finish('run', state.claim('run'), 25); os.kill(os.getpid(), 9)"
     )
@@ -46,7 +46,7 @@ def test_what_is_done_stays_done_and_what_died_is_done_again(tmp_path: Path) -> 
     assert (state.examples("run"), state.claim("run")) == (0, 0)
 
 
-def test_findings_stay_until_dropped(tmp_path: Path) -> None:
+def test_findings_stay_until_they_are_dropped(tmp_path: Path) -> None:
     state = State(tmp_path / "state")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -62,7 +62,7 @@ def test_findings_stay_until_dropped(tmp_path: Path) -> None:
     assert state.open_findings() == []
 
 
-def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+def test_error_names_a_damaged_database(tmp_path: Path) -> None:
     (tmp_path / "fuzz.sqlite").write_text("no database, but long enough to be read as the head of one" * 20)
     with pytest.raises(FusecError, match=r"cannot use the database .*fuzz.sqlite .*--database"):
         State(tmp_path)

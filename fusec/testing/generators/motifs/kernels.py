@@ -193,11 +193,8 @@ def rotary(b: RandomGraph) -> None:
 
 def pointwise(b: RandomGraph) -> None:
     """Draw a sequence of pointwise ops."""
-    b.focus = b.input(TensorType(b.shape(1, 4), b.dtype))
-    try:
+    with b.focused(b.input(TensorType(b.shape(1, 4), b.dtype))):
         pointwise_sequence(b)
-    finally:
-        b.focus = None
 
 
 def rows(b: RandomGraph) -> None:
@@ -226,11 +223,8 @@ def finite(b: RandomGraph) -> None:
 
 def _about(b: RandomGraph, x: Value, name: str) -> None:
     """Draw an op of the registry with a value as its operand, and pointwise ops after it."""
-    b.focus = x
-    try:
+    with b.focused(x):
         DRAWS[name](b)
-    finally:
-        b.focus = None
     node = b.values[-1].node
     if node is None or not node.results[0].type.dtype.is_float:
         raise Unfit("no float result for pointwise ops")

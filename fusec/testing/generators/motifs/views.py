@@ -39,15 +39,11 @@ _MOVES = (
 
 def move_sequence(b: RandomGraph) -> None:
     """Draw a sequence of ops that move elements, often the same op twice, because rules join such pairs."""
-    b.focus = b.float_value(1, 5) if b.chance(70) else b.some()
-    try:
-        name = b.pick(_MOVES)
-        for _ in range(2 + b.below(2)):
+    x, name = b.float_value(1, 5) if b.chance(70) else b.some(), b.pick(_MOVES)
+    for _ in range(2 + b.below(2)):
+        with b.focused(x):
             DRAWS[name](b)
-            b.focus = b.values[-1]
-            name = name if b.chance(60) else b.pick(_MOVES)
-    finally:
-        b.focus = None
+        x, name = b.values[-1], name if b.chance(60) else b.pick(_MOVES)
 
 
 def padded_pool(b: RandomGraph) -> None:
@@ -57,11 +53,8 @@ def padded_pool(b: RandomGraph) -> None:
     pads = tuple(b.below(2) for _ in range(2 * spatial))
     value = b.pick([0.0, 0.0, -math.inf, 1.0])
     padded = b.add(Pad((0, 0, *pads[:spatial], 0, 0, *pads[spatial:]), "constant", value), x)
-    b.focus = padded
-    try:
+    with b.focused(padded):
         DRAWS[b.pick(["avg_pool", "max_pool", "conv"])](b)
-    finally:
-        b.focus = None
 
 
 def transposed_operands(b: RandomGraph) -> None:
