@@ -422,9 +422,9 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "row_backward_lanes",
         "training kernels",
-        "gpu/kernels/norm/layer_norm_backward.py",
-        "for (u32 l = 1; l < {plan.lanes}u; ++l)",
-        "for (u32 l = 2; l < {plan.lanes}u; ++l)",
+        "gpu/kernels/norm/layer_norm_backward.cuh",
+        "for (u32 l = 1; l < LANESu; ++l)",
+        "for (u32 l = 2; l < LANESu; ++l)",
         "the rows of one lane are missing from the gradients of scale and bias",
         "gpu/kernels/norm/test_layer_norm_backward.py",
     ),
