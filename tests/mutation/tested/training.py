@@ -413,9 +413,9 @@ TRAINING: tuple[Mutant, ...] = (
     _m(
         "lists_tail",
         "training kernels",
-        "gpu/kernels/elementwise/multi_tensor.py",
-        'lines += ["  if (at >= size) return;", f"  if (at + {vector}u <= size) {{"',
-        'lines += ["  if (at >= size) return;", f"  if (at < size) {{"',
+        "gpu/kernels/elementwise/multi_tensor.cuh",
+        "if (at + VECTORu <= size) {",
+        "if (at < size) {",
         "the last elements of a parameter are read beyond its end",
         "gpu/kernels/elementwise/test_multi_tensor.py",
     ),
