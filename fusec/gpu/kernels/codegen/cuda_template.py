@@ -20,17 +20,26 @@ from functools import cache
 from importlib import resources
 
 Filling = int | str | Sequence[str]
-NOT_HOLES = frozenset({"DEVICE", "DOOR", "ENTRY", "INFINITE", "RESIDENT", "TABLE"})  # names that the prelude defines
+NOT_HOLES = ("DEVICE", "DOOR", "ENTRY", "INFINITE", "RESIDENT", "TABLE")  # names that the prelude defines
 _FRAGMENT = re.compile(r"^FRAGMENT\((\w+)\) \{\n(.*?)^\}$", re.DOTALL | re.MULTILINE)
-_HOLE = re.compile(r"\b([A-Z][A-Z0-9_]*[A-Z0-9])(u|ull)?\b")
+_HOLE = re.compile(rf"\b(?!(?:{'|'.join(NOT_HOLES)})\b)([A-Z][A-Z0-9_]*[A-Z0-9])(?=(?:u|ull)?\b)")
 
 
 @dataclass(frozen=True)
 class CudaTemplate:
-    """The fragments of a file, and the holes that are filled already."""
+    """The fragments of a file, and the holes that are filled already.
 
-    fragments: Mapping[str, str]
+    fragments: by name, texts and holes in turn.
+    """
+
+    fragments: Mapping[str, Sequence[str]]
     holes: Mapping[str, Filling]
+
+    @classmethod
+    def parse(cls, text: str) -> CudaTemplate:
+        """Return the template that a file holds."""
+        code = re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)
+        return cls({name: _HOLE.split(body) for name, body in _FRAGMENT.findall(code)}, {})
 
     def bind(self, **holes: Filling) -> CudaTemplate:
         """Return the template with these holes filled in all fragments."""
@@ -38,26 +47,18 @@ class CudaTemplate:
 
     def __call__(self, fragment: str, **holes: Filling) -> list[str]:
         """Return the lines of a fragment. Raise KeyError for a hole that has no filling."""
-        fillings = {**self.holes, **holes}
-
-        def fill(hole: re.Match[str]) -> str:
-            if hole[1] in NOT_HOLES:
-                return hole[0]
-            filling = fillings[hole[1]]
-            text = str(filling) if isinstance(filling, int | str) else "\n".join(filling)
-            return text + (hole[2] or "")
-
-        filled = _HOLE.sub(fill, self.fragments[fragment])
-        return [line for line in filled.split("\n") if line.strip()]
+        fillings, filled = {**self.holes, **holes}, list(self.fragments[fragment])
+        for place in range(1, len(filled), 2):
+            filling = fillings[filled[place]]
+            filled[place] = str(filling) if isinstance(filling, int | str) else "\n".join(filling)
+        return [line for line in "".join(filled).split("\n") if line and not line.isspace()]
 
 
 @cache
 def cuda_template(package: str | None, file: str) -> CudaTemplate:
     """Return the template of a file in a package, which a module calls `__package__`."""
     assert package is not None
-    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
-    code = re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)
-    return CudaTemplate(dict(_FRAGMENT.findall(code)), {})
+    return CudaTemplate.parse(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
 
 
 def indented(lines: Sequence[str], depth: int = 1) -> str:
@@ -69,5 +70,6 @@ def indented(lines: Sequence[str], depth: int = 1) -> str:
     for line in "\n".join(lines).split("\n"):
         bare = line.strip()
         made.append("  " * (depth - bare.startswith("}")) + bare)
-        depth += bare.count("{") - bare.count("}")
+        if "{" in bare or "}" in bare:
+            depth += bare.count("{") - bare.count("}")
     return "\n".join(made)
