@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import by_value, ceil_div, power_of_two
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
 
 TOGETHER = 8  # columns whose sums a block combines
 MOST_THREADS = 64  # for one column
+_CUDA = cuda_template(__package__, "loops.cuh")
 
 
 def thread_setup(plan: RowPlan, kind: str, backwards: bool = False) -> list[str]:
@@ -32,14 +34,15 @@ def thread_setup(plan: RowPlan, kind: str, backwards: bool = False) -> list[str]
     if plan.chunks == 1:
         lines.append(f"const u32 group = blockIdx.x * {plan.lanes}u + lane, begin = 0, end = {plan.count}u;")
     else:
-        lines.append(f"const u32 group = blockIdx.x % {plan.blocks}u * {plan.lanes}u + lane;")
-        chunk = f"blockIdx.x / {plan.blocks}u"
-        if backwards:
-            chunk = f"{plan.chunks - 1}u - {chunk}"
-        lines.append(f"const u32 chunk = {chunk}, begin = chunk * {plan.each}u;")
-        lines.append(f"const u32 end = begin + {plan.each}u < {plan.count}u ? begin + {plan.each}u : {plan.count}u;")
-    lines.append(f"const bool live = group < {by_value(plan.groups)};")
-    lines.append(f"const u32 at = live ? group : {by_value(max(plan.groups - 1, 0))};")
+        lines += _CUDA(
+            "chunk_of_block",
+            BLOCKS=plan.blocks,
+            LANES=plan.lanes,
+            NUMBER=f"{plan.chunks - 1}u - blockIdx.x / {plan.blocks}u" if backwards else f"blockIdx.x / {plan.blocks}u",
+            EACH=plan.each,
+            COUNT=plan.count,
+        )
+    lines += _CUDA("live_group", GROUPS=by_value(plan.groups), LAST_GROUP=by_value(max(plan.groups - 1, 0)))
     return lines + coordinates(plan, "at", reduced=False)
 
 
@@ -65,23 +68,11 @@ def loop(plan: RowPlan, body: Sequence[str], cached: bool = False) -> list[str]:
     if not plan.count:
         return []
     lines = [*coordinates(plan, "r", reduced=True), *body]
-    first, last = f"const u32 r = begin + t + turn * {plan.threads}u;", "if (r >= end) continue;"
+    cuda = _CUDA.bind(THREADS=plan.threads, BODY=lines)
     if cached or plan.unrolled == 1:
-        head = ["#pragma unroll"] if cached else []
-        return [*head, *_block(f"for (u32 turn = 0; turn < {plan.turns}u; ++turn)", [first, last, *lines])]
-    # Only the last turn checks for the end, because loads of several turns are then issued together.
-    whole = [
-        f"const u32 full = (end - begin) / {plan.threads}u;",
-        f"#pragma unroll {plan.unrolled}",
-        *_block("for (u32 turn = 0; turn < full; ++turn)", [first, *lines]),
-    ]
-    if plan.each % plan.threads or plan.count % plan.each % plan.threads:
-        whole += _block(f"for (u32 r = begin + full * {plan.threads}u + t; r < end; r = end)", lines)
-    return _block("", whole)
-
-
-def _block(head: str, lines: Sequence[str]) -> list[str]:
-    return [f"{head} {{".strip(), *(f"  {line}" for line in lines), "}"]
+        return cuda("each_turn", UNROLL="#pragma unroll" if cached else "", TURNS=plan.turns)
+    ends_early = plan.each % plan.threads or plan.count % plan.each % plan.threads
+    return cuda("each_full_turn", UNROLLED=plan.unrolled, LAST_TURN=cuda("last_turn") if ends_early else [])
 
 
 @dataclass(frozen=True)
@@ -111,14 +102,15 @@ class ChunkMerge:
     def setup(self, kind: str, numbers: int) -> list[str]:
         """Declare column `c` of thread `t`, and zero acc0, acc1 and so on."""
         zeros = ", ".join(f"acc{n}[1] = {{{kind}(0)}}" for n in range(numbers))
-        return [
-            f"__shared__ {kind} shared[{self.block}];",
-            f"const u32 t = threadIdx.x / {TOGETHER}u, lane = threadIdx.x % {TOGETHER}u;",
-            f"const u32 group = blockIdx.x * {TOGETHER}u + lane;",
-            f"const bool live = group < {self.columns}u;",
-            f"const u32 c = live ? group : {self.columns - 1}u;",
-            f"{kind} {zeros};",
-        ]
+        return _CUDA(
+            "merge_setup",
+            KIND=kind,
+            BLOCK=self.block,
+            LANES=TOGETHER,
+            COLUMNS=self.columns,
+            LAST_COLUMN=self.columns - 1,
+            ZEROS=zeros,
+        )
 
     def reduce(self, numbers: int) -> list[str]:
         """Combine the sums of the threads, so that each thread has the result."""

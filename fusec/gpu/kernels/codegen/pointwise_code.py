@@ -2,8 +2,7 @@
 
 A `Space` knows the coordinates of the elements. `PointwiseCode` loads operands, several neighbours in one load where
 they are contiguous, applies nodes and stores results. Each result is rounded to its own type, so fusing steps changes
-no
-number.
+no number.
 """
 
 from __future__ import annotations
@@ -163,10 +162,9 @@ class PointwiseCode:
 
     def lines(self) -> list[str]:
         """Return the statements, as a block."""
-        loop = [f"for (int j = 0; j < {self.space.vector}; ++j) {{", *(f"  {line}" for line in self.body), "}"]
-        if self.space.vector > 1:
-            loop.insert(0, "#pragma unroll")
-        return ["{", *(f"  {line}" for line in (*self.head, *loop, *self.tail)), "}"]
+        unroll = ["#pragma unroll"] if self.space.vector > 1 else []
+        loop = [*unroll, f"for (int j = 0; j < {self.space.vector}; ++j) {{", *self.body, "}"]
+        return ["{", *self.head, *loop, *self.tail, "}"]
 
     def load(self, value: Value, type: Strided) -> str:
         """Load the element of a value from memory."""

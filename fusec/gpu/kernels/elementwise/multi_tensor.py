@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.indexing import View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, MAX_VECTOR, VECTOR_BYTES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
@@ -16,6 +17,7 @@ from fusec.schedule.multi_tensor import Member, equal_members
 
 MAX_POINTERS = 480  # of a launch, because its parameters have 4 KB
 PER_THREAD = 16  # elements, so that finding the pointers costs little in comparison
+_CUDA = cuda_template(__package__, "multi_tensor.cuh")
 
 
 class _Local(Arguments):
@@ -61,13 +63,17 @@ def _launch(found: Sequence[Member]) -> Launch:
         leaves.append(leaf)
         total += ceil_div(member.size, chunk)
         ends.append(total)
-    lines = [f"{c_type} {name};" for c_type, name in zip(local.parameters, local.names.values(), strict=True)]
-    lines += ["u32 b = blockIdx.x, size;", *select_block(leaves, ends)]
-    lines += [f"for (u32 n = 0; n < {PER_THREAD // vector}u; ++n) {{"]
-    lines += [f"  const u32 at = b * {chunk}u + (n * {BLOCK}u + threadIdx.x) * {vector}u;"]
-    lines += ["  if (at >= size) return;", f"  if (at + {vector}u <= size) {{", *(f"    {line}" for line in whole)]
-    lines += ["  } else {", "    for (u32 last = at; last < size; ++last) {", "      const u32 at = last;"]
-    lines += [*(f"      {line}" for line in one), "    }", "  }", "}"]
+    lines = _CUDA(
+        "visit_tensor",
+        DECLARE_POINTERS=[f"{kind} {name};" for kind, name in zip(local.parameters, local.names.values(), strict=True)],
+        SELECT_TENSOR=select_block(leaves, ends),
+        TURNS=PER_THREAD // vector,
+        CHUNK=chunk,
+        BLOCK=BLOCK,
+        VECTOR=vector,
+        WHOLE_VECTOR=whole,
+        ONE_ELEMENT=one,
+    )
     return arguments.launch("lists", lines, total)
 
 
@@ -101,10 +107,4 @@ def select_block(leaves: Sequence[list[str]], ends: Sequence[int]) -> list[str]:
         return leaves[0]
     middle = len(leaves) // 2
     left, right = select_block(leaves[:middle], ends[:middle]), select_block(leaves[middle:], ends[middle:])
-    return [
-        f"if (blockIdx.x < {ends[middle - 1]}u) {{",
-        *(f"  {line}" for line in left),
-        "} else {",
-        *(f"  {line}" for line in right),
-        "}",
-    ]
+    return [f"if (blockIdx.x < {ends[middle - 1]}u) {{", *left, "} else {", *right, "}"]

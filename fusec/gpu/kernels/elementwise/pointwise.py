@@ -72,7 +72,7 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     name = "+".join(node.op.name for node in nodes)
     arguments = Arguments()
     lines: list[str] = []
-    total, block = 0, BLOCK
+    total = 0
     for region in made:
         if region is None:
             return None
@@ -84,13 +84,9 @@ def pointwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
             lines += [f"const {_index(region)} b = blockIdx.x;", *body]
         else:
             lines += [f"if (blockIdx.x >= {by_value(total)} && blockIdx.x < {by_value(total + blocks)}) {{"]
-            lines += [
-                f"  const {_index(region)} b = blockIdx.x - {by_value(total)};",
-                *(f"  {line}" for line in body),
-                "}",
-            ]
+            lines += [f"const {_index(region)} b = blockIdx.x - {by_value(total)};", *body, "}"]
         total += blocks
-    return Kernel(name, (arguments.launch("pointwise", lines, total, block),) if total else ())
+    return Kernel(name, (arguments.launch("pointwise", lines, total),) if total else ())
 
 
 def _sinks(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Sink] | None:
@@ -195,8 +191,8 @@ def _generate(region: Region, arguments: Arguments, tile: TransposedDims | None)
     else:  # a single dim: the last thread has fewer elements than the others
         one = _store_sinks(_code(region, Space(shape, spaced, along, 1), arguments), region.sinks)
         lines += [f"if ({inner} + {vector}u <= {sizes[-1]}u) {{", *whole, "} else {"]
-        lines += [f"for ({c_type} at = {inner}; at < {sizes[-1]}u; ++at) {{", f"  const {c_type} {inner} = at;"]
-        lines += [*(f"  {line}" for line in one), "}", "}"]
+        lines += [f"for ({c_type} at = {inner}; at < {sizes[-1]}u; ++at) {{", f"const {c_type} {inner} = at;"]
+        lines += [*one, "}", "}"]
     return [*lines, "}"], ceil_div(total, BLOCK)
 
 

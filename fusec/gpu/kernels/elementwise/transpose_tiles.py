@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.indexing import Strided, View
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Value
 
 SIDE = 32  # of a tile: a warp reads or writes one row
+_CUDA = cuda_template(__package__, "transpose_tiles.cuh")
 
 
 class SinkLike(Protocol):
@@ -56,7 +59,7 @@ def tiled(
     shape: tuple[int, ...],
     tile: TransposedDims,
     c_type: str,
-    chain_of: Callable[[Space], PointwiseCode],
+    code_of: Callable[[Space], PointwiseCode],
     sinks: Sequence[SinkLike],
 ) -> tuple[list[str], int]:
     """Generate the statements of block `b`; return the number of blocks, too.
@@ -67,34 +70,29 @@ def tiled(
     others = [d for d in range(len(shape)) if d not in (r, w) and shape[d] != 1]
     across, down = ceil_div(shape[r], SIDE), ceil_div(shape[w], SIDE)
     names = tuple(f"c{d}" if d in (*others, r, w) else None for d in range(len(shape)))
-    code = chain_of(Space(shape, names))
+    code = code_of(Space(shape, names))
     lines = split_index(
         "b", [*((f"c{d}", shape[d]) for d in others), ("down", down), ("across", across)], c_type == "u64"
     )
-    lines += ["const u32 column = threadIdx.x % 32u, row = threadIdx.x / 32u;"]
+    tiles: list[str] = []
     for number, sink in enumerate(sinks):
-        kind = C_TYPES[sink.output.type.dtype]
-        lines.append(f"__shared__ {kind} tile{number}[{SIDE}][{SIDE + 1}];")
+        tiles.append(f"__shared__ {C_TYPES[sink.output.type.dtype]} tile{number}[{SIDE}][{SIDE + 1}];")
         code.body.append(f"tile{number}[line][column] = {code.as_stored(sink.value)};")
-    head = [f"for (u32 line = row; line < {SIDE}u; line += {BLOCK // SIDE}u) {{"]
-    read = [f"  const {c_type} c{r} = across * {SIDE}u + column, c{w} = down * {SIDE}u + line;"]
-    write = [f"  const {c_type} c{r} = across * {SIDE}u + line, c{w} = down * {SIDE}u + column;"]
-    guard = f"  if (c{r} >= {shape[r]}u || c{w} >= {shape[w]}u) continue;"
-    lines += [
-        *head,
-        *read,
-        guard,
-        *(f"  {line}" for line in code.lines()),
-        "}",
-        "__syncthreads();",
-        *head,
-        *write,
-        guard,
-    ]
-    for number, sink in enumerate(sinks):
-        at = code.space.offset(sink.view)
-        lines.append(f"  {code.arguments.write(sink.output)}[{at}] = tile{number}[column][line];")
-    total = across * down
-    for d in others:
-        total *= shape[d]
-    return [*lines, "}"], total
+    fill, places = code.lines(), [code.space.offset(sink.view) for sink in sinks]
+    lines += _CUDA(
+        "transpose",
+        DECLARE_TILES=tiles,
+        SIDE=SIDE,
+        ROWS=BLOCK // SIDE,
+        INDEX=c_type,
+        READ_DIM=f"c{r}",
+        READ_SIZE=shape[r],
+        WRITTEN_DIM=f"c{w}",
+        WRITTEN_SIZE=shape[w],
+        FILL_TILES=fill,
+        STORE_TILES=[
+            f"{code.arguments.write(sink.output)}[{place}] = tile{number}[column][line];"
+            for number, (sink, place) in enumerate(zip(sinks, places, strict=True))
+        ],
+    )
+    return lines, across * down * math.prod(shape[d] for d in others)

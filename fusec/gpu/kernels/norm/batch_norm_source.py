@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import Arguments, Launch, compute_type
 from fusec.gpu.kernels.codegen.loops import ChunkMerge, coordinates, loop, thread_setup
 from fusec.gpu.kernels.codegen.norm_step import NormStep
@@ -18,6 +20,7 @@ from fusec.ir import DType, TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 
 BACKWARDS = True  # the end is read first, because it was written last and may still be in the cache
+_CUDA = cuda_template(__package__, "batch_norm.cuh")
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,15 @@ class BatchNormSource:
         elements = () if not (self.step.epilogue_outputs or self.step.epilogue) else (self._elements(),)
         return (self._sums(), self._merge_chunks(), *elements)
 
+    @cached_property
+    def _cuda(self) -> CudaTemplate:
+        return _CUDA.bind(KIND=self.kind, CHANNELS=self.channels, WIDTH=self.sums.width, PLACE=self._place)
+
+    @property
+    def _place(self) -> str:
+        """Number of the current element's channel among those of a thread, as C."""
+        return "0" if self.sums.row else "j"
+
     def _sums(self) -> Launch:
         """Return the launch that sums chunks.
 
@@ -80,25 +92,29 @@ class BatchNormSource:
         """
         plan, kind, arguments, step = self.sums, self.kind, Arguments(), self.step
         lines = thread_setup(plan, kind, backwards=BACKWARDS)
-        lines += self.load_centre(plan, arguments, "begin")
+        lines += self.load_centre(arguments, "begin")
         code = PointwiseCode(space_of(step.x.type, plan), arguments)
-        self.accumulate(plan, code)
+        self.accumulate(code)
         lines += loop(plan, code.lines())
         reduced = f"reduce_threads<{plan.block}, {plan.threads}, {1 if plan.row else plan.lanes}, {plan.width}>"
         lines += [f"{reduced}(acc{n}, shared, Add());" for n in range(2)]
         size = f"{kind}((end - begin) * {plan.vector if plan.row else 1}u)"
-        lines += self.store_chunk(plan, arguments, "chunk" if plan.chunks > 1 else "0u", size)
+        lines += self._cuda(
+            "store_chunk",
+            STATISTICS=self.chunk_statistics("acc0[w]", "acc1[w]", "around[w]", size),
+            SCRATCH=arguments.scratch(kind),
+            CHUNK="chunk" if plan.chunks > 1 else "0u",
+            CHUNKS=plan.chunks,
+        )
         return arguments.launch(f"{self.name}_sums", lines, plan.blocks * plan.chunks, plan.block)
 
-    def load_centre(self, plan: RowPlan, arguments: Arguments, first_row: str) -> list[str]:
+    def load_centre(self, arguments: Arguments, first_row: str) -> list[str]:
         """Zero the sums, and load the number of each channel that they are taken around.
 
         Forward it is an element of the channel, backward the mean.
         """
-        kind, step, place = self.kind, self.step, "0" if plan.row else "j"
-        lines: list[str] = []
-        lines += [f"{kind} acc0[{plan.width}], acc1[{plan.width}], around[{plan.width}];"]
-        lines += [f"for (int w = 0; w < {plan.width}; ++w) acc0[w] = acc1[w] = {kind}(0);"]
+        plan, kind, step, place = self.sums, self.kind, self.step, self._place
+        lines = self._cuda("declare_sums")
         if self.forward:
             first = PointwiseCode(space_of(step.x.type, plan), arguments, "f")
             for node in step.prologue:
@@ -107,56 +123,38 @@ class BatchNormSource:
             first.body.append(f"const {kind} e = {first.get(step.x)};")
             guard = "if (j == 0) " if plan.row else ""
             first.body.append(f"{guard}around[{place}] = fabs(e) < {kind}(INFINITE) ? e : {kind}(0);")
-            lines += ["{", f"  const u32 r = {first_row};", *coordinates(plan, "r", reduced=True), *first.lines(), "}"]
-        else:
-            mean = PointwiseCode(space_of(step.x.type, plan, reduced=False), arguments, "m")
-            scale, around, inverse, *bias = (mean.get(v, _along_channels(v, step.x.type)) for v in step.parameters)
-            mean.body.append(f"around[{place}] = {around};")
-            if self.masked:
-                lines.append(f"{kind} factor[{plan.width}], shift[{plan.width}];")
-                mean.body += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {bias[0]};"]
-            lines += mean.lines()
-        return lines
+            where = coordinates(plan, "r", reduced=True)
+            return lines + self._cuda("first_element", FIRST_ROW=first_row, COORDINATES=where, LOAD=first.lines())
+        mean = PointwiseCode(space_of(step.x.type, plan, reduced=False), arguments, "m")
+        scale, around, inverse, *bias = (mean.get(v, _along_channels(v, step.x.type)) for v in step.parameters)
+        mean.body.append(f"around[{place}] = {around};")
+        if self.masked:
+            lines.append(f"{kind} factor[{plan.width}], shift[{plan.width}];")
+            mean.body += [f"factor[{place}] = {inverse} * {scale};", f"shift[{place}] = {bias[0]};"]
+        return lines + mean.lines()
 
-    def accumulate(self, plan: RowPlan, code: PointwiseCode) -> None:
+    def accumulate(self, code: PointwiseCode) -> None:
         """Apply the prologue to each element, and add it to the two sums."""
-        kind, step, place = self.kind, self.step, "0" if plan.row else "j"
+        step, place = self.step, self._place
         for node in step.prologue:
             code.apply(node)
         for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
             code.store(value)
         e = code.get(step.x)
         if self.forward:
-            code.body += [f"const {kind} d = {e} - around[{place}];"]
-            code.body += [f"acc0[{place}] += d;", f"acc1[{place}] += d * d;"]
-        else:
-            dy = code.get(step.anchor.operands[0])
-            code.body.append(f"const {kind} d = {e} - around[{place}];")
-            if self.masked:
-                dy = self._masked_gradient(dy, "d", f"factor[{place}]", f"shift[{place}]")
-            code.body += [f"const {kind} loss = {dy};", f"acc0[{place}] += loss;", f"acc1[{place}] += loss * d;"]
-
-    def store_chunk(self, plan: RowPlan, arguments: Arguments, chunk: str, size: str) -> list[str]:
-        """Store the sums of a chunk of `size` elements in scratch memory."""
-        pointer = arguments.scratch(self.kind)
-        lines = ["if (live && t == 0)", f"  for (int w = 0; w < {plan.width}; ++w) {{"]
-        lines += [f"    {line}" for line in self.chunk_statistics("acc0[w]", "acc1[w]", "around[w]", size)]
-        for number in range(2):
-            at = f"({number * plan.chunks}u + {chunk}) * {self.channels}u + at * {plan.width}u + w"
-            lines.append(f"    {pointer}[{at}] = acc{number}[w];")
-        return [*lines, "  }"]
+            code.body += self._cuda("add_forward", ELEMENT=e)
+            return
+        dy = code.get(step.anchor.operands[0])
+        code.body.append(f"const {self.kind} d = {e} - around[{place}];")
+        if self.masked:
+            dy = self._masked_gradient(dy, "d", f"factor[{place}]", f"shift[{place}]")
+        code.body += self._cuda("add_backward", LOSS=dy)
 
     def chunk_statistics(self, total: str, squares: str, around: str, size: str) -> list[str]:
         """Turn sums around a number into the mean of `size` elements and squares around it (forward)."""
-        kind = self.kind
         if not self.forward:
             return []
-        return [
-            f"const {kind} size = {size};",
-            f"const {kind} squares = {squares} - {total} * {total} / size;",
-            f"{total} = {around} + {total} / size;",
-            f"{squares} = nmax(squares, {kind}(0));",
-        ]
+        return self._cuda("chunk_statistics", TOTAL=total, SQUARES=squares, AROUND=around, SIZE=size)
 
     @property
     def name(self) -> str:
@@ -184,23 +182,15 @@ class BatchNormSource:
             code.apply(node)
         for value in step.statistics:
             code.store(value)
-        lines += ["if (live && t == 0) {", *(f"  {line}" for line in code.lines()), "}"]
+        lines += ["if (live && t == 0) {", *code.lines(), "}"]
         return arguments.launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
     def merge_loop(self, turns: str, size: str, around: str, parts: tuple[str, str], unrolled: int = 4) -> list[str]:
         """Add up the chunks of a channel, each thread some of them."""
-        kind, lines = self.kind, list[str]()
+        holes = {"TURNS": turns, "MEAN": parts[0], "SQUARES": parts[1], "UNROLLED": unrolled}
         if self.forward:
-            lines.append(f"{kind} around = {around};")
-            lines.append(f"if (!(fabs(around) < {kind}(INFINITE))) around = {kind}(0);")
-        lines += [f"#pragma unroll {unrolled}", f"{turns} {{"]
-        if self.forward:
-            lines.append(f"  const {kind} size = {size};")
-            lines.append(f"  const {kind} d = {parts[0]} - around;")
-            lines.append(f"  acc0[0] += size * d; acc1[0] += size * d * d + {parts[1]};")
-        else:
-            lines.append(f"  acc0[0] += {parts[0]}; acc1[0] += {parts[1]};")
-        return [*lines, "}"]
+            return self._cuda("merge_forward", AROUND=around, SIZE=size, **holes)
+        return self._cuda("merge_backward", **holes)
 
     def forward_factors(self, code: PointwiseCode) -> tuple[str, ...]:
         """Define mean and inverse deviation, and return the factors: mean, scale / deviation, bias."""
@@ -302,10 +292,7 @@ class BatchNormBySumsSource(BatchNormSource):
         assert isinstance(op, BatchNormBySums)
         scale, bias, total, squares = given
         epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
-        code.body.append(f"const double middle = double({total}) / {self.count}.0;")
-        code.body.append(f"const {kind} spread = {kind}(double({squares}) / {self.count}.0 - middle * middle);")
-        code.body.append(f"const {kind} mean = {kind}(middle);")
-        code.body.append(f"const {kind} inverse = {kind}(1) / sqrt(nmax(spread, {kind}(0)) + {epsilon});")
+        code.body += self._cuda("statistics_of_sums", TOTAL=total, SQUARES=squares, COUNT=self.count, EPSILON=epsilon)
         return "mean", f"inverse * {scale}", bias
 
     def _statistics(self, arguments: Arguments) -> list[str]:
@@ -319,9 +306,8 @@ class BatchNormBySumsSource(BatchNormSource):
             code.apply(node)
         for value in step.statistics:
             code.store(value)
-        first = " && chunk == 0u" if plan.chunks > 1 else ""
-        head = [f"if (live && t == 0{first})", f"  for (int w = 0; w < {plan.width}; ++w) {{"]
-        return [*head, f"    const u32 c = at * {plan.width}u + w;", *(f"    {line}" for line in code.lines()), "  }"]
+        stores = "live && t == 0 && chunk == 0u" if plan.chunks > 1 else "live && t == 0"
+        return self._cuda("store_statistics", STORES=stores, STORE=code.lines())
 
 
 def space_of(x: TensorType, plan: RowPlan, reduced: bool = True) -> Space:

@@ -12,8 +12,8 @@ from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel
 from fusec.gpu.kernels.codegen.pointwise_code import can_generate
 from fusec.gpu.kernels.norm import row_reduction
 from fusec.gpu.kernels.norm.group_norm import merges
-from fusec.gpu.kernels.norm.instance_norm_resident import InstanceNormResident
-from fusec.gpu.kernels.norm.instance_norm_source import BLOCK
+from fusec.gpu.kernels.norm.instance_norm_resident import InstanceNormOneBlock, InstanceNormResident
+from fusec.gpu.kernels.norm.instance_norm_source import BLOCK, InstanceNormSource
 from fusec.ir import DType, Node, Value
 from fusec.ops import InstanceNorm, MaxPool, Resize
 from fusec.passes.folding.fold_upsampling import copies
@@ -42,7 +42,7 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         return None
     if last is None and any(v.type.shape != y.type.shape for v in outputs):
         return None
-    norm = InstanceNormResident(anchor, epilogue, last, window or (1, 1), outputs, TURNS[0])
+    norm = InstanceNormSource(anchor, epilogue, last, window or (1, 1), outputs, TURNS[0])
     if x.type.strides[1] != 1 or x.type.shape[1] % norm.vector or norm.lanes * norm.vector > BLOCK:
         return None
     if last is not None and last.result.type.dtype is not x.type.dtype:
@@ -57,9 +57,10 @@ def instance(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if any(node.op.name == "gen_index" for node in epilogue):
         return None
     mine = [replace(norm, turns=turns).kernel() for turns in TURNS]
-    found = (replace(norm, turns=turns).resident() for turns in KEPT)
+    found = (InstanceNormResident(replace(norm, turns=turns)).kernel() for turns in KEPT)
     mine += [kernel for kernel in found if kernel is not None][:2]
-    large = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most).one_block() for most in (4, 2, 1))
+    wide = (replace(norm, turns=MOST_KEPT, block=LARGE, most=most) for most in (4, 2, 1))
+    large = (InstanceNormOneBlock(each).kernel() for each in wide)
     mine += [kernel for kernel in large if kernel is not None][:2]
     other = row_reduction.rows(nodes, outputs)
     theirs = [] if other is None else [replace(other, others=()), *other.others]

@@ -1,9 +1,8 @@
 """Generate the gradients of layer and RMS norm, with pointwise ops around them.
 
 The kernel computes dx row by row. It also sums over rows, for the gradients of scale, bias and a later bias. Some
-threads
-share a row and keep it in registers; each sums its columns over the rows that it visits. A small launch merges these
-sums in a fixed order. Rows may be copied to shared memory before their turn.
+threads share a row and keep it in registers; each sums its columns over the rows that it visits. A small launch merges
+these sums in a fixed order. Rows may be copied to shared memory before their turn.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import (
@@ -40,6 +41,7 @@ from fusec.ir import DType, Node, Value
 from fusec.ops import LayerNormBackward, Reduce
 from fusec.schedule.program import inputs_of
 
+_CUDA = cuda_template(__package__, "layer_norm_backward.cuh")
 # Each: numbers of a row that a thread keeps, of each of four kinds; blocks at most (more blocks leave more sums to
 # merge); rows copied ahead; whether blocks wait for each other and merge the sums, which saves the second launch. The
 # first is the default.
@@ -166,14 +168,28 @@ class _LayerNormBackwardSource:
     def rounds(self) -> int:
         return ceil_div(self.plan.groups, self.blocks * self.plan.lanes)
 
-    def _row_at(self, round: str) -> list[str]:
+    @cached_property
+    def _cuda(self) -> CudaTemplate:
         plan = self.plan
-        return [
-            f"const u32 group = ({round} * {self.blocks}u + blockIdx.x) * {plan.lanes}u + lane;",
-            f"const bool live = group < {plan.groups}u;",
-            f"const u32 at = live ? group : {plan.groups - 1}u;",
-            *coordinates(plan, "at", reduced=False),
-        ]
+        return _CUDA.bind(
+            AHEAD=self.ahead,
+            BLOCK=plan.block,
+            COUNT=plan.count,
+            GRID=self.blocks,
+            KIND=self.kind,
+            LANES=plan.lanes,
+            ROUNDS=self.rounds,
+            SIZE=self.size,
+            THREADS=plan.threads,
+            TURNS=plan.turns,
+            VECTOR=plan.vector,
+        )
+
+    def _find_row(self) -> list[str]:
+        """Declare the row of round `now`, and its coordinates."""
+        groups = self.plan.groups
+        found = self._cuda("find_row", ROUND="now", ROWS=groups, LAST_ROW=groups - 1)
+        return [*found, *coordinates(self.plan, "at", reduced=False)]
 
     def _place(self, value: Value) -> str:
         """Return the place that a vector of round `now`, turn `turn` is copied to."""
@@ -192,16 +208,7 @@ class _LayerNormBackwardSource:
             nbytes = self.plan.vector * value.type.dtype.itemsize
             source = f"{arguments.read(value)} + ({self._space.offset(value.type)})"
             body.append(f"copy_ahead<{nbytes}>(&{self._place(value)}, {source});")
-        return [
-            "RESIDENT(rows);",
-            "const auto fetch = [&](u32 now) {",
-            f"  if (now < {self.rounds}u) {{",
-            *(f"    {line}" for line in (*self._row_at("now"), *self._loop(body))),
-            "  }",
-            "  copied();",
-            "};",
-            f"for (u32 now = 0; now < {self.ahead}u; ++now) fetch(now);",
-        ]
+        return self._cuda("fetch_ahead", COPY=[*self._find_row(), *self._loop(body)])
 
     def _row_code(self, arguments: Arguments, prefix: str = "v") -> PointwiseCode:
         """Return the code for elements of a row; copied rows are read from shared memory."""
@@ -255,7 +262,7 @@ class _LayerNormBackwardSource:
         """Return one launch for both, whose blocks wait for each other in between."""
         arguments, merge = Arguments(), self._merge(self.plan.block // TOGETHER)
         lines = [*self._rows(arguments), f"meet({arguments.doors(1)}, {self.blocks}u);"]
-        lines += ["{", *(f"  {line}" for line in self._columns(arguments, merge, met=True)), "}"]
+        lines += ["{", *self._columns(arguments, merge, met=True), "}"]
         return replace(self._make_launch("norm_backward", lines, arguments), meets=True)
 
     def _make_launch(self, name: str, lines: Sequence[str], arguments: Arguments) -> Launch:
@@ -263,88 +270,91 @@ class _LayerNormBackwardSource:
         return replace(launch, resident_bytes=self._ahead_bytes) if self.ahead else launch
 
     def _rows(self, arguments: Arguments) -> list[str]:
-        plan, step, kind = self.plan, self.step, self.kind
-        op = step.anchor.op
+        step, kind, op = self.step, self.kind, self.step.anchor.op
         assert isinstance(op, LayerNormBackward)
-        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
-        turns, vector, count = plan.turns, plan.vector, f"{kind}({self.size})"
-        reduce = f"reduce_threads<{plan.block}, {plan.threads}, 1"
-        lines = [f"__shared__ {kind} shared[{plan.block * 3}];"]
-        lines.append(f"const u32 t = threadIdx.x % {plan.threads}u, lane = threadIdx.x / {plan.threads}u;")
-        own = ("by_scale", "by_bias")[: len(step.anchor.results) - 1]
-        names = (*own, *(f"by_sum{number}" for number in range(len(step.sum_nodes))))
-        lines += [f"{kind} {name}[{turns}][{vector}];" for name in names]
-        zeros = " ".join(f"{name}[turn][j] = {kind}(0);" for name in names)
-        lines.append(f"for (int turn = 0; turn < {turns}; ++turn) for (int j = 0; j < {vector}; ++j) {{ {zeros} }}")
-        lines += self._define_fetch(arguments)
-        lines.append(f"for (u32 now = 0; now < {self.rounds}u; ++now) {{")
-        if self.ahead:
-            lines += [f"fetch(now + {self.ahead}u);", f"wait_for_copies<{self.ahead}>();"]
-        lines += self._row_at("now")
-        lines.append(f"{kind} e[{turns}][{vector}], loss[{turns}][{vector}], sum[1] = {{{kind}(0)}};")
-        load = self._row_code(arguments)
-        for node in step.prologue:
-            load.apply(node)
-        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
-            load.store(value)
-        load.body.append(f"e[turn][j] = {load.get(step.x)};")
-        load.body.append(f"loss[turn][j] = {load.get(step.elements[0])};")
+        names, sums, before = self._column_sums, 3 if op.centred else 2, list[str]()
+        fetch = self._define_fetch(arguments)
+        load = self._load_code(arguments)
         if op.centred:
             load.body.append("sum[0] += e[turn][j];")
-            lines += [*self._loop(load.lines()), f"{reduce}, 1>(sum, shared, Add());"]
-            lines.append(f"const {kind} mean = sum[0] / {count};")
+            before = [*self._loop(load.lines()), *self._cuda("subtract_mean")]
             load = PointwiseCode(self._space, arguments, "s")
             load.body.append("e[turn][j] -= mean;")
         inner = f"loss[turn][j] * {load.get(step.parameters[0])}"
         load.body += [f"const {kind} inner = {inner};", "sums[0] += e[turn][j] * e[turn][j];"]
         load.body += ["sums[1] += inner * e[turn][j];", *(["sums[2] += inner;"] if op.centred else [])]
-        wide = 3 if op.centred else 2
-        lines.append(f"{kind} sums[{wide}] = {{{', '.join([f'{kind}(0)'] * wide)}}};")
-        lines += [*self._loop(load.lines()), f"{reduce}, {wide}>(sums, shared, Add());"]
-        lines.append(f"const {kind} inverse = {kind}(1) / sqrt(sums[0] / {count} + {epsilon});")
-        lines.append(f"const {kind} along = sums[1] * inverse / {count};")
-        last = self._row_code(arguments, "w")
-        last.body.append(f"const {kind} normal = e[turn][j] * inverse;")
+        rows = self._cuda(
+            "rows",
+            SHARED=self.plan.block * 3,
+            DECLARE_COLUMN_SUMS=[f"{kind} {name}[{self.plan.turns}][{self.plan.vector}];" for name in names],
+            ZERO_COLUMN_SUMS=" ".join(f"{name}[turn][j] = {kind}(0);" for name in names),
+            FETCH=fetch,
+            FIND_ROW=[*(self._cuda("wait_for_row") if self.ahead else []), *self._find_row()],
+            LOAD=before,
+            SUMS=sums,
+            ZEROS=", ".join([f"{kind}(0)"] * sums),
+            SUM=self._loop(load.lines()),
+            EPSILON=literal(op.epsilon, DType.F64 if kind == "double" else DType.F32),
+            WRITE=self._loop(self._write_code(arguments, op).lines()),
+        )
+        return [*rows, *self._store_columns(arguments)]
+
+    def _load_code(self, arguments: Arguments) -> PointwiseCode:
+        """Return the code that applies the prologue and loads the row's elements and their gradients."""
+        step, code = self.step, self._row_code(arguments)
+        for node in step.prologue:
+            code.apply(node)
+        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
+            code.store(value)
+        code.body.append(f"e[turn][j] = {code.get(step.x)};")
+        code.body.append(f"loss[turn][j] = {code.get(step.elements[0])};")
+        return code
+
+    def _write_code(self, arguments: Arguments, op: LayerNormBackward) -> PointwiseCode:
+        """Return the code that computes and stores the row's results, and adds to the sums of columns."""
+        step, count, code = self.step, f"{self.kind}({self.size})", self._row_code(arguments, "w")
+        code.body.append(f"const {self.kind} normal = e[turn][j] * inverse;")
         adds = ["by_scale[turn][j] += loss[turn][j] * normal;", "by_bias[turn][j] += loss[turn][j];"]
-        last.body += adds[: len(own)]
+        code.body += adds[: len(step.anchor.results) - 1]
         if step.epilogue_outputs or step.sum_nodes:
             mean = f" - sums[2] / {count}" if op.centred else ""
-            inner = f"loss[turn][j] * {last.get(step.parameters[0])}"
-            last.define(step.y, f"({inner}{mean} - normal * along) * inverse")
+            inner = f"loss[turn][j] * {code.get(step.parameters[0])}"
+            code.define(step.y, f"({inner}{mean} - normal * along) * inverse")
             for node in step.epilogue:
-                last.apply(node)
+                code.apply(node)
             for number, node in enumerate(step.sum_nodes):
-                last.body.append(f"by_sum{number}[turn][j] += {last.get(node.operands[0])};")
+                code.body.append(f"by_sum{number}[turn][j] += {code.get(node.operands[0])};")
             for value in step.epilogue_outputs:
-                last.store(value)
-        lines += ["if (live) {", *self._loop(last.lines()), "}", "}"]
-        pointer = arguments.scratch(kind)
-        if plan.lanes > 1:
-            lines.append(f"__shared__ {kind} columns[{plan.lanes * self.size}];")
-        for number, name in enumerate(names):
-            place = f"{pointer} + ({number * self.blocks}u + blockIdx.x) * {self.size}u"
-            lines += [f"{{ {kind}* const sums = {place};", "#pragma unroll"]
-            lines.append(f"for (int turn = 0; turn < {turns}; ++turn) {{")
-            lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
-            to = f"columns[lane * {self.size}u + r * {vector}u + j]" if plan.lanes > 1 else f"sums[r * {vector}u + j]"
-            lines.append(f"  if (r < {plan.count}u)")
-            lines += [f"    for (int j = 0; j < {vector}; ++j) {to} = {name}[turn][j];", "}"]
-            if plan.lanes > 1:  # lanes are added in their order
-                lines += ["__syncthreads();", f"for (u32 c = threadIdx.x; c < {self.size}u; c += {plan.block}u) {{"]
-                lines += [f"  {kind} sum = columns[c];", "  #pragma unroll"]
-                lines.append(f"  for (u32 l = 1; l < {plan.lanes}u; ++l) sum += columns[l * {self.size}u + c];")
-                lines += ["  sums[c] = sum;", "}", "__syncthreads();"]
-            lines.append("}")
+                code.store(value)
+        return code
+
+    @property
+    def _column_sums(self) -> tuple[str, ...]:
+        """Names of the sums of columns: the gradients of scale and bias, and those of sum nodes."""
+        own = ("by_scale", "by_bias")[: len(self.step.anchor.results) - 1]
+        return (*own, *(f"by_sum{number}" for number in range(len(self.step.sum_nodes))))
+
+    def _store_columns(self, arguments: Arguments) -> list[str]:
+        """Store the block's sums of columns."""
+        plan, scratch = self.plan, arguments.scratch(self.kind)
+        lines = [f"__shared__ {self.kind} columns[{plan.lanes * self.size}];"] if plan.lanes > 1 else []
+        column = f"r * {plan.vector}u + j"
+        for number, name in enumerate(self._column_sums):
+            lines += self._cuda(
+                "store_columns",
+                SCRATCH=f"{scratch} + ({number * self.blocks}u + blockIdx.x) * {self.size}u",
+                PLACE=f"columns[lane * {self.size}u + {column}]" if plan.lanes > 1 else f"sums[{column}]",
+                COLUMN_SUM=name,
+                ADD_LANES=self._cuda("add_lanes") if plan.lanes > 1 else [],
+            )
         return lines
 
     def _columns(self, arguments: Arguments, merge: ChunkMerge, met: bool = False) -> list[str]:
         step, kind, pointer = self.step, self.kind, arguments.scratch(self.kind)
         lines = merge.setup(kind, self.sums)
-        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.blocks}u; s += {merge.threads}u) {{"]
-        for number in range(self.sums):
-            at = f"{pointer} + (({number * self.blocks}u + s) * {self.size}u + c)"
-            lines.append(f"  acc{number}[0] += {f'across({at})' if met else f'*({at})'};")
-        lines += ["}", *merge.reduce(self.sums)]
+        places = (f"({pointer} + (({number * self.blocks}u + s) * {self.size}u + c))" for number in range(self.sums))
+        adds = [f"acc{number}[0] += {'across' if met else '*'}{place};" for number, place in enumerate(places)]
+        lines += [*self._cuda("add_blocks", MERGING=merge.threads, ADD=adds), *merge.reduce(self.sums)]
         shape = step.parameters[0].type.shape
         names = _places(shape)
         if len(names) > 1:
@@ -356,7 +366,7 @@ class _LayerNormBackwardSource:
             code.apply(node)
         for value in step.statistics:
             code.store(value)
-        return [*lines, "if (live && t == 0) {", *(f"  {line}" for line in code.lines()), "}"]
+        return [*lines, "if (live && t == 0) {", *code.lines(), "}"]
 
     @property
     def _space(self) -> Space:
@@ -368,11 +378,8 @@ class _LayerNormBackwardSource:
     def _loop(self, body: Sequence[str]) -> list[str]:
         """Loop over the vectors of the row that a thread keeps."""
         plan = self.plan
-        lines = ["#pragma unroll", f"for (int turn = 0; turn < {plan.turns}; ++turn) {{"]
-        lines.append(f"  const u32 r = t + turn * {plan.threads}u;")
-        if plan.turns * plan.threads != plan.count:
-            lines.append(f"  if (r >= {plan.count}u) continue;")
-        return [*lines, *(f"  {line}" for line in (*coordinates(plan, "r", reduced=True), *body)), "}"]
+        skip = [f"if (r >= {plan.count}u) continue;"] if plan.turns * plan.threads != plan.count else []
+        return self._cuda("each_vector", SKIP=skip, BODY=[*coordinates(plan, "r", reduced=True), *body])
 
 
 def _places(shape: tuple[int, ...]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSOR_THREADS
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.loops import loop, thread_setup
@@ -16,6 +17,7 @@ from fusec.ops import Reduce
 
 RESIDENT = PROCESSOR_THREADS * 3 // 4  # threads that share a multiprocessor's registers
 WARP = 32
+_CUDA = cuda_template(__package__, "row.cuh")
 
 
 @dataclass
@@ -48,6 +50,7 @@ class RowSource:
             names[axis.dim] = term if names[axis.dim] is None else f"({names[axis.dim]} + {term})"
         plan = self.plan
         self.space = Space(self.x.type.shape, tuple(names), plan.along, plan.vector)
+        self._cuda = _CUDA.bind(KIND=self.kind, WIDTH=plan.width, CHUNKS=plan.chunks, THREADS=plan.threads, WARP=WARP)
         again = len(self.formula.passes) > 1 or not isinstance(self.op, Reduce)
         self.cached = again and plan.turns * plan.vector <= CACHED
 
@@ -77,7 +80,7 @@ class RowSource:
         plan, lines = self.plan, self._chunk()
         door = f"{self.arguments.doors(plan.blocks)} + blockIdx.x % {plan.blocks}u * DOOR"
         lines.append(f"if (!last_of({door}, {plan.chunks}u)) return;")
-        lines += ["{", *(f"  {line}" for line in (*self._merge_chunks(one_launch=True), *self._write_reduction())), "}"]
+        lines += ["{", *self._merge_chunks(one_launch=True), *self._write_reduction(), "}"]
         return self.arguments.launch(f"{self.anchor.op.name}_once", lines, plan.blocks * plan.chunks, plan.block)
 
     def _chunk(self) -> list[str]:
@@ -85,11 +88,9 @@ class RowSource:
         lines = [*self._setup(), f"const u32 size = (end - begin) * {plan.vector if plan.row else 1}u;"]
         lines += self._passes("size")
         pointer = self.arguments.scratch(self.kind)
-        lines.append("if (live && t == 0)")
         chunk = "chunk" if plan.chunks > 1 else "0u"
         stores = " ".join(f"{pointer}[{self._place(number, chunk)}] = acc{number}[w];" for number in self._numbers)
-        lines.append(f"  for (int w = 0; w < {plan.width}; ++w) {{ {stores} }}")
-        return lines
+        return lines + self._cuda("store_chunk", STORES=stores)
 
     def merged(self) -> Launch:
         """Return the launch that merges chunks (of all channels of a group) and stores the results.
@@ -105,13 +106,10 @@ class RowSource:
         return self.arguments.launch(self.anchor.op.name, lines, plan.blocks * plan.chunks, self.plan.block)
 
     def _merge_chunks(self, one_launch: bool = False) -> list[str]:
-        plan, passes = self.plan, self.formula.passes
         self.cached, self.prologue_outputs = False, ()
         lines = self._setup()
         pointer = self.arguments.scratch(f"const {self.kind}")
-        for number in self._numbers:
-            combine = passes[number].combine
-            start = passes[number].start
+        for number, each in enumerate(self.formula.passes):
             part = f"{pointer}[{self._place(number, 's')}]"
             if one_launch:
                 part = f"across({pointer} + ({self._place(number, 's')}))"
@@ -119,53 +117,44 @@ class RowSource:
                 mean = f"{pointer}[{self._place(0, 's')}]"
                 term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - acc0[w])"
                 part = f"({self.kind})({term})"
-            lines.append(f"{self.kind} acc{number}[{plan.width}];")
-            lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {start};")
-            lines.append(f"for (u32 s = t; s < {plan.chunks}u; s += {plan.threads}u) {{")
-            lines.append(f"  const {self.kind} size = {self._size};")
-            lines.append(
-                f"  for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {combine}()(acc{number}[w], {part});"
-            )
-            lines += ["}", *self._reduce_block(number), *self._finish(number, passes[number].finish)]
+            merge = self._cuda.bind(ACC=f"acc{number}", COMBINE=each.combine, PART=part, SIZE=self._size)
+            lines += [*merge("start_pass", START=each.start), *merge("merge_chunks")]
+            lines += [*self._reduce_block(number), *self._finish(number, each.finish)]
         return lines
 
     def _merge_groups(self) -> list[str]:
         """Merge the chunks of the groups that a block's channels belong to, each group by one warp."""
-        plan, kind, passes, members = self.plan, self.kind, self.formula.passes, self.members
+        plan, passes, members = self.plan, self.formula.passes, self.members
         self.cached, self.prologue_outputs = False, ()
-        lines, pointer = self._setup(), self.arguments.scratch(f"const {kind}")
-        channels, warps, numbers = plan.lanes * plan.width, plan.block // WARP, plan.groups * plan.width
-        local, total = (channels - 1) // members + 2, numbers // members
-        lines.append(f"__shared__ {kind} met[{len(passes)}][{local}];")
-        lines.append(f"const u32 first = blockIdx.x % {plan.blocks}u * {channels}u / {members}u;")
+        lines, pointer = self._setup(), self.arguments.scratch(f"const {self.kind}")
+        channels, numbers = plan.lanes * plan.width, plan.groups * plan.width
+        local = (channels - 1) // members + 2
+        cuda = self._cuda.bind(
+            BLOCK=plan.block,
+            GROUPS=numbers // members,
+            LAST_GROUP=numbers // members - 1,
+            LOCAL=local,
+            MEMBERS=members,
+            PARTS=plan.chunks * members,
+            SIZE=self._size,
+            TURNS=ceil_div(local, plan.block // WARP),
+            WARPS=plan.block // WARP,
+        )
+        lines += cuda("find_groups", PASSES=len(passes), BLOCKS=plan.blocks, BLOCK_CHANNELS=channels)
         for number, each in enumerate(passes):
             part, mean = (
                 f"{pointer}[({n}u * {plan.chunks}u + s) * {numbers}u + of * {members}u + i % {members}u]"
                 for n in (number, 0)
             )
-            term = f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - met[0][g])"
-            reduced = f"reduce_threads<{plan.block}, {WARP}, 1, 1>(sum, ({kind}*)0, {each.combine}());"
-            finished = each.finish.replace("#", "sum[0]")
-            lines += [
-                f"for (u32 turn = 0; turn < {ceil_div(local, warps)}u; ++turn) {{",
-                f"  const u32 mine = turn * {warps}u + threadIdx.x / {WARP}u, g = mine < {local}u ? mine : 0u;",
-                f"  const u32 of = first + g < {total}u ? first + g : {total - 1}u;",
-                f"  {kind} sum[1] = {{{each.start}}};",
-                f"  for (u32 i = threadIdx.x % {WARP}u; i < {plan.chunks * members}u; i += {WARP}u) {{",
-                f"    const u32 s = i / {members}u;",
-                f"    const {kind} size = {self._size};",
-                f"    sum[0] = {each.combine}()(sum[0], ({kind})({term}));",
-                "  }",
-                f"  {reduced}",
-                f"  if (threadIdx.x % {WARP}u == 0 && mine < {local}u) met[{number}][g] = {finished};",
-                "}",
-                "__syncthreads();",
-            ]
-        for number in self._numbers:
-            lines.append(f"{kind} acc{number}[{plan.width}];")
-            own = f"met[{number}][(at * {plan.width}u + w) / {members}u - first]"
-            lines.append(f"for (int w = 0; w < {plan.width}; ++w) acc{number}[w] = {own};")
-        return lines
+            lines += cuda(
+                "merge_groups",
+                NUMBER=number,
+                START=each.start,
+                COMBINE=each.combine,
+                TERM=f"size * {mean}" if number == 0 else f"{part} + size * square({mean} - met[0][g])",
+                FINISHED=each.finish.replace("#", "sum[0]"),
+            )
+        return [*lines, *(line for n in self._numbers for line in cuda("take_group", ACC=f"acc{n}", NUMBER=n))]
 
     @property
     def _size(self) -> str:
@@ -202,8 +191,7 @@ class RowSource:
             lines = [f"Pack<{C_TYPES[self.x.type.dtype]}, {plan.vector}> cache[{plan.turns}];"]
         for number, each in enumerate(self.formula.passes):
             acc = f"acc{number}"
-            lines.append(f"{self.kind} {acc}[{plan.width}];")
-            lines.append(f"for (int w = 0; w < {plan.width}; ++w) {acc}[w] = {each.start};")
+            lines += self._cuda("start_pass", ACC=acc, START=each.start)
             mine, term = f"{acc}[{'0' if plan.row else 'j'}]", self._substitute(each.term)
             lines += self._pass(f"{mine} = {each.combine}()({mine}, ({self.kind})({term}));", first=number == 0)
             lines += self._reduce_block(number)
@@ -216,8 +204,7 @@ class RowSource:
     def _reduce_block(self, number: int) -> list[str]:
         plan, combine = self.plan, self.formula.passes[number].combine
         by = 1 if plan.row else plan.lanes
-        kind = f"reduce_threads<{self.plan.block}, {plan.threads}, {by}, {plan.width}>"
-        return [f"{kind}(acc{number}, shared, {combine}());"]
+        return [f"reduce_threads<{plan.block}, {plan.threads}, {by}, {plan.width}>(acc{number}, shared, {combine}());"]
 
     def _finish(self, number: int, finish: str) -> list[str]:
         if not finish:
@@ -282,7 +269,7 @@ class RowSource:
         text = self.formula.result.replace("#0", f"acc{len(self.formula.passes) - 1}[j]").replace("#1", "acc0[j]")
         c_type = compute_type(self.y.type.dtype)
         code.define(self.y, f"({c_type})({text})")
-        return ["if (live && t == 0) {", *(f"  {line}" for line in self._apply_epilogue(code).lines()), "}"]
+        return ["if (live && t == 0) {", *self._apply_epilogue(code).lines(), "}"]
 
     def _apply_epilogue(self, code: PointwiseCode) -> PointwiseCode:
         for node in self.epilogue:

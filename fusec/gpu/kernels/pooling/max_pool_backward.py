@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, Launch, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
@@ -25,6 +26,7 @@ from fusec.schedule.program import inputs_of
 
 UNROLLED = 256  # taps of all windows of a thread; the compiler decides about larger loops
 KEPT = 64  # numbers that a thread sums in registers
+_CUDA = cuda_template(__package__, "pool.cuh")
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,20 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     index = "u8" if taps < 1 << 8 else "u16"
     apart = math.prod(d.windows for d in dims) > 1 and taps < 1 << 16
     launches: list[Launch] = []
+    unroll = "#pragma unroll" if math.prod(d.windows * d.window for d in dims) <= UNROLLED else ""
+    cuda = _CUDA.bind(
+        TYPE=C_TYPES[x.type.dtype], NUMBER=compute_type(x.type.dtype), VECTOR=vector, UNROLL=unroll, INDEX=index
+    )
     if apart:
         arguments = Arguments()
         lines, grid = setup([f"o{d}" for d in range(n)], [d.count for d in dims])
-        lines += [*_find_largest(x, dims, vector, arguments), f"Pack<{index}, {vector}> kept;"]
-        lines.append(f"for (int j = 0; j < {vector}; ++j) kept.v[j] = ({index})where[j];")
+        lines += _find_largest(x, dims, cuda, arguments)
         place = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
-        lines.append(f"store_pack<{index}, {vector}>({arguments.scratch(index)} + ({place}), kept);")
+        lines += cuda("store_largest", STORED=f"{arguments.scratch(index)} + ({place})")
         launches.append(arguments.launch(f"{op.name}_places", lines, grid))
     arguments = Arguments()
     lines, grid = setup([f"i{d}" for d in range(n)], [d.tiles for d in dims])
-    lines += _sum_gradients(pool, dims, vector, arguments, index if apart else "")
-    unroll = ["#pragma unroll"] if _is_small(dims) else []
-    for d, dim in enumerate(dims):
-        lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
-        lines.append(
-            f"  const u32 c{d + 2} = i{d} * {dim.stride}u + u{d} - {dim.pad}u;"
-        )  # negative numbers wrap to large ones
-        lines.append(f"  if (c{d + 2} >= {dim.size}u) continue;")
+    lines += _sum_gradients(pool, dims, cuda, arguments, index if apart else "")
     space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
     code = PointwiseCode(space, arguments)
     code.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
@@ -116,12 +114,20 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
         code.apply(node)
     for value in outputs:
         code.store(value)
-    launches.append(arguments.launch(op.name, [*lines, *code.lines(), *["}"] * n], grid))
+    body = code.lines()
+    for d, dim in reversed(tuple(enumerate(dims))):
+        body = cuda(
+            "each_element",
+            ELEMENT=f"u{d}",
+            STRIDE=dim.stride,
+            COORDINATE=f"c{d + 2}",
+            TILE_NUMBER=f"i{d}",
+            PAD=dim.pad,
+            SIZE=dim.size,
+            BODY=body,
+        )
+    launches.append(arguments.launch(op.name, [*lines, *body], grid))
     return Kernel(name, tuple(launches), dy.type.size * (1 if index == "u8" else 2) if apart else 0)
-
-
-def _is_small(dims: Sequence[_Dim]) -> bool:
-    return math.prod(d.windows * d.window for d in dims) <= UNROLLED
 
 
 def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
@@ -132,58 +138,61 @@ def _place(letter: str, dims: Sequence[_Dim], extent: str) -> str:
     return text
 
 
-def _find_largest(x: Value, dims: Sequence[_Dim], vector: int, arguments: Arguments) -> list[str]:
-    """Find the first of the largest taps of the window at o0, o1 and so on, as `where`.
-
-    NaN is the largest of all, and elements outside x are the smallest.
-    """
-    kind, number = C_TYPES[x.type.dtype], compute_type(x.type.dtype)
-    unroll = ["#pragma unroll"] if _is_small(dims) else []
-    lines = [f"{number} best[{vector}]; int where[{vector}];"]
-    lines.append(f"for (int j = 0; j < {vector}; ++j) {{ best[j] = {number}(-INFINITE); where[j] = 0; }}")
-    for d, dim in enumerate(dims):
-        lines += [*unroll, f"for (int k{d} = 0; k{d} < {dim.window}; ++k{d}) {{"]
-        lines.append(f"  const int p{d} = (int)o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad};")
-        lines.append(f"  if ((u32)p{d} >= {dim.size}u) continue;")
+def _find_largest(x: Value, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+    """Find the first of the largest taps of the window at o0, o1 and so on, as `where`."""
     at = Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(len(dims))))).offset(x.type)
-    pack = f"Pack<{kind}, {vector}>"
-    lines.append(f"  const {pack} taken = load_pack<{kind}, {vector}>({arguments.read(x)} + ({at}));")
-    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j) {{"]
-    lines.append(f"    const {number} e = wide(taken.v[j]);")
-    lines.append("    if (!(e <= best[j]) && best[j] == best[j]) {")
-    lines.append(f"      best[j] = e; where[j] = {_place('k', dims, 'window')};")
-    return [*lines, "    }", "  }", *["}"] * len(dims)]
+    tap = _place("k", dims, "window")
+    body = cuda("compare_tap", ELEMENTS=f"{arguments.read(x)} + ({at})", TAP_NUMBER=tap)
+    for d, dim in reversed(tuple(enumerate(dims))):
+        place = f"(int)o{d} * {dim.stride} + k{d} * {dim.dilation} - {dim.pad}"
+        outside = f"(u32)p{d} >= {dim.size}u"
+        body = cuda("each_tap", TAP=f"k{d}", TAPS=dim.window, PIXEL=f"p{d}", PLACE=place, OUTSIDE=outside, BODY=body)
+    return cuda("find_largest", EACH_TAP=body)
 
 
-def _sum_gradients(pool: Node, dims: Sequence[_Dim], vector: int, arguments: Arguments, kept: str) -> list[str]:
-    """Sum the thread's gradients in `sums`: each window's gradient goes to the first of its largest taps.
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, kept: str) -> list[str]:
+    """Sum the gradients of the thread's elements in `sums`.
 
-    kept: the C type of that tap's number in scratch memory; empty if it has to be found.
+    kept: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
     """
     dy, x = pool.operands
-    kind, number, n = C_TYPES[x.type.dtype], compute_type(x.type.dtype), len(dims)
-    unroll = ["#pragma unroll"] if _is_small(dims) else []
-    tile = math.prod(d.stride for d in dims)
-    lines = [f"{number} sums[{tile}][{vector}];"]
-    lines.append(f"for (int q = 0; q < {tile}; ++q) for (int j = 0; j < {vector}; ++j) sums[q][j] = {number}(0);")
-    for d, dim in enumerate(dims):
-        lines += [*unroll, f"for (int w{d} = 0; w{d} < {dim.windows}; ++w{d}) {{"]
-        lines += [f"  const int o{d} = (int)i{d} - w{d};", f"  if ((u32)o{d} >= {dim.count}u) continue;"]
-    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(n)))).offset(dy.type)
+    at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
+
+    def load(c_type: str, name: str, pointer: str) -> str:
+        pack = f"{c_type}, {cuda.holes['VECTOR']}"
+        return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({at}));"
+
     if kept:
-        pointer = arguments.scratch(f"const {kept}")
-        lines.append(f"const Pack<{kept}, {vector}> places = load_pack<{kept}, {vector}>({pointer} + ({at}));")
-        where = "places.v[j]"
+        find = [load(kept, "places", arguments.scratch(f"const {kept}"))]
     else:
-        lines += _find_largest(x, dims, vector, arguments)
-        where = "where[j]"
-    pack = f"Pack<{kind}, {vector}>"
-    lines.append(f"const {pack} loss = load_pack<{kind}, {vector}>({arguments.read(dy)} + ({at}));")
-    for d, dim in enumerate(dims):
-        lines += [*unroll, f"for (int u{d} = 0; u{d} < {dim.stride}; ++u{d}) {{"]
-        lines.append(f"  const int g{d} = w{d} * {dim.stride} + u{d}, t{d} = g{d} / {dim.dilation};")
-        lines.append(f"  if (g{d} % {dim.dilation} || t{d} >= {dim.window}) continue;")
-    tap, place = _place("t", dims, "window"), _place("u", dims, "stride")
-    lines += ["  #pragma unroll", f"  for (int j = 0; j < {vector}; ++j)"]
-    lines.append(f"    if ({where} == {tap}) sums[{place}][j] += wide(loss.v[j]);")
-    return [*lines, *["}"] * (2 * n)]
+        find = _find_largest(x, dims, cuda, arguments)
+    add = cuda(
+        "add_gradient",
+        WHERE="places.v[j]" if kept else "where[j]",
+        TAP_NUMBER=_place("t", dims, "window"),
+        ELEMENT_NUMBER=_place("u", dims, "stride"),
+    )
+    for d, dim in reversed(tuple(enumerate(dims))):
+        add = cuda(
+            "each_overlap",
+            ELEMENT=f"u{d}",
+            STRIDE=dim.stride,
+            GAP=f"g{d}",
+            WINDOW=f"w{d}",
+            TAP=f"t{d}",
+            DILATION=dim.dilation,
+            TAPS=dim.window,
+            BODY=add,
+        )
+    body = [*find, load(C_TYPES[x.type.dtype], "loss", arguments.read(dy)), *add]
+    for d, dim in reversed(tuple(enumerate(dims))):
+        body = cuda(
+            "each_window",
+            WINDOW=f"w{d}",
+            WINDOWS=dim.windows,
+            OUTPUT=f"o{d}",
+            TILE_NUMBER=f"i{d}",
+            OUTPUTS=dim.count,
+            BODY=body,
+        )
+    return cuda("sum_gradients", TILE=math.prod(d.stride for d in dims), EACH_WINDOW=body)

@@ -5,16 +5,19 @@ A thread computes one result, or several neighbouring channels, which have the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from fusec.gpu.kernels.codegen.cuda_template import cuda_template
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
     can_generate,
+    rounded_to,
     split_index,
     stride_along,
     widest_vector,
@@ -24,6 +27,7 @@ from fusec.ops import AvgPool, MaxPool
 from fusec.schedule.program import inputs_of
 
 UNROLLED = 64  # taps; the compiler decides about larger loops
+_CUDA = cuda_template(__package__, "pool.cuh")
 
 
 def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -73,45 +77,39 @@ def _windows(pool: Node, names: Sequence[str | None], vector: int, arguments: Ar
     """Compute the results of a thread's window in `pooled`."""
     op, x = pool.op, pool.operands[0].type
     assert isinstance(op, (MaxPool, AvgPool))
-    kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2
+    number, n = compute_type(x.dtype), x.rank - 2
+    cuda = _CUDA.bind(TYPE=C_TYPES[x.dtype], NUMBER=number, VECTOR=vector)
     pointer = arguments.read(pool.operands[0])
     average = isinstance(op, AvgPool)
-    start = literal(0, x.dtype) if average else _lowest(x.dtype)
-    lines = [f"{number} pooled[{vector}];", f"for (int j = 0; j < {vector}; ++j) pooled[j] = {start};"]
-    if average:
-        lines.append("int count = 0;")
-    taps = int(np.prod(op.window))
     spatial = zip(x.shape[2:], op.window, op.strides, op.dilations, op.pads[:n], op.pads[n:], strict=True)
-    closes: list[str] = []
+    loops: list[dict[str, str | int]] = []
     inside: list[str] = []
     for d, (size, window, stride, dilation, before, after) in enumerate(spatial):
-        indent = "  " * d
-        if taps <= UNROLLED:
-            lines.append(f"{indent}#pragma unroll")
-        lines.append(f"{indent}for (int k{d} = 0; k{d} < {window}; ++k{d}) {{")
-        lines.append(f"{indent}  const int p{d} = (int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation};")
+        outside = f"(unsigned)p{d} >= {size}u"
         if average and op.count_include_pad:
-            lines.append(f"{indent}  if (p{d} >= {size + after}) continue;")
+            outside = f"p{d} >= {size + after}"
             inside.append(f"(unsigned)p{d} < {size}u")
-        else:
-            lines.append(f"{indent}  if ((unsigned)p{d} >= {size}u) continue;")
-        closes.append(f"{indent}}}")
-    indent = "  " * n
-    if average:
-        lines.append(f"{indent}++count;")
-        if inside:
-            lines.append(f"{indent}if (!({' && '.join(inside)})) continue;")
+        place = f"(int){names[2 + d] or 0} * {stride} - {before} + k{d} * {dilation}"
+        loops.append({"TAP": f"k{d}", "TAPS": window, "PIXEL": f"p{d}", "PLACE": place, "OUTSIDE": outside})
+    count = [f"if (!({' && '.join(inside)})) continue;"] if inside else []
     coordinates = Space(x.shape, (*names[:2], *(f"({_index(x.size)})p{d}" for d in range(n))))
-    pack = f"Pack<{kind}, {vector}>"
-    place = f"{pointer} + {coordinates.offset(x)}"
-    lines.append(f"{indent}const {pack} taken = load_pack<{kind}, {vector}>({place});")
-    combined = "pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))"
-    lines.append(f"{indent}for (int j = 0; j < {vector}; ++j) pooled[j] = {combined};")
-    lines += reversed(closes)
-    divided = f"pooled[j] / {number}(count < 1 ? 1 : count)" if average else "pooled[j]"
-    rounded = f"rounded<{kind}>({divided})" if x.dtype in (DType.F16, DType.BF16) else divided
-    lines.append(f"for (int j = 0; j < {vector}; ++j) pooled[j] = {rounded};")
-    return lines
+    body = cuda(
+        "pool_tap",
+        COUNT_TAP=["++count;", *count] if average else [],
+        ELEMENTS=f"{pointer} + {coordinates.offset(x)}",
+        COMBINED="pooled[j] + wide(taken.v[j])" if average else "nmax(pooled[j], wide(taken.v[j]))",
+    )
+    unroll = "#pragma unroll" if math.prod(op.window) <= UNROLLED else ""
+    for loop in reversed(loops):
+        body = cuda("each_tap", UNROLL=unroll, BODY=body, **loop)
+    result = f"pooled[j] / {number}(count < 1 ? 1 : count)" if average else "pooled[j]"
+    return cuda(
+        "pool_window",
+        START=literal(0, x.dtype) if average else _lowest(x.dtype),
+        DECLARE_COUNT=["int count = 0;"] if average else [],
+        EACH_TAP=body,
+        RESULT=rounded_to(result, x.dtype),
+    )
 
 
 def _index(size: int) -> str:

@@ -1,0 +1,75 @@
+"""Read CUDA C from a `.cuh` file and fill its holes.
+
+Editors colour such a file, and it reads like the kernel that it becomes. It holds fragments:
+
+    FRAGMENT(zero) {
+      float sums[VECTOR];
+      for (u32 i = 0; i < COUNTu; ++i) sums[i] = START;
+    }
+
+A hole is an identifier in capitals. It stands for a number (`COUNTu` becomes `32u`), an expression or statements.
+Lines that are only a comment stay in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+Filling = int | str | Sequence[str]
+NOT_HOLES = ("DEVICE", "DOOR", "ENTRY", "INFINITE", "RESIDENT", "TABLE")  # names that the prelude defines
+_FRAGMENT = re.compile(r"^FRAGMENT\((\w+)\) \{\n(.*?)^\}$", re.DOTALL | re.MULTILINE)
+_HOLE = re.compile(rf"\b(?!(?:{'|'.join(NOT_HOLES)})\b)([A-Z][A-Z0-9_]*[A-Z0-9])(?=(?:u|ull)?\b)")
+
+
+@dataclass(frozen=True)
+class CudaTemplate:
+    """The fragments of a file, and the holes that are filled already.
+
+    fragments: by name, texts and holes in turn.
+    """
+
+    fragments: Mapping[str, Sequence[str]]
+    holes: Mapping[str, Filling]
+
+    @classmethod
+    def parse(cls, text: str) -> CudaTemplate:
+        """Return the template that a file holds."""
+        code = re.sub(r"^ *//.*\n", "", text, flags=re.MULTILINE)
+        return cls({name: _HOLE.split(body) for name, body in _FRAGMENT.findall(code)}, {})
+
+    def bind(self, **holes: Filling) -> CudaTemplate:
+        """Return the template with these holes filled in all fragments."""
+        return replace(self, holes={**self.holes, **holes})
+
+    def __call__(self, fragment: str, **holes: Filling) -> list[str]:
+        """Return the lines of a fragment. Raise KeyError for a hole that has no filling."""
+        fillings, filled = {**self.holes, **holes}, list(self.fragments[fragment])
+        for place in range(1, len(filled), 2):
+            filling = fillings[filled[place]]
+            filled[place] = str(filling) if isinstance(filling, int | str) else "\n".join(filling)
+        return [line for line in "".join(filled).split("\n") if line and not line.isspace()]
+
+
+@cache
+def cuda_template(package: str | None, file: str) -> CudaTemplate:
+    """Return the template of a file in a package, which a module calls `__package__`."""
+    assert package is not None
+    return CudaTemplate.parse(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
+
+
+def indented(lines: Sequence[str], depth: int = 1) -> str:
+    """Join the lines of a body, each indented by the braces around it.
+
+    Thus a generator does not indent, and a source and its name do not depend on how a generator does.
+    """
+    made: list[str] = []
+    for line in "\n".join(lines).split("\n"):
+        bare = line.strip()
+        made.append("  " * (depth - bare.startswith("}")) + bare)
+        if "{" in bare or "}" in bare:
+            depth += bare.count("{") - bare.count("}")
+    return "\n".join(made)

@@ -1,0 +1,78 @@
+// Batch norm in training and its backward. Forward, a chunk stores its mean and squares around it. Backward, it stores the
+// sums of dy and of dy * (x - mean). A thread has WIDTH neighbouring channels, and numbers of type KIND.
+
+FRAGMENT(declare_sums) {
+  KIND acc0[WIDTH], acc1[WIDTH], around[WIDTH];
+  for (int w = 0; w < WIDTH; ++w) acc0[w] = acc1[w] = KIND(0);
+}
+
+FRAGMENT(first_element) {
+  {
+    const u32 r = FIRST_ROW;
+    COORDINATES
+    LOAD
+  }
+}
+
+FRAGMENT(add_forward) {
+  const KIND d = ELEMENT - around[PLACE];
+  acc0[PLACE] += d;
+  acc1[PLACE] += d * d;
+}
+
+FRAGMENT(add_backward) {
+  const KIND loss = LOSS;
+  acc0[PLACE] += loss;
+  acc1[PLACE] += loss * d;
+}
+
+FRAGMENT(store_chunk) {
+  if (live && t == 0)
+    for (int w = 0; w < WIDTH; ++w) {
+      STATISTICS
+      SCRATCH[(0u + CHUNK) * CHANNELSu + at * WIDTHu + w] = acc0[w];
+      SCRATCH[(CHUNKSu + CHUNK) * CHANNELSu + at * WIDTHu + w] = acc1[w];
+    }
+}
+
+// From sums around a number to the mean of `size` elements and squares around it.
+FRAGMENT(chunk_statistics) {
+  const KIND size = SIZE;
+  const KIND squares = SQUARES - TOTAL * TOTAL / size;
+  TOTAL = AROUND + TOTAL / size;
+  SQUARES = nmax(squares, KIND(0));
+}
+
+FRAGMENT(merge_forward) {
+  KIND around = AROUND;
+  if (!(fabs(around) < KIND(INFINITE))) around = KIND(0);
+  #pragma unroll UNROLLED
+  TURNS {
+    const KIND size = SIZE;
+    const KIND d = MEAN - around;
+    acc0[0] += size * d; acc1[0] += size * d * d + SQUARES;
+  }
+}
+
+FRAGMENT(merge_backward) {
+  #pragma unroll UNROLLED
+  TURNS {
+    acc0[0] += MEAN; acc1[0] += SQUARES;
+  }
+}
+
+// From given sums, in double because subtracting squares costs digits.
+FRAGMENT(statistics_of_sums) {
+  const double middle = double(TOTAL) / COUNT.0;
+  const KIND spread = KIND(double(SQUARES) / COUNT.0 - middle * middle);
+  const KIND mean = KIND(middle);
+  const KIND inverse = KIND(1) / sqrt(nmax(spread, KIND(0)) + EPSILON);
+}
+
+FRAGMENT(store_statistics) {
+  if (STORES)
+    for (int w = 0; w < WIDTH; ++w) {
+      const u32 c = at * WIDTHu + w;
+      STORE
+    }
+}

@@ -1,0 +1,71 @@
+// Batch norm in one launch. A block has OWN channels and every CHUNKS-th group of THREADS rows.
+
+FRAGMENT(place) {
+  __shared__ KIND sums[WARP_SUMS][OWN], centres[OWN];
+  __shared__ KIND factors[FACTORS];
+  RESIDENT(kept);
+  const u32 t = threadIdx.x / LANESu, lane = threadIdx.x % LANESu;
+  const u32 group = blockIdx.x % BLOCKSu * LANESu + lane;
+  const u32 chunk = blockIdx.x / BLOCKSu, first = chunk * THREADSu + t;
+  const bool live = group < GROUPSu;
+  const u32 at = live ? group : LAST_GROUPu;
+}
+
+// Merge the sums of threads within warps, then of warps. Chunks of a channel are neighbours, because they are read together.
+FRAGMENT(merge_warps) {
+  #pragma unroll
+  for (int s = 16; s >= LANES; s /= 2) {
+    #pragma unroll
+    for (int w = 0; w < WIDTH; ++w) {
+      acc0[w] += __shfl_xor_sync(0xffffffffu, acc0[w], s);
+      acc1[w] += __shfl_xor_sync(0xffffffffu, acc1[w], s);
+    }
+  }
+  if (threadIdx.x % 32u < LANESu)
+    for (int w = 0; w < WIDTH; ++w) {
+      sums[0u + threadIdx.x / 32u][lane * WIDTHu + w] = acc0[w];
+      sums[WARPSu + threadIdx.x / 32u][lane * WIDTHu + w] = acc1[w];
+      if (threadIdx.x < 32u) centres[lane * WIDTHu + w] = around[w];
+    }
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < OWNu; i += BLOCKu) {
+    KIND sum0 = KIND(0), sum1 = KIND(0);
+    #pragma unroll
+    for (u32 k = 0; k < WARPSu; ++k) { sum0 += sums[k][i]; sum1 += sums[WARPSu + k][i]; }
+    STATISTICS
+    const u32 c = blockIdx.x % BLOCKSu * OWNu + i;
+    if (c < CHANNELSu) {
+      SCRATCH[(0u + c) * CHUNKSu + chunk] = sum0;
+      SCRATCH[(CHANNELSu + c) * CHUNKSu + chunk] = sum1;
+    }
+  }
+}
+
+// Channel `c` of the block, number `place` of its channels, shared by EACH threads, of which this is number `s0`.
+FRAGMENT(each_channel) {
+  #pragma unroll
+  for (u32 round = 0; round < ROUNDSu; ++round) {
+    const u32 s0 = threadIdx.x % EACHu, spot = round * SPOTSu + threadIdx.x / EACHu;
+    const u32 place = spot < OWNu ? spot : LAST_OWNu;
+    const u32 wanted = blockIdx.x % BLOCKSu * OWNu + place;
+    const bool real = spot < OWNu && wanted < CHANNELSu;
+    const u32 c = real ? wanted : LAST_CHANNELu;
+    BODY
+  }
+}
+
+FRAGMENT(merge_chunks) {
+  KIND acc0[1] = {KIND(0)}, acc1[1] = {KIND(0)};
+  MERGE
+  reduce_threads<BLOCK, EACH, 1, 1>(acc0, ((KIND*)0), Add());
+  reduce_threads<BLOCK, EACH, 1, 1>(acc1, ((KIND*)0), Add());
+  if (s0 == 0u && spot < OWNu) {
+    FINISH
+  }
+}
+
+FRAGMENT(turns) {
+  #pragma unroll UNROLLED
+  for (u32 NAME = FIRSTu; NAME < COUNTu; ++NAME)
+    TURN
+}

@@ -1,0 +1,91 @@
+// Pooling, forward and backward. A thread has VECTOR neighbouring channels of type TYPE, which have the same windows; NUMBER
+// is the type that is computed in. Loops over dims are nested, the outermost dim first.
+
+FRAGMENT(each_tap) {
+  UNROLL
+  for (int TAP = 0; TAP < TAPS; ++TAP) {
+    const int PIXEL = PLACE;
+    if (OUTSIDE) continue;
+    BODY
+  }
+}
+
+FRAGMENT(pool_window) {
+  NUMBER pooled[VECTOR];
+  for (int j = 0; j < VECTOR; ++j) pooled[j] = START;
+  DECLARE_COUNT
+  EACH_TAP
+  for (int j = 0; j < VECTOR; ++j) pooled[j] = RESULT;
+}
+
+FRAGMENT(pool_tap) {
+  COUNT_TAP
+  const Pack<TYPE, VECTOR> taken = load_pack<TYPE, VECTOR>(ELEMENTS);
+  for (int j = 0; j < VECTOR; ++j) pooled[j] = COMBINED;
+}
+
+// The first of the largest taps of a window, as `where`. NaN is the largest of all, and what is outside the smallest.
+FRAGMENT(find_largest) {
+  NUMBER best[VECTOR]; int where[VECTOR];
+  for (int j = 0; j < VECTOR; ++j) { best[j] = NUMBER(-INFINITE); where[j] = 0; }
+  EACH_TAP
+}
+
+FRAGMENT(compare_tap) {
+  const Pack<TYPE, VECTOR> taken = load_pack<TYPE, VECTOR>(ELEMENTS);
+  #pragma unroll
+  for (int j = 0; j < VECTOR; ++j) {
+    const NUMBER e = wide(taken.v[j]);
+    if (!(e <= best[j]) && best[j] == best[j]) {
+      best[j] = e; where[j] = TAP_NUMBER;
+    }
+  }
+}
+
+FRAGMENT(store_largest) {
+  Pack<INDEX, VECTOR> kept;
+  for (int j = 0; j < VECTOR; ++j) kept.v[j] = (INDEX)where[j];
+  store_pack<INDEX, VECTOR>(STORED, kept);
+}
+
+// The gradient of each window goes to the first of its largest taps.
+FRAGMENT(sum_gradients) {
+  NUMBER sums[TILE][VECTOR];
+  for (int q = 0; q < TILE; ++q) for (int j = 0; j < VECTOR; ++j) sums[q][j] = NUMBER(0);
+  EACH_WINDOW
+}
+
+FRAGMENT(each_window) {
+  UNROLL
+  for (int WINDOW = 0; WINDOW < WINDOWS; ++WINDOW) {
+    const int OUTPUT = (int)TILE_NUMBER - WINDOW;
+    if ((u32)OUTPUT >= OUTPUTSu) continue;
+    BODY
+  }
+}
+
+// The elements of a thread that a window overlaps, and by which tap.
+FRAGMENT(each_overlap) {
+  UNROLL
+  for (int ELEMENT = 0; ELEMENT < STRIDE; ++ELEMENT) {
+    const int GAP = WINDOW * STRIDE + ELEMENT, TAP = GAP / DILATION;
+    if (GAP % DILATION || TAP >= TAPS) continue;
+    BODY
+  }
+}
+
+FRAGMENT(add_gradient) {
+  #pragma unroll
+  for (int j = 0; j < VECTOR; ++j)
+    if (WHERE == TAP_NUMBER) sums[ELEMENT_NUMBER][j] += wide(loss.v[j]);
+}
+
+// Coordinates before the first element wrap to large numbers.
+FRAGMENT(each_element) {
+  UNROLL
+  for (int ELEMENT = 0; ELEMENT < STRIDE; ++ELEMENT) {
+    const u32 COORDINATE = TILE_NUMBER * STRIDEu + ELEMENT - PADu;
+    if (COORDINATE >= SIZEu) continue;
+    BODY
+  }
+}
