@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
+from fusec.gpu.kernels.codegen.cuda_template import indented
 from fusec.ir import DType, TensorType, Value
 
 BLOCK = 256
@@ -190,7 +191,7 @@ class Arguments:
             numbers.append(("u32" if found[2] == "u" else "u64", int(found[1])))
             return f"bound{len(numbers) - 1}"
 
-        body = _NUMBER.sub(named, "\n".join(f"  {line}" for line in lines))
+        body = _NUMBER.sub(named, indented(lines))
         pointers = zip(self.parameters, self.names.values(), strict=True)
         given = [f"{c_type} __restrict__ {pointer}" for c_type, pointer in pointers]
         declared = ", ".join([*given, *(f"const {c_type} bound{i}" for i, (c_type, _) in enumerate(numbers))])

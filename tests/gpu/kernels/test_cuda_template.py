@@ -1,0 +1,52 @@
+"""CUDA C in `.cuh` files: fragments with holes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fusec.gpu.kernels.codegen import cuda_template
+from fusec.gpu.kernels.codegen.cuda_template import NOT_HOLES, CudaTemplate, indented
+from fusec.gpu.kernels.codegen.kernel import prelude
+
+FOLDER = Path(cuda_template.__file__).parents[1]
+TEMPLATES = [file for file in FOLDER.rglob("*.cuh") if file.name != "prelude.cuh"]
+
+
+def test_a_hole_takes_a_number_an_expression_or_statements() -> None:
+    text = "float sums[VECTOR];\nfor (u32 i = 0; i < COUNTu; ++i) {\n  BODY\n}\nif (INFINITE > PLACE + 1) return;\n"
+    template = CudaTemplate({"sum": text}, {"VECTOR": 4}).bind(COUNT=32)
+    assert template("sum", PLACE="at * 2", BODY=["a();", "b();"]) == [
+        "float sums[4];",
+        "for (u32 i = 0; i < 32u; ++i) {",
+        "  a();",
+        "b();",
+        "}",
+        "if (INFINITE > at * 2 + 1) return;",
+    ]
+    assert "  BODY" not in template("sum", PLACE="0", BODY=[]), "no statements leave no line"
+
+
+def test_a_hole_without_a_filling_is_an_error() -> None:
+    with pytest.raises(KeyError, match="WIDTH"):
+        CudaTemplate({"one": "x = WIDTHu;"}, {})("one")
+
+
+def test_bodies_are_indented_by_their_braces() -> None:
+    lines = ["if (a) {", "      b();", "} else {", "{ c(); }", "}", "d();"]
+    assert indented(lines).split("\n") == ["  if (a) {", "    b();", "  } else {", "    { c(); }", "  }", "  d();"]
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.name)
+def test_a_file_is_made_of_fragments_that_its_package_uses(file: Path) -> None:
+    template = cuda_template.cuda_template("fusec.gpu.kernels." + file.parent.name, file.name)
+    text = file.read_text(encoding="utf-8")
+    assert template.fragments and len(template.fragments) == text.count("FRAGMENT("), "one of them is not closed"
+    code = "".join(module.read_text(encoding="utf-8") for module in file.parent.glob("*.py"))
+    assert not [name for name in template.fragments if f'"{name}"' not in code]
+
+
+def test_names_of_the_prelude_are_no_holes() -> None:
+    assert all(re.search(rf"\b{name}\b", prelude()) for name in NOT_HOLES - {"ENTRY"})
