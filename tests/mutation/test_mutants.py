@@ -20,7 +20,8 @@ def test_a_mutant_fits_and_compiles(mutant: Mutant) -> None:
     text = (PACKAGE / mutant.file).read_text()
     assert text.count(mutant.old) == 1
     assert mutant.old != mutant.new
-    compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
+    if mutant.file.endswith(".py"):
+        compile(text.replace(mutant.old, mutant.new), mutant.file, "exec")
 
 
 def test_mutants_are_many_and_everywhere() -> None:

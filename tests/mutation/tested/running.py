@@ -469,11 +469,9 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "strip_begins_with_rows_above",
         "kernels",
-        "gpu/kernels/convolution/few_filters.py",
-        'lines += unrolled_loops([("b", tiling.tiles), ("c", numbers), ("d", 4)], f"acc[{done}][b][c][d] = 0.0f;")',
-        'lines += ["if (s >= %d) {" % (high - 1), *unrolled_loops([("b", tiling.tiles), ("c", numbers), '
-        '("d", 4)], '
-        'f"acc[{done}][b][c][d] = 0.0f;"), "}"]',
+        "gpu/kernels/convolution/few_filters.cuh",
+        "for (int d = 0; d < 4; ++d) acc[(p + 1) % HIGH][b][c][d] = 0.0f;",
+        "for (int d = 0; d < 4 && s >= HIGH - 1; ++d) acc[(p + 1) % HIGH][b][c][d] = 0.0f;",
         "what rows above a strip are given stays in its sums",
         "gpu/kernels/convolution/test_few_filters.py",
     ),

@@ -60,6 +60,11 @@ def cuda_template(package: str | None, file: str) -> CudaTemplate:
     return CudaTemplate(dict(_FRAGMENT.findall(code)), {})
 
 
+def c_bool(condition: bool) -> str:
+    """Return a condition as C has it."""
+    return "true" if condition else "false"
+
+
 def indented(lines: Sequence[str], depth: int = 1) -> str:
     """Join the lines of a body, each indented by the braces around it.
 
