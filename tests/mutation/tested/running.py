@@ -505,9 +505,9 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "pixels_beyond_the_image",
         "kernels",
-        "gpu/kernels/convolution/split_k_source.py",
-        "(u32)({y}) < {high}u && (u32)x < {wide}u);",
-        "(u32)({y}) < {high}u && x < {wide});",
+        "gpu/kernels/convolution/split_k.cuh",
+        "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && (u32)x < IMAGE_COLUMNSu);",
+        "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && x < IMAGE_COLUMNS);",
         "what lies left of an image is the end of its rows",
         "gpu/kernels/convolution/test_split_k.py",
     ),
