@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from typing import Any
 
 import ml_dtypes
@@ -35,8 +36,23 @@ class Bindings:
         self.times_us: dict[int, float] = {}  # by algorithm; 20 where not said
         self.asked = 0  # how many times for its heuristics
 
-    def create(self) -> int:
-        return 4711
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the header by the method of that name in snake case."""
+        getattr(self, re.sub("(?<!^)(?=[A-Z])", "_", name).lower())(*arguments)
+
+    def create(self, kind: str, *arguments: int) -> int:
+        if not kind:
+            return 4711
+        create = {
+            "MatmulDesc": self.matmul_desc_create,
+            "MatrixLayout": self.matrix_layout_create,
+            "MatmulPreference": self.matmul_preference_create,
+        }
+        return create[kind](*arguments)
+
+    def set_attribute(self, kind: str, descriptor: int, attribute: int, value: np.generic) -> None:
+        stored = np.array([value])
+        self.call(f"{kind}SetAttribute", descriptor, attribute, stored.ctypes.data, stored.nbytes)
 
     def destroy(self, handle: int) -> None:
         assert handle == 4711

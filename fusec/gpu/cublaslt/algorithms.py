@@ -1,6 +1,6 @@
 """List cuBLASLt's algorithms for a product, and run one of them as a plan.
 
-The library is installed with cuDNN. Where it is not, `Blas.open` returns None, and nothing else changes.
+cuDNN's packages install the library. Without it `Blas.open` returns None.
 """
 
 from __future__ import annotations
@@ -32,26 +32,33 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Knobs
 
 PACKAGES = ("nvidia-cublas", "nvidia-cublas-cu12")
-COUNT = 8  # algorithms asked for: of eight shapes measured, the best of 32 was among the first seven
+COUNT = 8  # algorithms to ask for; for eight measured shapes, the best of 32 was among the first seven
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends for Hopper
-ALIGNMENT_BYTES = 16  # what cuDNN assumes of every tensor it is given, too
+ALIGNMENT_BYTES = 16  # of every operand; cuDNN assumes the same
 _TYPES = {DType.F32: 0, DType.F16: 2, DType.BF16: 14}  # cudaDataType_t
 _COMPUTE_F32, _COMPUTE_TF32 = 68, 77  # cublasComputeType_t
 _EPILOGUES = {"": 1, "relu": 2, "gelu": 32}  # cublasLtEpilogue_t
 _BIAS = 4
+_PREFERENCES = {
+    MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES: np.uint64(WORKSPACE_BYTES),
+    # Parts of a split sum are stored in fp32, because results of 16 bits would round them.
+    MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK: np.uint32(2),
+    MatmulPreferenceAttribute.MIN_ALIGNMENT_A_BYTES: np.uint32(ALIGNMENT_BYTES),
+    MatmulPreferenceAttribute.MIN_ALIGNMENT_B_BYTES: np.uint32(ALIGNMENT_BYTES),
+    MatmulPreferenceAttribute.MIN_ALIGNMENT_C_BYTES: np.uint32(ALIGNMENT_BYTES),
+    MatmulPreferenceAttribute.MIN_ALIGNMENT_D_BYTES: np.uint32(ALIGNMENT_BYTES),
+}
 _MAGIC = b"fusec cuBLASLt algorithm 1\n"
-# Parts of a sum split along its length are kept in fp32: in place, or in the type of the result, they would be rounded.
-_SUMS_IN_FP32 = 2
-_KNOBS = (  # cublasLtMatmulAlgoConfigAttributes_t, in order: what names an algorithm
+_KNOBS = (  # types of cublasLtMatmulAlgoConfigAttributes_t, in order; their values name an algorithm
     np.int32,  # id
     np.uint32,  # tile
-    np.int32,  # parts a sum is split into
-    np.uint32,  # how these are added
+    np.int32,  # split-K: parts of a sum
+    np.uint32,  # reduction scheme of split-K
     np.uint32,  # swizzling
     np.uint32,  # custom option
     np.uint32,  # stages
     np.uint16,  # inner shape
-    np.uint16,  # cluster
+    np.uint16,  # cluster shape
 )
 
 
@@ -124,8 +131,9 @@ class Blas:
 
     @cached_property
     def handle(self) -> int:
-        handle: int = self.lt.create()
-        weakref.finalize(self, self.lt.destroy, handle).atexit = False  # by then the driver may be gone
+        handle = self.lt.create("")
+        # The driver may already be unloaded when Python exits.
+        weakref.finalize(self, self.lt.call, "Destroy", handle).atexit = False
         return handle
 
     @cached_property
@@ -133,7 +141,7 @@ class Blas:
         """Return True if the library loads; warn if it is installed and does not."""
         try:
             return bool(self.handle)
-        except (BlasError, ImportError, OSError, RuntimeError) as error:  # RuntimeError: of the finder
+        except (BlasError, ImportError, OSError, RuntimeError) as error:  # cuda-pathfinder raises RuntimeError
             warnings.warn(f"cuBLASLt does not load, products are left to cuDNN: {error}", stacklevel=2)
         return False
 
@@ -167,31 +175,26 @@ class Blas:
         return plan
 
     def _algorithms(self, product: Product) -> list[Algorithm]:
-        lt = self.lt
-        call = Descriptors(lt, product)
-        preference = lt.matmul_preference_create()
+        lt, described = self.lt, Descriptors(self.lt, product)
+        results, count = np.zeros(COUNT, RESULT), np.zeros(1, np.int32)
+        preference = lt.create("MatmulPreference")
         try:
-            names = MatmulPreferenceAttribute
-            settings = {
-                names.MAX_WORKSPACE_BYTES: np.uint64(WORKSPACE_BYTES),
-                names.REDUCTION_SCHEME_MASK: np.uint32(_SUMS_IN_FP32),
-                names.MIN_ALIGNMENT_A_BYTES: np.uint32(ALIGNMENT_BYTES),
-                names.MIN_ALIGNMENT_B_BYTES: np.uint32(ALIGNMENT_BYTES),
-                names.MIN_ALIGNMENT_C_BYTES: np.uint32(ALIGNMENT_BYTES),
-                names.MIN_ALIGNMENT_D_BYTES: np.uint32(ALIGNMENT_BYTES),
-            }
-            for name, value in settings.items():
-                _set(lt.matmul_preference_set_attribute, preference, name, value)
-            results = np.zeros(COUNT, RESULT)
-            count = np.zeros(1, np.int32)
-            where = (results.ctypes.data, count.ctypes.data)
-            layouts = (call.a, call.b, call.c, call.d)
+            for name, value in _PREFERENCES.items():
+                lt.set_attribute("MatmulPreference", preference, name, value)
             try:
-                lt.matmul_algo_get_heuristic(self.handle, call.operation, *layouts, preference, COUNT, *where)
-            except BlasError:  # the status for "no algorithm fits"
+                lt.call(
+                    "MatmulAlgoGetHeuristic",
+                    self.handle,
+                    *described.all,
+                    preference,
+                    COUNT,
+                    results.ctypes.data,
+                    count.ctypes.data,
+                )
+            except BlasError:  # no algorithm fits
                 return []
         finally:
-            lt.matmul_preference_destroy(preference)
+            lt.call("MatmulPreferenceDestroy", preference)
         found: dict[Knobs, Algorithm] = {}
         for result in results[: int(count[0])]:
             if int(result["state"]) == 0:
@@ -204,9 +207,8 @@ class Blas:
         knobs: list[tuple[int, int]] = []
         for name, dtype in enumerate(_KNOBS):
             value, written = np.zeros(1, dtype), np.zeros(1, np.uint64)
-            self.lt.matmul_algo_config_get_attribute(
-                algorithm.ctypes.data, name, value.ctypes.data, value.nbytes, written.ctypes.data
-            )
+            to = (value.ctypes.data, value.nbytes, written.ctypes.data)
+            self.lt.call("MatmulAlgoConfigGetAttribute", algorithm.ctypes.data, name, *to)
             knobs.append((name, int(value[0])))
         return tuple(knobs)
 
@@ -217,56 +219,61 @@ class Descriptors:
     def __init__(self, lt: Library, product: Product):
         self._lt = lt
         compute = _COMPUTE_TF32 if product.tf32 else _COMPUTE_F32
-        self.operation: int = lt.matmul_desc_create(compute, _TYPES[DType.F32])
-        weakref.finalize(self, lt.matmul_desc_destroy, self.operation)
+        self.operation = self._create("MatmulDesc", compute, _TYPES[DType.F32])
         names = MatmulDescAttribute
         epilogue = _EPILOGUES[product.activation]
         if product.bias is not None:
             epilogue = (epilogue if product.activation else 0) | _BIAS
-        self._tell(names.TRANSA, np.int32(product.transpose_a))
-        self._tell(names.TRANSB, np.int32(product.transpose_b))
-        self._tell(names.EPILOGUE, np.uint32(epilogue))
+        self._set_operation(names.TRANSA, np.int32(product.transpose_a))
+        self._set_operation(names.TRANSB, np.int32(product.transpose_b))
+        self._set_operation(names.EPILOGUE, np.uint32(epilogue))
         if product.bias is not None:
-            self._tell(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.d.dtype]))
-            self.bias_at(ALIGNMENT_BYTES)  # any address so aligned, for the choice of an algorithm
+            self._set_operation(names.BIAS_DATA_TYPE, np.int32(_TYPES[product.d.dtype]))
+            self.set_bias(ALIGNMENT_BYTES)  # the heuristic only looks at the alignment
         self.a, self.b, self.d = (self._layout(m, product.batch) for m in (product.a, product.b, product.d))
         self.c = self.d if product.c is None else self._layout(product.c, product.batch)
 
-    def bias_at(self, address: int) -> None:
-        """Set the address of the bias."""
-        self._tell(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
+    @property
+    def all(self) -> tuple[int, ...]:
+        """The operation and the layouts of A, B, C and D."""
+        return self.operation, self.a, self.b, self.c, self.d
 
-    def _tell(self, name: int, value: Any) -> None:
-        _set(self._lt.matmul_desc_set_attribute, self.operation, name, value)
+    def set_bias(self, address: int) -> None:
+        """Set the address of the bias."""
+        self._set_operation(MatmulDescAttribute.BIAS_POINTER, np.uint64(address))
+
+    def _set_operation(self, name: int, value: np.generic) -> None:
+        self._lt.set_attribute("MatmulDesc", self.operation, name, value)
 
     def _layout(self, matrices: Matrices, batch: int) -> int:
-        lt = self._lt
-        layout: int = lt.matrix_layout_create(_TYPES[matrices.dtype], matrices.rows, matrices.columns, matrices.ld)
-        weakref.finalize(self, lt.matrix_layout_destroy, layout)
+        layout = self._create("MatrixLayout", _TYPES[matrices.dtype], matrices.rows, matrices.columns, matrices.ld)
         names = MatrixLayoutAttribute
-        _set(lt.matrix_layout_set_attribute, layout, names.BATCH_COUNT, np.int32(batch))
-        _set(lt.matrix_layout_set_attribute, layout, names.STRIDED_BATCH_OFFSET, np.int64(matrices.step))
+        self._lt.set_attribute("MatrixLayout", layout, names.BATCH_COUNT, np.int32(batch))
+        self._lt.set_attribute("MatrixLayout", layout, names.STRIDED_BATCH_OFFSET, np.int64(matrices.step))
         return layout
+
+    def _create(self, kind: str, *arguments: int) -> int:
+        created = self._lt.create(kind, *arguments)
+        weakref.finalize(self, self._lt.call, f"{kind}Destroy", created)
+        return created
 
 
 class BlasPlan:
     """Algorithm for a product, run as a cuDNN plan is; it neither allocates nor waits."""
 
     def __init__(self, blas: Blas, product: Product, algorithm: Algorithm):
-        self._blas, self._lt = blas, blas.lt
-        self._product, self._algorithm = product, algorithm
-        self._call = Descriptors(blas.lt, product)
+        self._blas, self._product, self._algorithm = blas, product, algorithm
+        self._descriptors = Descriptors(blas.lt, product)
         self._scales = np.array([product.alpha, 0.0 if product.c is None else 1.0], np.float32)
         self.workspace_bytes = algorithm.workspace_bytes
         self.blob = algorithm.blob
 
     def check(self) -> None:
         """Raise ExecutionError unless the library accepts the algorithm for the product."""
-        call, result = self._call, np.zeros(1, RESULT)
-        layouts = (call.a, call.b, call.c, call.d)
-        algorithm = self._algorithm.data.ctypes.data
+        result = np.zeros(1, RESULT)
+        where = (self._algorithm.data.ctypes.data, result.ctypes.data)
         try:
-            self._lt.matmul_algo_check(self._blas.handle, call.operation, *layouts, algorithm, result.ctypes.data)
+            self._blas.lt.call("MatmulAlgoCheck", self._blas.handle, *self._descriptors.all, *where)
         except BlasError as error:
             raise ExecutionError(f"cuBLASLt does not take the algorithm: {error}") from error
         if int(result[0]["workspace_bytes"]) > self.workspace_bytes:
@@ -278,35 +285,15 @@ class BlasPlan:
 
     def execute(self, addresses: Mapping[int, int], workspace: int, handle: Any) -> None:
         """Queue the product, with scratch memory at the address `workspace`."""
-        product, call = self._product, self._call
+        product, described = self._product, self._descriptors
         if product.bias is not None:
-            call.bias_at(addresses[product.bias])
-        d = addresses[product.d.uid]
+            described.set_bias(addresses[product.bias])
+        a, b, d = (addresses[matrices.uid] for matrices in (product.a, product.b, product.d))
         c = d if product.c is None else addresses[product.c.uid]
         alpha, beta = (self._scales[place:].ctypes.data for place in range(2))
+        operands = (alpha, a, described.a, b, described.b, beta, c, described.c, d, described.d)
+        how = (self._algorithm.data.ctypes.data, workspace, self.workspace_bytes, self._blas.stream())
         try:
-            self._lt.matmul(
-                self._blas.handle,
-                call.operation,
-                alpha,
-                addresses[product.a.uid],
-                call.a,
-                addresses[product.b.uid],
-                call.b,
-                beta,
-                c,
-                call.c,
-                d,
-                call.d,
-                self._algorithm.data.ctypes.data,
-                workspace,
-                self.workspace_bytes,
-                self._blas.stream(),
-            )
+            self._blas.lt.call("Matmul", self._blas.handle, described.operation, *operands, *how)
         except BlasError as error:
             raise ExecutionError(f"cuBLASLt failed to run {product}: {error}") from error
-
-
-def _set(function: Callable[..., None], what: int, name: int, value: Any) -> None:
-    held = np.array([value])
-    function(what, int(name), held.ctypes.data, held.nbytes)

@@ -1,6 +1,6 @@
 """Call cuBLASLt's functions by ctypes, as its header declares them (cublasLt.h, the same in CUDA 12 and 13).
 
-Handles, descriptors and addresses are plain numbers. The library is found as CuPy finds it, by cuda-pathfinder.
+CuPy has no bindings of cuBLASLt, only of cuBLAS. Handles, descriptors and addresses are plain numbers here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class BlasError(Exception):
 
 
 class MatmulDescAttribute(IntEnum):
-    """cublasLtMatmulDescAttributes_t, as far as it is used here."""
+    """The used part of cublasLtMatmulDescAttributes_t."""
 
     TRANSA = 3
     TRANSB = 4
@@ -28,14 +28,14 @@ class MatmulDescAttribute(IntEnum):
 
 
 class MatrixLayoutAttribute(IntEnum):
-    """cublasLtMatrixLayoutAttribute_t."""
+    """The used part of cublasLtMatrixLayoutAttribute_t."""
 
     BATCH_COUNT = 5
     STRIDED_BATCH_OFFSET = 6
 
 
 class MatmulPreferenceAttribute(IntEnum):
-    """cublasLtMatmulPreferenceAttributes_t."""
+    """The used part of cublasLtMatmulPreferenceAttributes_t."""
 
     MAX_WORKSPACE_BYTES = 1
     REDUCTION_SCHEME_MASK = 3
@@ -79,7 +79,7 @@ _FUNCTIONS: dict[str, Sequence[Any]] = {
 
 
 class Library:
-    """Functions of the library at a path; each raises BlasError unless it succeeds. OSError without it."""
+    """The library at a path. Raises OSError if it does not load."""
 
     def __init__(self, path: str):
         self._library = ctypes.CDLL(path)
@@ -87,111 +87,36 @@ class Library:
         self._library.cublasLtGetStatusString.restype = ctypes.c_char_p
         self._functions: dict[str, Any] = {}
         for name, parameters in _FUNCTIONS.items():
-            function = self._functions[name] = self._library[f"cublasLt{name}"]
+            function = self._library[f"cublasLt{name}"]
             function.argtypes, function.restype = parameters, _I
+            self._functions[name] = function
 
     @property
     def version(self) -> int:
-        """131000 for 13.1.0."""
+        """The version as a number: 131000 for 13.1.0."""
         return int(self._library.cublasLtGetVersion())
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the header, without its prefix. Raises BlasError unless it succeeds."""
         status: int = self._functions[name](*arguments)
         if status:
             raise BlasError(f"cublasLt{name}: {self._library.cublasLtGetStatusString(status).decode()}")
 
-    def _made(self, name: str, *arguments: Any) -> int:
-        made = ctypes.c_void_p()
-        self._call(name, ctypes.byref(made), *arguments)
-        assert made.value is not None
-        return made.value
+    def create(self, kind: str, *arguments: Any) -> int:
+        """Create a handle ("") or a descriptor ("MatmulDesc", "MatrixLayout", "MatmulPreference")."""
+        created = ctypes.c_void_p()
+        self.call(f"{kind}Create", ctypes.byref(created), *arguments)
+        assert created.value is not None
+        return created.value
 
-    def create(self) -> int:
-        return self._made("Create")
-
-    def destroy(self, handle: int) -> None:
-        self._call("Destroy", handle)
-
-    def matmul_desc_create(self, compute: int, scale: int) -> int:
-        return self._made("MatmulDescCreate", compute, scale)
-
-    def matmul_desc_set_attribute(self, operation: int, attribute: int, value: int, nbytes: int) -> None:
-        self._call("MatmulDescSetAttribute", operation, attribute, value, nbytes)
-
-    def matmul_desc_destroy(self, operation: int) -> None:
-        self._call("MatmulDescDestroy", operation)
-
-    def matrix_layout_create(self, dtype: int, rows: int, columns: int, ld: int) -> int:
-        return self._made("MatrixLayoutCreate", dtype, rows, columns, ld)
-
-    def matrix_layout_set_attribute(self, layout: int, attribute: int, value: int, nbytes: int) -> None:
-        self._call("MatrixLayoutSetAttribute", layout, attribute, value, nbytes)
-
-    def matrix_layout_destroy(self, layout: int) -> None:
-        self._call("MatrixLayoutDestroy", layout)
-
-    def matmul_preference_create(self) -> int:
-        return self._made("MatmulPreferenceCreate")
-
-    def matmul_preference_set_attribute(self, preference: int, attribute: int, value: int, nbytes: int) -> None:
-        self._call("MatmulPreferenceSetAttribute", preference, attribute, value, nbytes)
-
-    def matmul_preference_destroy(self, preference: int) -> None:
-        self._call("MatmulPreferenceDestroy", preference)
-
-    def matmul_algo_get_heuristic(
-        self,
-        handle: int,
-        operation: int,
-        a: int,
-        b: int,
-        c: int,
-        d: int,
-        preference: int,
-        most: int,
-        to: int,
-        count: int,
-    ) -> None:
-        """`to`: memory for so many RESULTs at `most`; `count`: for an i32."""
-        self._call("MatmulAlgoGetHeuristic", handle, operation, a, b, c, d, preference, most, to, count)
-
-    def matmul_algo_check(
-        self, handle: int, operation: int, a: int, b: int, c: int, d: int, algorithm: int, result: int
-    ) -> None:
-        """result: memory for one RESULT."""
-        self._call("MatmulAlgoCheck", handle, operation, a, b, c, d, algorithm, result)
-
-    def matmul_algo_config_get_attribute(
-        self, algorithm: int, attribute: int, to: int, nbytes: int, written: int
-    ) -> None:
-        self._call("MatmulAlgoConfigGetAttribute", algorithm, attribute, to, nbytes, written)
-
-    def matmul(
-        self,
-        handle: int,
-        operation: int,
-        alpha: int,
-        a: int,
-        a_layout: int,
-        b: int,
-        b_layout: int,
-        beta: int,
-        c: int,
-        c_layout: int,
-        d: int,
-        d_layout: int,
-        algorithm: int,
-        workspace: int,
-        workspace_bytes: int,
-        stream: int,
-    ) -> None:
-        """D = act(alpha * A B + beta * C), queued on the stream; alpha and beta are addresses on the host."""
-        operands = (alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout)
-        self._call("Matmul", handle, operation, *operands, algorithm, workspace, workspace_bytes, stream)
+    def set_attribute(self, kind: str, descriptor: int, attribute: int, value: np.generic) -> None:
+        """Set an attribute of a descriptor to a number of the type that the header names."""
+        stored = np.array([value])
+        self.call(f"{kind}SetAttribute", descriptor, int(attribute), stored.ctypes.data, stored.nbytes)
 
 
 def load() -> Library:
-    """Load the library that CuPy finds. Raises ImportError, OSError or RuntimeError if there is none."""
+    """Load the library that CuPy finds, too. Raises ImportError, OSError or RuntimeError if there is none."""
     from cuda import pathfinder  # which comes with CuPy
 
     path = pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path

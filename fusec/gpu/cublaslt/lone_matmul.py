@@ -42,7 +42,7 @@ class LoneProduct:
 
         It neither allocates nor waits.
 
-        of_lane: returns the workspace of the stream that the step is captured on, where there are several
+        of_lane: returns the workspace of the stream that captures the step; None with one stream.
         """
         values = inputs_of(self.step.nodes)
         named = {v.name: v for v in (*values, *self.step.outputs)}
@@ -54,7 +54,7 @@ class LoneProduct:
             buffers[binding.uid] = memory(value, binding.type)
         addresses = self.plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
         scratch = 0 if workspace is None else workspace.data.ptr
-        held = (workspace, *buffers.values())  # `run` holds them, because it has only their addresses
+        held = (workspace, *buffers.values())  # `run` keeps them alive, because the call gets addresses only
 
         def run() -> None:
             assert held
@@ -64,7 +64,7 @@ class LoneProduct:
         return run
 
     def is_right(self) -> bool:
-        """Compare the product with the reference on random data, over an output that was poisoned."""
+        """Compare the product with the reference on random data. The output is filled with NaN first."""
         (node,), held = self.step.nodes, dict[Value, Array]()
 
         def memory(value: Value, type: TensorType) -> Array:
@@ -84,16 +84,16 @@ class LoneProduct:
 
 
 def lone_product(blas: Blas, step: Partition, known: dict[str, list[Choice]]) -> LoneProduct | None:
-    """Return a step as a call of cuBLASLt, by the first algorithm that is right; None if there is none.
+    """Return a step as a call of cuBLASLt, by the first algorithm whose result is right; None if there is none.
 
-    known: algorithms found right before, by graph; it is added to
+    known: by graph, algorithms whose results were right; the function adds to it.
     """
     if len(step.nodes) != 1 or not isinstance(step.nodes[0].op, MatMul):
         return None
     if step.nodes[0].result.type.dtype not in TYPES:
         return None
     try:
-        # cuDNN refuses this graph, but it describes the product; without tensor cores, as the reference
+        # The graph only describes the product: cuDNN refuses it. The reference uses no tensor cores either.
         lowered = lower(step.body, tensor_cores=False, for_cudnn=False)
     except LoweringError:
         return None

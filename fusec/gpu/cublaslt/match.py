@@ -14,16 +14,16 @@ from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 
 DTYPES = (DType.F16, DType.BF16, DType.F32)
 CONVOLUTIONS = ("conv_fprop", "conv_dgrad", "conv_wgrad")
-# cuBLASLt's gelu is the one with tanh; the one with erf runs as a kernel after it
+ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}  # cuBLASLt has the gelu with tanh only
 Epilogue = tuple[float, CudnnTensor | None, CudnnTensor | None, str]  # alpha, residual, bias, activation
-ACTIVATIONS = {"relu": "relu", "gelu_approx_tanh": "gelu"}
 
 
 @dataclass(frozen=True)
 class Matrices:
     """Stack of matrices stored by columns.
 
-    ld: elements from one column to the next; step: from one matrix to the next, 0 if one serves all
+    ld: elements from one column to the next.
+    step: elements from one matrix to the next; 0 if there is one matrix for the whole stack.
     """
 
     uid: int
@@ -49,15 +49,15 @@ class Product:
     batch: int
     alpha: float = 1.0
     c: Matrices | None = None
-    bias: int | None = None  # its uid
+    bias: int | None = None  # uid
     activation: str = ""
-    tf32: bool = False  # operands in fp32 may be rounded to tf32
+    tf32: bool = False  # fp32 operands may be rounded to tf32
 
 
 def product_of(graph: CudnnGraph) -> Product | None:
     """Return the graph as one call of cuBLASLt; None if it is not one.
 
-    The call rounds where the graph does: sums and epilogue are in fp32 up to the one result.
+    The call rounds where the graph does: sums and epilogue are in fp32, and only the result is rounded.
     """
     if not graph.calls or len(graph.outputs) != 1 or any(0 in t.dims for t in graph.tensors):
         return None
@@ -76,24 +76,22 @@ def product_of(graph: CudnnGraph) -> Product | None:
     types = left.dtype in DTYPES and left.dtype is right.dtype and result.dtype in (left.dtype, DType.F32)
     if not types or any(t is not None and t.dtype is not result.dtype for t in (residual, bias)):
         return None
-    if left.virtual or right.virtual:  # made by a prologue
+    if left.virtual or right.virtual:  # a prologue computes it
         return None
-    found: tuple[_Stack | None, _Stack | None, _Stack | None]
     if anchor.op == "conv_wgrad":  # filters by channels: the transposed loss times the image
+        if residual is not None or bias is not None:
+            return None
         loss = _stacked(right, True)
-        found = None if loss is None else loss.transposed, _stacked(left, True), _filters(result).transposed
+        a, b, d = loss and loss.transposed, _stacked(left, True), _filters(result).transposed
     elif anchor.op == "conv_dgrad":
-        found = _stacked(left, True), _filters(right).transposed, _stacked(result, True)
+        a, b, d = _stacked(left, True), _filters(right).transposed, _stacked(result, True)
     else:
-        found = _stacked(left, image), _filters(right) if image else _stacked(right), _stacked(result, image)
+        a, b, d = _stacked(left, image), _filters(right) if image else _stacked(right), _stacked(result, image)
     c = None if residual is None else _stacked(residual, image)
-    if None in found or (residual is not None and (c is None or anchor.op == "conv_wgrad")):
-        return None
-    if bias is not None and anchor.op == "conv_wgrad":
+    if a is None or b is None or d is None or (residual is not None and c is None):
         return None
     tf32 = graph.tensor_cores and left.dtype is DType.F32
-    a, b, d = (stack for stack in found if stack is not None)
-    return _as_columns(a, b, d, c, epilogue_parts, tf32)
+    return _as_columns((a, b, d, c), epilogue_parts, tf32)
 
 
 @dataclass(frozen=True)
@@ -126,47 +124,33 @@ class _Stack:
         return None if transposed is None else (transposed, True)
 
 
-def _as_columns(
-    a: _Stack,
-    b: _Stack,
-    d: _Stack,
-    c: _Stack | None,
-    epilogue: Epilogue,
-    tf32: bool,
-) -> Product | None:
-    """Return the call; a result stored by rows is computed as the transposed product, as a bias of one row needs."""
+def _as_columns(stacks: tuple[_Stack, _Stack, _Stack, _Stack | None], epilogue: Epilogue, tf32: bool) -> Product | None:
+    """Return the call over matrices stored by columns; None if there is none.
+
+    A result stored by rows is computed as the transposed product. A bias needs that: cuBLASLt adds it to columns.
+
+    stacks: A, B, D and C.
+    """
+    a, b, d, c = stacks
     alpha, _, bias, activation = epilogue
-    stored = d.transposed.by_columns()
-    if stored is not None:
-        left, right = b.transposed.operand(), a.transposed.operand()
-        residual = None if c is None else c.transposed.by_columns()
-    else:
-        if bias is not None:
-            return None
-        stored, left, right = d.by_columns(), a.operand(), b.operand()
-        residual = None if c is None else c.by_columns()
-    if stored is None or left is None or right is None or (c is not None and residual is None):
+    if d.transposed.by_columns() is not None:
+        a, b, d, c = b.transposed, a.transposed, d.transposed, c and c.transposed
+    elif bias is not None:
         return None
-    if bias is not None and (math.prod(bias.dims) != stored.rows or not _is_row(bias, d.tensor)):
+    result, left, right = d.by_columns(), a.operand(), b.operand()
+    residual = c and c.by_columns()
+    if result is None or left is None or right is None or (c is not None and residual is None):
         return None
-    batch = d.dims[0]
-    return Product(
-        left[0],
-        right[0],
-        stored,
-        left[1],
-        right[1],
-        batch,
-        alpha,
-        residual,
-        None if bias is None else bias.uid,
-        activation,
-        tf32,
-    )
+    if bias is not None and (math.prod(bias.dims) != result.rows or not _is_row(bias, d.tensor)):
+        return None
+    uid = None if bias is None else bias.uid
+    (a_stored, transpose_a), (b_stored, transpose_b) = left, right
+    operands = (a_stored, b_stored, result, transpose_a, transpose_b, d.dims[0])
+    return Product(*operands, alpha, residual, uid, activation, tf32)
 
 
 def _epilogue(graph: CudnnGraph, uid: int, calls: list[CudnnCall]) -> Epilogue | None:
-    """Return the epilogue of a product if cuBLASLt has its ops, in this order; else None."""
+    """Return the epilogue of a product if cuBLASLt has these ops in this order; else None."""
     alpha, activation = 1.0, ""
     residual: CudnnTensor | None = None
     bias: CudnnTensor | None = None
@@ -207,13 +191,15 @@ def _is_row(tensor: CudnnTensor, result: CudnnTensor) -> bool:
 
 
 def _stacked(tensor: CudnnTensor, image: bool = False) -> _Stack | None:
-    """View a matmul's tensor as it is, and an image as a matrix with a row per pixel, if pixels are evenly spaced."""
+    """View a matmul's tensor as a stack, and an image as one matrix with a row per pixel.
+
+    None if a tensor of a matmul has another rank, or if the pixels of an image are not evenly spaced.
+    """
     if not image:
-        if len(tensor.dims) != 3 or len(tensor.strides) != 3:
+        if len(tensor.dims) != 3:
             return None
-        return _Stack(
-            tensor, (tensor.dims[0], tensor.dims[1], tensor.dims[2]), (*tensor.strides[:2], tensor.strides[2])
-        )
+        (n, rows, columns), (step, down, right) = tensor.dims, tensor.strides
+        return _Stack(tensor, (n, rows, columns), (step, down, right))
     pixels = [axis for axis in (0, *range(2, len(tensor.dims))) if tensor.dims[axis] != 1]
     for outer, inner in pairwise(pixels):
         if tensor.strides[outer] != tensor.strides[inner] * tensor.dims[inner]:

@@ -285,9 +285,8 @@ def test_products_are_described_to_the_library(library: cublaslt_library.Library
     assert library.version >= 120000
     described = algorithms.Descriptors(library, product_of(BIAS))  # type: ignore[arg-type]
     assert 0 not in (described.operation, described.a, described.b, described.c, described.d)
-    number = np.zeros(1, np.uint64)
     with pytest.raises(BlasError, match=r"cublasLtMatmulDescSetAttribute: an unsupported value"):
-        library.matmul_desc_set_attribute(described.operation, 4711, number.ctypes.data, 8)
+        library.set_attribute("MatmulDesc", described.operation, 4711, np.uint64(0))
 
 
 def test_what_is_no_library_is_said() -> None:

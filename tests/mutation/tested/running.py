@@ -469,11 +469,9 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "strip_begins_with_rows_above",
         "kernels",
-        "gpu/kernels/convolution/few_filters.py",
-        'lines += unrolled_loops([("b", tiling.tiles), ("c", numbers), ("d", 4)], f"acc[{done}][b][c][d] = 0.0f;")',
-        'lines += ["if (s >= %d) {" % (high - 1), *unrolled_loops([("b", tiling.tiles), ("c", numbers), '
-        '("d", 4)], '
-        'f"acc[{done}][b][c][d] = 0.0f;"), "}"]',
+        "gpu/kernels/convolution/few_filters.cuh",
+        "for (int d = 0; d < 4; ++d) acc[(p + 1) % HIGH][b][c][d] = 0.0f;",
+        "for (int d = 0; d < 4 && s >= HIGH - 1; ++d) acc[(p + 1) % HIGH][b][c][d] = 0.0f;",
         "what rows above a strip are given stays in its sums",
         "gpu/kernels/convolution/test_few_filters.py",
     ),
@@ -507,9 +505,9 @@ RUNNING: tuple[Mutant, ...] = (
     _m(
         "pixels_beyond_the_image",
         "kernels",
-        "gpu/kernels/convolution/split_k_source.py",
-        "(u32)({y}) < {high}u && (u32)x < {wide}u);",
-        "(u32)({y}) < {high}u && x < {wide});",
+        "gpu/kernels/convolution/split_k.cuh",
+        "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && (u32)x < IMAGE_COLUMNSu);",
+        "(u32)(y + r * ROWS_DOWN) < IMAGE_ROWSu && x < IMAGE_COLUMNS);",
         "what lies left of an image is the end of its rows",
         "gpu/kernels/convolution/test_split_k.py",
     ),

@@ -61,6 +61,11 @@ def cuda_template(package: str | None, file: str) -> CudaTemplate:
     return CudaTemplate.parse(resources.files(package).joinpath(file).read_text(encoding="utf-8"))
 
 
+def c_bool(condition: bool) -> str:
+    """Return a condition as C has it."""
+    return "true" if condition else "false"
+
+
 def indented(lines: Sequence[str], depth: int = 1) -> str:
     """Join the lines of a body, each indented by the braces around it.
 

@@ -6,10 +6,11 @@ is then read once for all windows of the strip.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Kernel, by_value, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
@@ -18,8 +19,8 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     stride_along,
     widest_vector,
 )
-from fusec.gpu.kernels.convolution.depthwise_source import DepthwiseSource, DepthwiseTile
-from fusec.ir import Node, TensorType, Value
+from fusec.gpu.kernels.convolution.depthwise_source import CUDA, DepthwiseSource, DepthwiseTile, DepthwiseWindow
+from fusec.ir import Node, Value
 from fusec.ops import Conv, Reduce
 from fusec.schedule.program import inputs_of
 
@@ -131,72 +132,34 @@ def _vector(conv: Node, rest: Sequence[Node], outputs: Sequence[Value]) -> int:
 def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip: int) -> Kernel:
     """Return the kernel whose threads compute `strip` results of `vector` channels."""
     conv, rest = nodes[0], nodes[1:]
-    filters, y = _stored_filters(conv.operands[1]), conv.result
-    rank, width, total = y.type.rank, y.type.shape[-1], y.type.size // vector
+    y, arguments = conv.result.type, Arguments()
+    rank, width = y.rank, y.shape[-1]
     strips = ceil_div(width, strip)
-    threads = total // width * strips
-    sizes = [(f"c{d}", y.type.shape[d]) for d in y.type.order or range(rank)]
-    counts = {"c1": ("pack", y.type.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
-    lines = [f"const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;", f"if (i >= {by_value(threads)}) return;"]
-    lines += split_index("i", [counts.get(name, (name, size)) for name, size in sizes])
-    lines.append(f"const u32 c1 = pack * {vector}u;")
-    arguments = Arguments()
-    lines += _sums(conv, filters, vector, strip, arguments)
-    names = tuple(f"c{d}" for d in range(rank))
-    code = PointwiseCode(Space(y.type.shape, names, 1, vector), arguments, rounds=False)
-    code.define(y, "acc[s][j]")
+    threads = y.size // vector // width * strips
+    counts = {"c1": ("pack", y.shape[1] // vector), f"c{rank - 1}": ("strip", strips)}
+    sizes = [counts.get(f"c{d}", (f"c{d}", y.shape[d])) for d in y.order or range(rank)]
+    unroll = math.prod(conv.operands[1].type.shape[2:]) <= UNROLLED_TAPS
+    window = DepthwiseWindow(conv, DepthwiseTile(vector, strip, blocks=0), arguments, unroll).sums()
+    code = PointwiseCode(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, vector), arguments, rounds=False)
+    code.define(conv.result, "acc[0][s][j]")
     for node in rest:
         code.apply(node)
     for value in outputs:
         code.store(value)
-    lines += ["#pragma unroll", f"for (int s = 0; s < {strip}; ++s) {{"]
-    lines.append(f"  const u32 c{rank - 1} = strip * {strip}u + s;")
-    lines.append(f"  if (c{rank - 1} >= {width}u) break;")
-    lines += [*(f"  {line}" for line in code.lines()), "}"]
+    lines = CUDA(
+        "strips",
+        BLOCK=BLOCK,
+        COUNT=by_value(threads),
+        COORDINATES=split_index("i", sizes),
+        VECTOR=vector,
+        WINDOW=window,
+        STRIP=strip,
+        COLUMN=f"c{rank - 1}",
+        WIDTH=width,
+        EPILOGUE=code.lines(),
+    )
     return Kernel(_name(rest), (arguments.launch("depthwise", lines, ceil_div(threads, BLOCK)),))
 
 
 def _name(rest: Sequence[Node]) -> str:
     return "+".join(["depthwise", *(node.op.name for node in rest)])
-
-
-def _stored_filters(w: Value) -> TensorType:
-    """Return the memory order of the filters: constant ones with channels innermost."""
-    return w.type if w.literal is None else w.type.with_order((*range(2, w.type.rank), 0, 1))
-
-
-def _sums(conv: Node, filters: TensorType, vector: int, strip: int, arguments: Arguments) -> list[str]:
-    """Compute the sums of products in `acc`."""
-    op, x = conv.op, conv.operands[0].type
-    assert isinstance(op, Conv)
-    kind, number, n = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2
-    image, weights = arguments.read(conv.operands[0]), arguments.read(conv.operands[1], filters)
-    window, stride, dilation, pad = filters.shape[2:], op.strides[-1], op.dilations[-1], op.pads[n - 1]
-    columns = (strip - 1) * stride + (window[-1] - 1) * dilation + 1
-    lines = [f"{number} acc[{strip}][{vector}];"]
-    lines.append(f"for (int s = 0; s < {strip}; ++s) for (int j = 0; j < {vector}; ++j) acc[s][j] = 0;")
-    closes: list[str] = []
-    for d in range(n - 1):
-        unroll = "#pragma unroll" if filters.size // filters.shape[0] <= UNROLLED_TAPS else "#pragma unroll 1"
-        lines += [unroll, f"for (int k{d} = 0; k{d} < {window[d]}; ++k{d}) {{"]
-        lines.append(f"const int p{d} = (int)c{2 + d} * {op.strides[d]} - {op.pads[d]} + k{d} * {op.dilations[d]};")
-        lines.append(f"if ((u32)p{d} >= {x.shape[2 + d]}u) continue;")
-        closes.append("}")
-    tap = " + ".join(["c1 * " + str(filters.strides[0]), *(f"k{d} * {filters.strides[2 + d]}" for d in range(n))])
-    lines += [f"{number} weight[{window[-1]}][{vector}];", "#pragma unroll"]
-    lines.append(f"for (int k{n - 1} = 0; k{n - 1} < {window[-1]}; ++k{n - 1}) {{")
-    if filters.strides[0] == 1 and vector > 1:
-        lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({weights} + ({tap}));")
-        lines.append(f"  for (int j = 0; j < {vector}; ++j) weight[k{n - 1}][j] = wide(taken.v[j]);")
-    else:
-        one = f"wide({weights}[{tap} + j * {filters.strides[0]}])"
-        lines.append(f"  for (int j = 0; j < {vector}; ++j) weight[k{n - 1}][j] = {one};")
-    place = Space(x.shape, ("c0", "c1", *(f"p{d}" for d in range(n)))).offset(x)
-    lines += ["}", "#pragma unroll", f"for (int q = 0; q < {columns}; ++q) {{"]
-    lines.append(f"  const int p{n - 1} = (int)strip * {strip * stride} - {pad} + q;")
-    lines.append(f"  if ((u32)p{n - 1} >= {x.shape[-1]}u) continue;")
-    lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({image} + ({place}));")
-    lines += ["  #pragma unroll", f"  for (int s = 0; s < {strip}; ++s) {{", f"    const int k = q - s * {stride};"]
-    lines.append(f"    if (k < 0 || k % {dilation} != 0 || k / {dilation} >= {window[-1]}) continue;")
-    lines.append(f"    for (int j = 0; j < {vector}; ++j) acc[s][j] += wide(taken.v[j]) * weight[k / {dilation}][j];")
-    return [*lines, "  }", "}", *closes]

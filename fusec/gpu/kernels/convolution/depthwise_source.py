@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, Arguments, Launch, ceil_div, compute_type, power_of_two
 from fusec.gpu.kernels.codegen.loops import ChunkMerge
@@ -21,6 +22,7 @@ from fusec.ops import Conv, Reduce
 
 MAX_LANES = 32  # neighbouring vectors of channels of a block
 FULL_LANES = 8  # with so many, a block reads whole cache lines
+CUDA = cuda_template(__package__, "depthwise.cuh")
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class DepthwiseTile:
     """Tile that a thread computes in one turn: `vector` channels of `rows` x `strip` results.
 
     held: all filters stay in registers for all turns; otherwise there is one row.
-    blocks: the number of blocks to aim at.
+    blocks: the number of blocks to aim at; 0 if a thread computes one strip only.
     """
 
     vector: int
@@ -40,7 +42,7 @@ class DepthwiseTile:
 
 @dataclass(frozen=True, eq=False)
 class DepthwiseSource:
-    """A convolution with its epilogue, and perhaps a sum or mean over space.
+    """A convolution with its epilogue, and a sum or mean of the result over space.
 
     rest: the epilogue.
     outputs: results of the epilogue that are stored.
@@ -49,7 +51,7 @@ class DepthwiseSource:
     conv: Node
     rest: Sequence[Node]
     outputs: Sequence[Value]
-    mean: Node | None
+    mean: Node
     tile: DepthwiseTile
 
     @property
@@ -112,8 +114,6 @@ class DepthwiseSource:
 
     @property
     def scratch_bytes(self) -> int:
-        if self.mean is None:
-            return 0
         return self.chunks * self.y.shape[0] * self.y.shape[1] * (8 if self.kind == "double" else 4)
 
     @property
@@ -121,172 +121,168 @@ class DepthwiseSource:
         return compute_type(self.y.dtype)
 
     def launches(self) -> tuple[Launch, ...]:
-        return (self.elements(),) if self.mean is None else (self.elements(), self.together())
+        return self.elements(), self.together()
 
     def elements(self) -> Launch:
         """Return the launch that computes each result, and the sums of blocks."""
-        y, tile, threads, lanes, arguments = self.y, self.tile, self.threads, self.lanes, Arguments()
-        n, rank, each = y.shape[0], y.rank, self.each(self.chunks)
-        lines = [f"const u32 lane = threadIdx.x % {lanes}u, t = threadIdx.x / {lanes}u;"]
-        lines.append("const u32 block = blockIdx.x;")
-        lines += split_index("block", [("chunk", self.chunks), ("c0", n), ("group", self.groups)])
-        lines.append(f"const u32 pack = group * {lanes}u + lane;")
-        if self.packs % lanes:
-            lines.append(f"const bool live = pack < {self.packs}u;")
-            lines.append(f"const u32 c1 = (live ? pack : {self.packs - 1}u) * {tile.vector}u;")
-        else:
-            lines += ["const bool live = true;", f"const u32 c1 = pack * {tile.vector}u;"]
-        if self.mean is not None:
-            lines.append(f"__shared__ {self.kind} shared[{lanes * threads * tile.vector}];")
-            lines.append(f"{self.kind} sum[{tile.vector}];")
-            lines.append(f"for (int j = 0; j < {tile.vector}; ++j) sum[j] = 0;")
+        y, tile, arguments = self.y, self.tile, Arguments()
+        rank, (samples, channels, *_), block = y.rank, y.shape, self.lanes * self.threads
+        cuda = CUDA.bind(TYPE=self.kind, VECTOR=tile.vector, STRIP=tile.strip, ROWS=tile.rows, COLUMN=f"c{rank - 1}")
         window = DepthwiseWindow(self.conv, tile, arguments)
-        if tile.held:
-            lines += window.filters()
-        lines.append(f"const u32 begin = chunk * {each}u;")
-        lines.append(f"const u32 end = begin + {each}u < {self.items}u ? begin + {each}u : {self.items}u;")
-        lines += ["#pragma unroll 1", f"for (u32 item = begin + t; item < end; item += {threads}u) {{"]
-        names = [(f"c{d}", y.shape[d]) for d in range(2, rank - 2)]
-        names += [("band", self.bands)] if rank > 3 else []
-        body = split_index("item", [*names, ("strip", self.strips)])
-        body += window.sums()
-        code = PointwiseCode(
-            Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, tile.vector), arguments, rounds=False
-        )
+        filters, sums = window.filters() if tile.held else [], window.sums()
+        names = tuple(f"c{d}" for d in range(rank))
+        code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
         code.define(self.conv.result, "acc[r][s][j]")
         for node in self.rest:
             code.apply(node)
         for value in self.outputs:
             code.store(value)
-        if self.mean is not None:
-            code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
-        body += ["#pragma unroll", f"for (int r = 0; r < {tile.rows}; ++r) {{"]
+        code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
+        row: list[str] = []
         if rank > 3:
-            body.append(f"  const u32 c{rank - 2} = band * {tile.rows}u + r;")
-            if y.shape[-2] % tile.rows:
-                body.append(f"  if (c{rank - 2} >= {y.shape[-2]}u) break;")
-        body += ["  #pragma unroll", f"  for (int s = 0; s < {tile.strip}; ++s) {{"]
-        body.append(f"    const u32 c{rank - 1} = strip * {tile.strip}u + s;")
-        if y.shape[-1] % tile.strip:
-            body.append(f"    if (c{rank - 1} >= {y.shape[-1]}u) break;")
-        body += [*(f"    {line}" for line in code.lines()), "  }", "}"]
-        lines += [*(f"  {line}" for line in body), "}"]
-        if self.mean is not None:
-            pointer = arguments.scratch(self.kind)
-            lines.append(f"reduce_threads<{lanes * threads}, {threads}, {lanes}, {tile.vector}>(sum, shared, Add());")
-            lines.append("if (live && t == 0)")
-            at = f"(chunk * {n}u + c0) * {y.shape[1]}u + c1 + j"
-            lines.append(f"  for (int j = 0; j < {tile.vector}; ++j) {pointer}[{at}] = sum[j];")
-        grid = self.groups * n * self.chunks
-        return arguments.launch("depthwise", lines, grid, lanes * threads)
+            fit = c_bool(y.shape[-2] % tile.rows == 0)
+            row = cuda("row", COORDINATE=f"c{rank - 2}", ROWS_FIT=fit, HEIGHT=y.shape[-2])
+        items = [*((f"c{d}", y.shape[d]) for d in range(2, rank - 2)), *[("band", self.bands)] * (rank > 3)]
+        lines = cuda(
+            "blocks",
+            LANES=self.lanes,
+            THREADS=self.threads,
+            BLOCK_COORDINATES=split_index("block", [("chunk", self.chunks), ("c0", samples), ("group", self.groups)]),
+            LANES_FIT=c_bool(self.packs % self.lanes == 0),
+            PACKS=self.packs,
+            FILTERS=filters,
+            EACH=self.each(self.chunks),
+            ITEMS=self.items,
+            ITEM_COORDINATES=split_index("item", [*items, ("strip", self.strips)]),
+            WINDOW=sums,
+            ROW=row,
+            STRIPS_FIT=c_bool(y.shape[-1] % tile.strip == 0),
+            WIDTH=y.shape[-1],
+            EPILOGUE=code.lines(),
+            SUMS=arguments.scratch(self.kind),
+            SAMPLES=samples,
+            CHANNELS=channels,
+        )
+        return arguments.launch("depthwise", lines, self.groups * samples * self.chunks, block)
 
     def together(self) -> Launch:
         """Return the launch that merges the sums of blocks."""
-        assert self.mean is not None and isinstance(self.mean.op, Reduce)
         arguments, (n, channels) = Arguments(), self.y.shape[:2]
-        pointer = arguments.scratch(f"const {self.kind}")
+        sums, result = arguments.scratch(f"const {self.kind}"), self.mean.result
         merge = ChunkMerge(n * channels, self.chunks)
-        lines = merge.setup(self.kind, 1)
-        lines += ["#pragma unroll 4", f"for (u32 s = t; s < {self.chunks}u; s += {merge.threads}u)"]
-        lines += [f"  acc0[0] += {pointer}[s * {n * channels}u + c];", *merge.reduce(1)]
-        lines += split_index("c", [("c0", n), ("c1", channels)])
-        result = self.mean.result
-        names = ("c0", "c1", *[None] * (result.type.rank - 2))
-        code = PointwiseCode(Space(result.type.shape, names), arguments)
+        code = PointwiseCode(Space(result.type.shape, ("c0", "c1", *[None] * (result.type.rank - 2))), arguments)
         code.define(result, self.total("acc0[0]"))
         code.store(result)
-        lines += ["if (live && t == 0) {", *(f"  {line}" for line in code.lines()), "}"]
+        lines = CUDA(
+            "merge_sums",
+            SETUP=merge.setup(self.kind, 1),
+            CHUNKS=self.chunks,
+            THREADS=merge.threads,
+            SUMS=sums,
+            COLUMNS=n * channels,
+            REDUCE=merge.reduce(1),
+            COORDINATES=split_index("c", [("c0", n), ("c1", channels)]),
+            RESULT=code.lines(),
+        )
         return arguments.launch("depthwise_together", lines, merge.blocks, merge.block)
 
     def total(self, sum: str) -> str:
         """Turn a sum over space into the result of the reduction."""
-        assert self.mean is not None and isinstance(self.mean.op, Reduce)
+        assert isinstance(self.mean.op, Reduce)
         count = math.prod(self.y.shape[2:])
         return f"{sum} / {self.kind}({count})" if self.mean.op.kind == "mean" else sum
 
 
 @dataclass(frozen=True, eq=False)
 class DepthwiseWindow:
-    """The sums of products of a tile, and its filters."""
+    """The sums of products of a tile, and its filters.
+
+    unroll: unroll the loops over the outer dims of the window.
+    """
 
     conv: Node
     tile: DepthwiseTile
     arguments: Arguments
+    unroll: bool = True
+
+    @property
+    def op(self) -> Conv:
+        assert isinstance(self.conv.op, Conv)
+        return self.conv.op
 
     @property
     def taps(self) -> TensorType:
+        """The stored filters; channels are innermost if they are constant."""
         w = self.conv.operands[1]
         return w.type if w.literal is None else w.type.with_order((*range(2, w.type.rank), 0, 1))
 
+    @cached_property
+    def cuda(self) -> CudaTemplate:
+        x, tile = self.conv.operands[0].type, self.tile
+        return CUDA.bind(
+            TYPE=compute_type(x.dtype),
+            STORED=C_TYPES[x.dtype],
+            VECTOR=tile.vector,
+            STRIP=tile.strip,
+            ROWS=tile.rows,
+            UNROLL="unroll" if self.unroll else "unroll 1",
+        )
+
+    def _along(self, d: int) -> CudaTemplate:
+        """Return the template of loops over dim `d` of the window."""
+        op = self.op
+        return self.cuda.bind(
+            TAPS=self.taps.shape[2 + d],
+            STRIDE=op.strides[d],
+            PAD=op.pads[d],
+            DILATION=op.dilations[d],
+            SIZE=self.conv.operands[0].type.shape[2 + d],
+            PLACE=f"p{d}",
+            TAP=f"k{d}",
+            COORDINATE=f"c{2 + d}",
+        )
+
     def filters(self) -> list[str]:
         """Load the filters into `weight`: all of them, or those of the loop's current row."""
-        taps, n, vector = self.taps, self.taps.rank - 2, self.tile.vector
-        kind, number = C_TYPES[taps.dtype], compute_type(taps.dtype)
-        pointer = self.arguments.read(self.conv.operands[1], taps)
+        taps, n, w = self.taps, self.taps.rank - 2, self.conv.operands[1]
         dims = range(n) if self.tile.held else range(n - 1, n)
-        lines = [f"{number} weight{''.join(f'[{taps.shape[2 + d]}]' for d in dims)}[{vector}];"]
-        lines += [
-            line for d in dims for line in ("#pragma unroll", f"for (int k{d} = 0; k{d} < {taps.shape[2 + d]}; ++k{d})")
-        ]
-        at = " + ".join(["c1 * " + str(taps.strides[0]), *(f"k{d} * {taps.strides[2 + d]}" for d in range(n))])
-        place = "weight" + "".join(f"[k{d}]" for d in dims)
-        if taps.strides[0] == 1 and vector > 1:
-            lines.append(f"{{ const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({pointer} + ({at}));")
-            lines.append(f"  for (int j = 0; j < {vector}; ++j) {place}[j] = wide(taken.v[j]); }}")
-        else:
-            one = f"wide({pointer}[{at} + j * {taps.strides[0]}])"
-            lines.append(f"for (int j = 0; j < {vector}; ++j) {place}[j] = {one};")
-        return lines
+        loops = [("#pragma unroll", f"for (int k{d} = 0; k{d} < {taps.shape[2 + d]}; ++k{d})") for d in dims]
+        return self.cuda(
+            "load_filters",
+            WEIGHT_SIZES="weight" + "".join(f"[{taps.shape[2 + d]}]" for d in dims),
+            LOOPS=[line for loop in loops for line in loop],
+            CONTIGUOUS=c_bool(taps.strides[0] == 1 and self.tile.vector > 1),
+            FILTERS=self.arguments.read(w, taps),
+            AT=" + ".join([f"c1 * {taps.strides[0]}", *(f"k{d} * {taps.strides[2 + d]}" for d in range(n))]),
+            WEIGHT="weight" + "".join(f"[k{d}]" for d in dims),
+            CHANNEL_STRIDE=taps.strides[0],
+        )
 
     def sums(self) -> list[str]:
-        """Compute the sums of products in `acc`.
-
-        Each row of the image is read once for all rows of the tile whose windows contain it.
-        """
-        op, x, tile, taps = self.conv.op, self.conv.operands[0].type, self.tile, self.taps
-        assert isinstance(op, Conv)
-        kind, number, n, vector = C_TYPES[x.dtype], compute_type(x.dtype), x.rank - 2, tile.vector
-        image, window = self.arguments.read(self.conv.operands[0]), taps.shape[2:]
-        stride, dilation, pad = op.strides[-1], op.dilations[-1], op.pads[n - 1]
-        columns = (tile.strip - 1) * stride + (window[-1] - 1) * dilation + 1
-        lines = [f"{number} acc[{tile.rows}][{tile.strip}][{vector}];"]
-        zero = f"for (int r = 0; r < {tile.rows}; ++r) for (int s = 0; s < {tile.strip}; ++s)"
-        lines.append(f"{zero} for (int j = 0; j < {vector}; ++j) acc[r][s][j] = 0;")
-        closes: list[str] = []
-        for d in range(n - 2):
-            lines += ["#pragma unroll", f"for (int k{d} = 0; k{d} < {window[d]}; ++k{d}) {{"]
-            lines.append(f"const int p{d} = (int)c{2 + d} * {op.strides[d]} - {op.pads[d]} + k{d} * {op.dilations[d]};")
-            lines.append(f"if ((u32)p{d} >= {x.shape[2 + d]}u) continue;")
-            closes.append("}")
-        d, row = n - 2, "0"
-        if n > 1:
-            high = (tile.rows - 1) * op.strides[d] + (window[d] - 1) * op.dilations[d] + 1
-            row = f"h / {op.dilations[d]}"
-            lines += ["#pragma unroll", f"for (int high = 0; high < {high}; ++high) {{"]
-            lines.append(f"const int p{d} = (int)band * {tile.rows * op.strides[d]} - {op.pads[d]} + high;")
-            lines.append(f"if ((u32)p{d} >= {x.shape[-2]}u) continue;")
-            closes.append("}")
+        """Compute the sums of products in `acc`."""
+        op, x, tile, n = self.op, self.conv.operands[0], self.tile, self.taps.rank - 2
+        image = self.arguments.read(x)
+        height = n - 2 if tile.blocks else -1  # the dim along which a tile has rows
+        weight, tap_row = "weight", self._along(height)("tap_row") if height >= 0 else []
+        if tile.held:
+            weight += "".join(f"[k{d}]" for d in range(n - 2)) + (f"[h / {op.dilations[height]}]" if tap_row else "")
+        window, stride, dilation = self.taps.shape[-1], op.strides[-1], op.dilations[-1]
+        lines = self._along(n - 1)(
+            "image_columns",
+            WIDTH_READ=(tile.strip - 1) * stride + (window - 1) * dilation + 1,
+            IMAGE=image,
+            AT=Space(x.type.shape, ("c0", "c1", *(f"p{d}" for d in range(n)))).offset(x.type),
+            TAP_ROW=tap_row,
+            WEIGHT=weight,
+        )
         if not tile.held:
-            assert tile.rows == 1, "a row of the image is in one window of the tile alone"
-            if n > 1:
-                lines.append(f"if (high % {op.dilations[d]} != 0) continue;")
-                lines.append(f"const int k{d} = high / {op.dilations[d]};")
-            lines += self.filters()
-        place = Space(x.shape, ("c0", "c1", *(f"p{d}" for d in range(n)))).offset(x)
-        lines += ["#pragma unroll", f"for (int q = 0; q < {columns}; ++q) {{"]
-        lines.append(f"  const int p{n - 1} = (int)strip * {tile.strip * stride} - {pad} + q;")
-        lines.append(f"  if ((u32)p{n - 1} >= {x.shape[-1]}u) continue;")
-        lines.append(f"  const Pack<{kind}, {vector}> taken = load_pack<{kind}, {vector}>({image} + ({place}));")
-        lines += ["  #pragma unroll", f"  for (int r = 0; r < {tile.rows}; ++r) {{"]
-        if n > 1:
-            lines.append(f"    const int h = high - r * {op.strides[d]};")
-            by = op.dilations[d]
-            lines.append(f"    if (h < 0 || h % {by} != 0 || h / {by} >= {window[d]}) continue;")
-        lines += ["    #pragma unroll", f"    for (int s = 0; s < {tile.strip}; ++s) {{"]
-        lines.append(f"      const int k = q - s * {stride};")
-        lines.append(f"      if (k < 0 || k % {dilation} != 0 || k / {dilation} >= {window[-1]}) continue;")
-        outer = "".join(f"[k{d}]" for d in range(n - 2)) + (f"[{row}]" if n > 1 else "")
-        outer = outer if tile.held else ""
-        weight = f"weight{outer}[k / {dilation}][j]"
-        lines.append(f"      for (int j = 0; j < {vector}; ++j) acc[r][s][j] += wide(taken.v[j]) * {weight};")
-        return [*lines, "    }", "  }", "}", *closes]
+            assert tile.rows == 1, "a row of the image is under one row of the window"
+            tap = self._along(height)("only_tap_row") if height >= 0 else []
+            lines = [*tap, *self.filters(), *lines]
+        for d in reversed(range(n - 1)):
+            if d == height:
+                high = (tile.rows - 1) * op.strides[d] + (self.taps.shape[2 + d] - 1) * op.dilations[d] + 1
+                lines = self._along(d)("image_rows", HEIGHT=high, BODY=lines)
+            else:
+                lines = self._along(d)("outer_taps", BODY=lines)
+        return self.cuda("sums", ADD_PRODUCTS=lines)

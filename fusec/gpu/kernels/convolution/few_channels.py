@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
-from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow, unrolled_loops
+from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
 from fusec.ops import Conv, Pad
@@ -30,6 +31,7 @@ RESIDENT = 3  # blocks on a multiprocessor
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
 BEGUN = 256  # the start of a block costs as much as so many results: an estimate
 OTHERS = 4
+_CUDA = cuda_template(__package__, "few_channels.cuh")
 
 
 @dataclass(frozen=True)
@@ -134,97 +136,75 @@ class _StemSource:
         return replace(self, rows=min(rows, high), columns=ceil_div(across, ceil_div(across, columns)))
 
     def kernel(self) -> Kernel:
-        conv, y, kind = self.conv, self.conv.result, C_TYPES[self.conv.operands[0].type.dtype]
+        conv, y, arguments = self.conv, self.conv.result, Arguments()
         _, _, out_high, out_across = y.type.shape
-        high, across = self.tile
-        arguments, block = Arguments(), self.warps * 32
-        down, right = ceil_div(out_high, self.rows), ceil_div(out_across, self.columns)
-        lines = [
-            f"__shared__ Pack<{kind}, {CHANNELS}> image[{high * self.pitch}];",
-            "const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;",
-            "const u32 block = blockIdx.x;",
-            *split_index("block", [("c0", y.type.shape[0]), ("down", down), ("right", right)]),
-            f"const int top = (int)down * {self.rows * self.op.strides[0]} - {self.op.pads[0]};",
-            f"const int left = (int)right * {self.columns * self.op.strides[1]} - {self.op.pads[1]};",
-            *self._load_filters(arguments),
-            f"for (u32 i = threadIdx.x; i < {high * across}u; i += {block}u) {{",
-            f"const int row = top + (int)(i / {across}u), column = left + (int)(i % {across}u);",
-            f"Pack<{kind}, {CHANNELS}> pixel;",
-            f"for (int j = 0; j < {CHANNELS}; ++j) pixel.v[j] = {kind}();",
-            *self._load_pixel(arguments),
-            f"image[i / {across}u * {self.pitch}u + i % {across}u] = pixel;",
-            "}",
-            "__syncthreads();",
-        ]
+        (high, across), (pad_top, pad_left) = self.tile, self.op.pads[:2]
         pixels, each = self.rows * self.columns, self.warps // self.groups
-        turns = ceil_div(pixels, PIXELS * each)
-        lines += ["#pragma unroll 1", f"for (u32 turn = 0; turn < {turns}u; ++turn) {{"]
-        lines += [f"float acc[{self.wide}][4];", *unrolled_loops([("c", self.wide), ("d", 4)], "acc[c][d] = 0.0f;")]
-        lines += ["u32 pixel[2], at[2];", "#pragma unroll", "for (int h = 0; h < 2; ++h) {"]
-        lines.append(f"pixel[h] = (turn * {each}u + warp / {self.groups}u) * {PIXELS}u + h * 8u + eighth;")
-        row, column = f"(p / {self.columns}u * {self.op.strides[0]}u)", f"p % {self.columns}u * {self.op.strides[1]}u"
-        lines.append(f"const u32 p = pixel[h] < {pixels}u ? pixel[h] : 0u;")
-        lines += [f"at[h] = {row} * {self.pitch}u + {column};", "}"]
-        lines += ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s) {{"]
-        lines.append("Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));")
-        lines.append("Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));")
-        if self.taps % TAPS:  # without a tap the pixel is zero, because infinity times zero would be NaN
-            beyond = f"s == {self.steps - 1} && fourth >= {self.taps % TAPS}u"
-            lines.append(f"if ({beyond}) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;")
-        words = "low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]"
-        lines += unrolled_loops([("c", self.wide)], f"multiply_tile<{kind}>(acc[c], {words});")
-        lines += ["}", *self._finish_pixels(arguments), "}"]
+        cuda = _CUDA.bind(
+            TYPE=C_TYPES[conv.operands[0].type.dtype],
+            STEPS=self.steps,
+            TAPS=self.taps,
+            LAST_TAPS=self.taps - (self.steps - 1) * TAPS,
+            WINDOW_COLUMNS=self._window[1],
+            WIDE=self.wide,
+            OWN=2 * self.wide,
+            GROUPS=self.groups,
+            GROUP_FILTERS=self.wide * COLUMNS,
+            PITCH=self.pitch,
+            THREADS=self.warps * 32,
+            ROWS=self.rows,
+            COLUMNS=self.columns,
+            PIXELS=pixels,
+        )
+        filters = self._load_filters(cuda, arguments)
+        blocks = [("c0", y.type.shape[0]), ("down", ceil_div(out_high, self.rows))]
+        lines = cuda(
+            "kernel",
+            BLOCK_COORDINATES=split_index("block", [*blocks, ("right", ceil_div(out_across, self.columns))]),
+            TILE_PIXELS=high * self.pitch,
+            TOP=f"(int)down * {self.rows * self.op.strides[0]} - {pad_top}",
+            LEFT=f"(int)right * {self.columns * self.op.strides[1]} - {pad_left}",
+            LOAD_FILTERS=filters,
+            HIGH=high,
+            ACROSS=across,
+            IMAGE_ROWS=conv.operands[0].type.shape[2],
+            IMAGE_COLUMNS=conv.operands[0].type.shape[3],
+            LOAD_PIXEL=self._load_pixel(cuda, arguments),
+            TURNS=ceil_div(pixels, PIXELS * each),
+            PIXEL_WARPS=each,
+            STRIDE_ROWS=self.op.strides[0],
+            STRIDE_COLUMNS=self.op.strides[1],
+            RESULT_ROWS=out_high,
+            RESULT_COLUMNS=out_across,
+            EPILOGUE=self._epilogue(arguments),
+        )
         nodes = (*self.prologue, conv, *self.rest)
         name = "+".join("few_channels" if node is conv else node.op.name for node in nodes)
-        return Kernel(name, (arguments.launch("few_channels", lines, self.blocks, block),))
+        return Kernel(name, (arguments.launch("few_channels", lines, self.blocks, self.warps * 32),))
 
-    def _load_filters(self, arguments: Arguments) -> list[str]:
-        """Load the warp's filters, and the offset of a thread's tap of each step.
-
-        A thread has two of each eight columns, so filters are dealt out to give it neighbouring results.
-        """
-        w, own = self.conv.operands[1], 2 * self.wide
-        across = self._window[1]
+    def _load_filters(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        w = self.conv.operands[1]
         stored = w.type if w.literal is None else w.type.with_order(channels_last(4))
-        kind, pointer = C_TYPES[w.type.dtype], arguments.read(w, stored)
-        f, c, a, b = stored.strides
-        lines = [f"u32 offset[{self.steps}];", f"Pack<u32, 2> tap[{self.steps}][{self.wide}];"]
-        lines += ["#pragma unroll", f"for (int s = 0; s < {self.steps}; ++s) {{"]
-        lines.append(f"const u32 k = s * {TAPS} + fourth < {self.taps} ? s * {TAPS} + fourth : 0;")
-        row, column = f"k / {across}u", f"k % {across}u"
-        pitch, apart = self.op.dilations[0] * self.pitch, self.op.dilations[1]
-        lines.append(f"offset[s] = {row} * {pitch}u + {column} * {apart}u;")
-        lines += ["#pragma unroll", f"for (int c = 0; c < {self.wide}; ++c) {{"]
-        first = f"warp % {self.groups}u * {self.wide * COLUMNS}u"
-        lines.append(f"const u32 filter = {first} + eighth / 2u * {own}u + c * 2u + eighth % 2u;")
-        lines.append(f"Pack<{kind}, {CHANNELS}> words;")
-        at = f"filter * {f} + {row} * {a} + {column} * {b}"
-        if c == 1 and all(stride % CHANNELS == 0 for stride in (f, a, b)):
-            lines.append(f"words = load_pack<{kind}, {CHANNELS}>({pointer} + ({at}));")
-        else:
-            lines.append(f"for (int j = 0; j < {CHANNELS}; ++j) words.v[j] = {pointer}[{at} + j * {c}];")
-        lines.append(f"if (s * {TAPS} + fourth >= {self.taps})")
-        lines.append(f"  for (int j = 0; j < {CHANNELS}; ++j) words.v[j] = {kind}();")
-        lines.append("tap[s][c] = *reinterpret_cast<const Pack<u32, 2>*>(&words);")
-        return [*lines, "}", "}"]
+        filter_stride, channel_stride, row_stride, column_stride = stored.strides
+        steps = (filter_stride, row_stride, column_stride)
+        return cuda(
+            "load_filters",
+            FILTERS=arguments.read(w, stored),
+            OFFSET_ROWS=self.op.dilations[0] * self.pitch,
+            OFFSET_COLUMNS=self.op.dilations[1],
+            CONTIGUOUS=c_bool(channel_stride == 1 and not any(step % CHANNELS for step in steps)),
+            FILTER_STRIDE=filter_stride,
+            CHANNEL_STRIDE=channel_stride,
+            ROW_STRIDE=row_stride,
+            COLUMN_STRIDE=column_stride,
+        )
 
-    def _load_pixel(self, arguments: Arguments) -> list[str]:
-        """Load the pixel at a row and column of the image, if it exists."""
-        x, source = self.conv.operands[0], self.source
-        kind, names = C_TYPES[x.type.dtype], ("c0", None, "(u32)row", "(u32)column")
-        lines = [f"if ((u32)row < {x.type.shape[2]}u && (u32)column < {x.type.shape[3]}u) {{"]
-        if not self.prologue:
-            pointer = arguments.read(x)
-            at = Space(x.type.shape, names).offset(x.type)
-            return [*lines, f"pixel = load_pack<{kind}, {CHANNELS}>({pointer} + ({at}));", "}"]
-        if self._in_words:
+    def _load_pixel(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        """Load the pixel at a row and column of the image."""
+        source, names = self.source, ("c0", None, "(u32)row", "(u32)column")
+        if not self.prologue or self._in_words:
             at = Space(source.type.shape, names).offset(source.type)
-            lines += [f"const u32 first = {at};", "Pack<u32, 2> both;"]
-            lines.append(f"const u32* words = reinterpret_cast<const u32*>({arguments.read(source)}) + first / 2u;")
-            lines.append("const u32 low = words[0], high = words[1];")
-            lines.append("both.v[0] = first % 2u ? low >> 16 | high << 16 : low;")
-            lines.append("both.v[1] = first % 2u ? high >> 16 : high & 0xffffu;")
-            return [*lines, f"pixel = *reinterpret_cast<const Pack<{kind}, {CHANNELS}>*>(&both);", "}"]
+            return cuda("load_words" if self.prologue else "load_pixel", IMAGE=arguments.read(source), AT=at)
         code = PointwiseCode(Space(source.type.shape, ("c0", "c1", *names[2:])), arguments, "p")
         for node in self.prologue:
             if isinstance(node.op, Pad):
@@ -233,26 +213,17 @@ class _StemSource:
                 code.body.append(f"pixel.v[c1] = {code.as_stored(value)};")
                 break
             code.apply(node)
-        lines += ["#pragma unroll", f"for (u32 c1 = 0; c1 < {source.type.shape[1]}u; ++c1)"]
-        return [*lines, *code.lines(), "}"]
+        return cuda("load_channels", CHANNELS=source.type.shape[1], PROLOGUE=code.lines())
 
-    def _finish_pixels(self, arguments: Arguments) -> list[str]:
-        """Apply the epilogue to the results of a thread's two pixels, and store them."""
-        y, own = self.conv.result, 2 * self.wide
-        _, _, out_high, out_across = y.type.shape
-        lines = ["#pragma unroll", "for (int h = 0; h < 2; ++h) {"]
-        lines.append(f"const u32 c2 = down * {self.rows}u + pixel[h] / {self.columns}u;")
-        lines.append(f"const u32 c3 = right * {self.columns}u + pixel[h] % {self.columns}u;")
-        inside = f"pixel[h] < {self.rows * self.columns}u && c2 < {out_high}u && c3 < {out_across}u"
-        lines.append(f"const u32 c1 = warp % {self.groups}u * {self.wide * COLUMNS}u + fourth * {own}u;")
-        lines.append(f"if ({inside})")
-        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, own), arguments)
+    def _epilogue(self, arguments: Arguments) -> list[str]:
+        y = self.conv.result
+        code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments)
         code.define(y, "acc[j / 2][h * 2 + j % 2]")
         for node in self.rest:
             code.apply(node)
         for value in self.outputs:
             code.store(value)
-        return [*lines, *code.lines(), "}"]
+        return code.lines()
 
 
 def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
 from fusec.gpu.kernels.codegen.kernel import C_TYPES, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
@@ -27,6 +28,7 @@ MANY_WEIGHT_BYTES = 64 << 10  # with more, two blocks share the last layer, beca
 MAX_WEIGHT_BYTES = 1 << 20  # of all layers, because each block reads them all
 MAX_SHARED_BYTES = 40 << 10  # of vectors between layers
 MIN_SAMPLES, MAX_SAMPLES = 1, 512
+_CUDA = cuda_template(__package__, "squeeze_excite.cuh")
 
 
 @dataclass
@@ -145,106 +147,79 @@ class SqueezeExciteSource:
     begin: DepthwiseSource | None = None
 
     def launch(self) -> Launch:
-        arguments = Arguments()
-        lines = [f"const u32 c0 = blockIdx.x / {self.splits}u;"]
-        if self.splits > 1:
-            lines.append(f"const u32 split = blockIdx.x % {self.splits}u;")
-        lines.append("const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;")
         first, *rest = self.layers
-        for number, layer in enumerate(self.layers[:-1]):
-            lines.append(f"__shared__ {self.kind} in{number}[{layer.y.type.shape[1]}];")
-        lines += self._first(first, rest[0].x, arguments)
-        for number, layer in enumerate(rest):
-            lines.append("__syncthreads();")
-            follower = rest[number + 1].x if number + 1 < len(rest) else None
-            k, columns = layer.x.type.shape[1], layer.y.type.shape[1]
-            along = self._across if k >= columns else self._down
-            lines += ["{", *(f"  {line}" for line in along(number, layer, follower, arguments)), "}"]
-        samples = first.x.type.shape[0]
+        samples, arguments = first.x.type.shape[0], Arguments()
+        cuda = _CUDA.bind(TYPE=self.kind, THREADS=THREADS, WARPS=WARPS, SAMPLES=samples, SIZE=first.x.type.shape[1])
+        begin = self._first_layer(cuda, arguments)
+        layers = [self._layer(cuda, number, arguments) for number in range(len(rest))]
+        sizes = [layer.y.type.shape[1] for layer in self.layers[:-1]]
+        lines = cuda(
+            "kernel",
+            SPLITS=self.splits,
+            SPLIT=[f"const u32 split = blockIdx.x % {self.splits}u;"] if self.splits > 1 else [],
+            VECTORS=[f"__shared__ {self.kind} in{number}[{size}];" for number, size in enumerate(sizes)],
+            LAYERS=[line for layer in layers for line in layer],
+            **begin,
+        )
         return arguments.launch("gate", lines, samples * self.splits, THREADS)
 
     @property
     def kind(self) -> str:
         return compute_type(self.layers[0].x.type.dtype)
 
-    def _first(self, layer: Layer, x: Value, arguments: Arguments) -> list[str]:
+    def _first_layer(self, cuda: CudaTemplate, arguments: Arguments) -> dict[str, list[str]]:
         """Compute the input of the first product in shared memory."""
-        size = layer.x.type.shape[1]
+        layer, mean = self.layers[0], list[str]()
         code = PointwiseCode(_space(layer.x.type), arguments, "f")
-        lines = [f"for (u32 c1 = threadIdx.x; c1 < {size}u; c1 += {THREADS}u) {{"]
         if self.begin is not None:
-            blocks, samples = self.begin, layer.x.type.shape[0]
-            pointer = arguments.scratch(f"const {blocks.kind}")
-            lines += [f"  {blocks.kind} sum = 0;", "  #pragma unroll 8"]
-            at = f"(s * {samples}u + c0) * {size}u + c1"
-            lines.append(f"  for (u32 s = 0; s < {blocks.chunks}u; ++s) sum += {pointer}[{at}];")
-            code.define(layer.x, blocks.total("sum"))
-        self._finish(code, layer, x, "in0[c1]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"  {line}" for line in code.lines()), "}"]
+            sums = arguments.scratch(f"const {self.begin.kind}")
+            mean = cuda("merge_sums", TYPE=self.begin.kind, CHUNKS=self.begin.chunks, SUMS=sums)
+            code.define(layer.x, self.begin.total("sum"))
+        return {"MEAN": mean, "FIRST_LAYER": self._finish(code, 0, "c1")}
 
-    def _finish(self, code: PointwiseCode, layer: Layer, x: Value | None, place: str, outputs: Sequence[Value]) -> None:
+    def _layer(self, cuda: CudaTemplate, number: int, arguments: Arguments) -> list[str]:
+        """Compute the vector of layer `number` + 1 from that of the layer before."""
+        layer, last = self.layers[number + 1], number + 2 == len(self.layers)
+        depth, columns, splits = layer.x.type.shape[1], layer.y.type.shape[1], self.splits if last else 1
+        by_rows = depth >= columns
+        weights, depth_stride, result_stride, type = _weights(layer, arguments, inner="k" if by_rows else "o")
+        if by_rows:
+            vector = _vector(depth, depth_stride, result_stride, max(1, depth // 32))
+            items, space = columns, _space(layer.y.type)
+        else:
+            vector = _vector(columns, result_stride, depth_stride, max(1, columns // (THREADS * splits // 2)))
+            items, space = columns // vector, _space(layer.y.type, vector)
+        own = ceil_div(items, splits)
+        each = min(SIDE_BY_SIDE, ceil_div(own, WARPS))
+        code = PointwiseCode(space, arguments, f"g{number}_")
+        code.define(layer.y, "acc[u]" if by_rows else "acc[j]")
+        return cuda(
+            "by_rows" if by_rows else "by_columns",
+            STORED=C_TYPES[type.dtype],
+            INPUT=f"in{number}",
+            BEGIN=f"split * {own}u" if splits > 1 else "0u",
+            LIMIT=f"(split + 1) * {own}u < {items}u ? (split + 1) * {own}u : {items}u" if splits > 1 else f"{items}u",
+            VECTOR=vector,
+            DEPTH=depth,
+            STEP=32 * vector,
+            EACH=each,
+            TURNS=ceil_div(own, WARPS * each),  # the same for all warps, because they shuffle together
+            WEIGHTS=weights,
+            RESULT_STRIDE=result_stride,
+            DEPTH_STRIDE=depth_stride,
+            FINISH=self._finish(code, number + 1, "c1" if by_rows else "c1 + j"),
+        )
+
+    def _finish(self, code: PointwiseCode, number: int, place: str) -> list[str]:
         """Apply the pointwise ops of a layer, store its outputs, and pass its vector to the next layer."""
+        layer, following = self.layers[number], self.layers[number + 1 :]
         for node in layer.nodes:
             code.apply(node)
-        for value in outputs:
+        for value in (v for v in self.outputs if v in layer.made):
             code.store(value)
-        if x is not None:
-            code.body.append(f"{place} = {code.get(x)};")
-
-    def _across(self, number: int, layer: Layer, x: Value | None, arguments: Arguments) -> list[str]:
-        """Multiply by rows: a warp computes a result, and some others at the same time."""
-        k, columns = layer.x.type.shape[1], layer.y.type.shape[1]
-        weights, step_k, step_o, type = _weights(layer, arguments, inner="k")
-        vector = _vector(k, step_k, step_o, max(1, k // 32))
-        own = ceil_div(columns, self.splits) if x is None else columns
-        begin = f"split * {own}u + " if x is None and self.splits > 1 else ""
-        limit = f"(split + 1) * {own}u < {columns}u ? (split + 1) * {own}u : {columns}u" if begin else f"{columns}u"
-        each = min(SIDE_BY_SIDE, ceil_div(own, WARPS))
-        kind, c_type = self.kind, C_TYPES[type.dtype]
-        lines = [f"const u32 limit = {limit};"]
-        turns = ceil_div(own, WARPS * each)  # the same for all warps, because they shuffle together
-        lines.append(f"for (u32 turn = 0; turn < {turns}u; ++turn) {{")
-        lines.append(f"  const u32 first = {begin}turn * {WARPS * each}u + warp;")
-        lines += [f"  {kind} acc[{each}];", f"  for (int u = 0; u < {each}; ++u) acc[u] = 0;"]
-        lines += ["  #pragma unroll 4", f"  for (u32 k = lane * {vector}u; k < {k}u; k += {32 * vector}u) {{"]
-        lines += ["    #pragma unroll", f"    for (int u = 0; u < {each}; ++u) {{"]
-        lines.append(f"      const u32 o = first + u * {WARPS}u < limit ? first + u * {WARPS}u : limit - 1;")
-        pack = f"Pack<{c_type}, {vector}>"
-        at = f"{weights} + (o * {step_o} + k * {step_k})"
-        lines.append(f"      const {pack} w = load_pack<{c_type}, {vector}>({at});")
-        lines.append(f"      for (int j = 0; j < {vector}; ++j) acc[u] += wide(w.v[j]) * in{number}[k + j];")
-        lines += ["    }", "  }", f"  reduce_threads<{THREADS}, 32, 1, {each}>(acc, ({kind}*)0, Add());"]
-        lines += ["  #pragma unroll", f"  for (int u = 0; u < {each}; ++u) {{"]
-        lines += [f"    const u32 c1 = first + u * {WARPS}u;", "    if (lane != 0 || c1 >= limit) continue;"]
-        code = PointwiseCode(_space(layer.y.type), arguments, f"g{number}_")
-        code.define(layer.y, "acc[u]")
-        self._finish(code, layer, x, f"in{number + 1}[c1]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"    {line}" for line in code.lines()), "  }", "}"]
-
-    def _down(self, number: int, layer: Layer, x: Value | None, arguments: Arguments) -> list[str]:
-        """Multiply by columns: a thread computes some neighbouring results."""
-        k, columns = layer.x.type.shape[1], layer.y.type.shape[1]
-        weights, step_k, step_o, type = _weights(layer, arguments, inner="o")
-        splits = self.splits if x is None else 1
-        vector = _vector(columns, step_o, step_k, max(1, columns // (THREADS * splits // 2)))
-        packs = columns // vector
-        own = ceil_div(packs, splits)
-        kind, c_type = self.kind, C_TYPES[type.dtype]
-        begin = f"split * {own}u + " if splits > 1 else ""
-        limit = f"(split + 1) * {own}u < {packs}u ? (split + 1) * {own}u : {packs}u" if begin else f"{packs}u"
-        lines = [f"const u32 limit = {limit};"]
-        lines.append(f"for (u32 pack = {begin}threadIdx.x; pack < limit; pack += {THREADS}u) {{")
-        lines += [f"  const u32 c1 = pack * {vector}u;", f"  {kind} acc[{vector}];"]
-        lines.append(f"  for (int j = 0; j < {vector}; ++j) acc[j] = 0;")
-        lines += ["  #pragma unroll 16", f"  for (u32 k = 0; k < {k}u; ++k) {{"]
-        at = f"{weights} + (c1 * {step_o} + k * {step_k})"
-        lines.append(f"    const Pack<{c_type}, {vector}> w = load_pack<{c_type}, {vector}>({at});")
-        lines.append(f"    for (int j = 0; j < {vector}; ++j) acc[j] += wide(w.v[j]) * in{number}[k];")
-        lines.append("  }")
-        code = PointwiseCode(_space(layer.y.type, vector), arguments, f"g{number}_")
-        code.define(layer.y, "acc[j]")
-        self._finish(code, layer, x, f"in{number + 1}[c1 + j]", [v for v in self.outputs if v in layer.made])
-        return [*lines, *(f"  {line}" for line in code.lines()), "}"]
+        if following:
+            code.body.append(f"in{number}[{place}] = {code.get(following[0].x)};")
+        return code.lines()
 
 
 def _space(type: TensorType, vector: int = 1) -> Space:

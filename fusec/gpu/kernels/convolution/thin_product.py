@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div
 from fusec.gpu.kernels.codegen.pointwise_code import (
@@ -31,7 +32,8 @@ WARPS = BLOCK // 32
 MAX_WIDTH = 4  # groups of columns of a block, because sums are in registers
 MAX_INTENSITY = 170  # multiplications for each number moved; with more, cuDNN's engines are faster
 MIN_ROWS = 512
-BLOCKS = (4 * PROCESSORS, 2 * PROCESSORS)  # at most: they fill a GPU, or read weights less often
+BLOCKS = (4 * PROCESSORS, 2 * PROCESSORS)  # at most; fewer blocks read weights less often
+_CUDA = cuda_template(__package__, "thin_product.cuh")
 
 
 def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -162,89 +164,78 @@ class ThinSource:
     def launch(self) -> Launch:
         step, width, arguments = self.step, self.width, Arguments()
         depths, across = ceil_div(step.depth, DEPTH), ceil_div(step.columns, width * COLUMNS)
-        phases = ceil_div(
-            depths * width * COLUMNS * DEPTH * 2, SHARED_BYTES
-        )  # in which weights are read, because they may exceed shared memory
+        phases = ceil_div(depths * width * COLUMNS * DEPTH * 2, SHARED_BYTES)  # of a turn, each with its weights
         depths = ceil_div(depths, phases)
         tiles = ceil_div(step.rows, ROWS * WARPS)
         turns = ceil_div(tiles, max(1, min(tiles, self.blocks // across)))
         down = ceil_div(tiles, turns)
-        lines = ["const u32 lane = threadIdx.x % 32u, warp = threadIdx.x / 32u, g = lane / 4u, q = lane % 4u;"]
-        lines.append(f"const u32 first = blockIdx.x % {across}u * {width * COLUMNS}u;")
-        lines.append(f"__shared__ Pack<u32, 4> weights[{width * 4 * depths * 32}];")
-        weights = [*self._load_weights(depths, arguments), "__syncthreads();"]
-        if phases == 1:
-            lines += ["const u32 start = 0;", *weights]
-        lines += ["#pragma unroll 1", f"for (u32 turn = 0; turn < {turns}u; ++turn) {{"]
-        body = [f"const u32 tile = ((blockIdx.x / {across}u + turn * {down}u) * {WARPS}u + warp) * {ROWS}u + g;"]
-        for half in range(2):
-            row = f"tile + {half * ROWS // 2}u"
-            body.append(f"const u32 row{half} = {row} < {step.rows}u ? {row} : {step.rows - 1}u;")
-            sizes = [(f"r{half}_{d}", step.x.shape[d]) for d in range(step.x.rank) if d != step.along]
-            body += split_index(f"row{half}", sizes)
-        body += [f"float acc[{width}][4][4];", "#pragma unroll", f"for (int n = 0; n < {width}; ++n)"]
-        body += ["  for (int t = 0; t < 4; ++t) for (int e = 0; e < 4; ++e) acc[n][t][e] = 0.0f;"]
+        cuda = _CUDA.bind(
+            TYPE=C_TYPES[step.x.dtype],
+            THREADS=BLOCK,
+            ROWS=step.rows,
+            DEPTH=step.depth,
+            COLUMNS=step.columns,
+            WIDTH=width,
+            DEPTHS=depths,
+            WEIGHTS=width * 4 * depths * 32,
+        )
+        cuda = cuda.bind(LOAD_WEIGHTS=self._load_weights(cuda, arguments))
+        multiply = cuda(
+            "multiply",
+            LOAD_ROW0=self._load_row(cuda, 0, step.depth % (phases * depths * DEPTH) == 0, arguments),
+            LOAD_ROW1=self._load_row(cuda, 1, step.depth % (phases * depths * DEPTH) == 0, arguments),
+        )
         if phases > 1:
-            body += ["#pragma unroll 1", f"for (u32 start = 0; start < {phases * depths}u; start += {depths}u) {{"]
-            body += ["  __syncthreads();", *(f"  {line}" for line in weights)]
-        body += ["#pragma unroll", f"for (int depth = 0; depth < {depths}; ++depth) {{"]
-        checked = step.depth % (phases * depths * DEPTH) != 0
-        body += [f"  {line}" for half in range(2) for line in self._load_row(half, checked, arguments)]
-        kind = C_TYPES[step.x.dtype]
-        body += ["  #pragma unroll", f"  for (int n = 0; n < {width}; ++n) {{", "    #pragma unroll"]
-        body += ["    for (int t = 0; t < 4; ++t) {"]
-        body.append(f"      const Pack<u32, 4> w = weights[((n * 4 + t) * {depths} + depth) * 32 + lane];")
-        for i in (0, 2):
-            words = f"x0.v[{i}], x1.v[{i}], x0.v[{i + 1}], x1.v[{i + 1}], w.v[{i}], w.v[{i + 1}]"
-            body.append(f"      multiply_tile<{kind}>(acc[n][t], {words});")
-        body += ["    }", "  }", "}", *(["}"] if phases > 1 else [])]
-        for half in range(2):
-            body += self._store_rows(half, arguments)
-        lines += [*(f"  {line}" for line in body), "}"]
+            multiply = cuda("multiply_in_phases", ALL_DEPTHS=phases * depths, MULTIPLY=multiply)
+        lines = cuda(
+            "kernel",
+            ACROSS=across,
+            DOWN=down,
+            TURNS=turns,
+            BLOCK_COLUMNS=width * COLUMNS,
+            LAST_ROW=step.rows - 1,
+            LOAD_ONCE=cuda("load_once") if phases == 1 else [],
+            ROW0_COORDINATES=self._row_coordinates(0),
+            ROW1_COORDINATES=self._row_coordinates(1),
+            MULTIPLY=multiply,
+            STORE_ROW0=self._store_row(cuda, 0, arguments),
+            STORE_ROW1=self._store_row(cuda, 1, arguments),
+        )
         return arguments.launch("thin_product", lines, across * down)
 
-    def _load_weights(self, depths: int, arguments: Arguments) -> list[str]:
-        """Load the weights of the block's columns into shared memory; past the end, zeros."""
-        step, width = self.step, self.width
-        type = step.weights
-        dims = (0, 1) if step.along == 1 and type.rank > 2 else (type.rank - 1, type.rank - 2)
-        pointer, (own, inner) = arguments.read(step.product.operands[1], type), (type.strides[d] for d in dims)
-        assert inner == 1, "weights are stored as products take them"
-        count = width * 4 * depths * 32
-        lines = [f"for (u32 i = threadIdx.x; i < {count}u; i += {BLOCK}u) {{"]
-        lines.append(f"  const u32 c = i / 4u % 8u, group = i / {32 * depths}u;")
-        lines.append(f"  const u32 k = ((start + i / 32u % {depths}u) * 4u + i % 4u) * 8u;")
-        lines.append("  const u32 o = first + group / 4u * 32u + c / 2u * 8u + group % 4u * 2u + c % 2u;")
-        lines.append("  Pack<u32, 4> w = {{0u, 0u, 0u, 0u}};")
-        lines.append(f"  if (o < {step.columns}u && k < {step.depth}u)")
-        lines.append(f"    w = load_pack<u32, 4>((const u32*)({pointer} + (o * {own} + k)));")
-        return [*lines, "  weights[i] = w;", "}"]
+    def _row_coordinates(self, half: int) -> list[str]:
+        step = self.step
+        sizes = [(f"r{half}_{d}", step.x.shape[d]) for d in range(step.x.rank) if d != step.along]
+        return split_index(f"row{half}", sizes)
 
-    def _load_row(self, half: int, checked: bool, arguments: Arguments) -> list[str]:
+    def _load_weights(self, cuda: CudaTemplate, arguments: Arguments) -> list[str]:
+        type = self.step.weights
+        dims = (0, 1) if self.step.along == 1 and type.rank > 2 else (type.rank - 1, type.rank - 2)
+        pointer, (own, inner) = arguments.read(self.step.product.operands[1], type), (type.strides[d] for d in dims)
+        assert inner == 1, "weights are stored as products take them"
+        return cuda("load_weights", POINTER=pointer, STRIDE=own)
+
+    def _load_row(self, cuda: CudaTemplate, half: int, is_whole: bool, arguments: Arguments) -> list[str]:
         """Load eight neighbours of a row into words x0 or x1.
 
-        checked: the depth may end before them.
+        is_whole: the depth does not end before them.
         """
         step = self.step
-        kind, value = C_TYPES[step.x.dtype], step.product.operands[0]
+        cuda, value = cuda.bind(INDEX=f"k{half}", WORDS=f"x{half}"), step.product.operands[0]
         code = PointwiseCode(self._space(step.x, half, "k"), arguments, f"x{half}_")
-        lines = [f"const u32 k{half} = (start + depth) * {DEPTH}u + q * {PACK}u;"]
-        lines.append(f"Pack<u32, 4> x{half} = {{{{0u, 0u, 0u, 0u}}}};")
-        lines.append(f"if (k{half} < {step.depth}u) {{" if checked else "{")
-        if not step.prologue:
-            at = code.space.offset(value.type)
-            lines.append(f"  x{half} = load_pack<u32, 4>((const u32*)({arguments.read(value)} + ({at})));")
-            return [*lines, "}"]
-        for node in step.prologue:
-            code.apply(node)
-        code.body.append(f"taken.v[j] = {code.as_stored(value)};")
-        lines += [f"  Pack<{kind}, {PACK}> taken;", *(f"  {line}" for line in code.lines())]
-        return [*lines, f"  for (int i = 0; i < 4; ++i) x{half}.v[i] = word_of(taken, i);", "}"]
+        if step.prologue:
+            for node in step.prologue:
+                code.apply(node)
+            code.body.append(f"taken.v[j] = {code.as_stored(value)};")
+            load = cuda("apply_prologue", PROLOGUE=code.lines())
+        else:
+            load = cuda("load_words", POINTER=arguments.read(value), AT=code.space.offset(value.type))
+        return cuda("load_row", IS_WHOLE=c_bool(is_whole), LOAD=load)
 
-    def _store_rows(self, half: int, arguments: Arguments) -> list[str]:
+    def _store_row(self, cuda: CudaTemplate, half: int, arguments: Arguments) -> list[str]:
         """Apply the epilogue to eight results of a row, and store them.
 
-        As in cuDNN's graphs, only what is stored is rounded.
+        As in cuDNN's graphs, only stored values are rounded.
         """
         step = self.step
         code = PointwiseCode(self._space(step.y, half, "o"), arguments, f"y{half}_", rounds=False)
@@ -253,14 +244,13 @@ class ThinSource:
             code.apply(node)
         for value in self.outputs:
             code.store(value)
-        lines = [f"if (tile + {half * ROWS // 2}u < {step.rows}u) {{", "  #pragma unroll"]
-        lines += [
-            f"  for (int n = 0; n < {self.width}; ++n) {{",
-            f"    const u32 o{half} = first + n * 32u + q * {PACK}u;",
-        ]
-        if step.columns % (self.width * COLUMNS):
-            lines.append(f"    if (o{half} >= {step.columns}u) break;")
-        return [*lines, *(f"    {line}" for line in code.lines()), "  }", "}"]
+        return cuda(
+            "store_row",
+            OFFSET=half * ROWS // 2,
+            INDEX=f"o{half}",
+            IS_PARTIAL=c_bool(step.columns % (self.width * COLUMNS) != 0),
+            EPILOGUE=code.lines(),
+        )
 
     def _space(self, type: TensorType, half: int, name: str) -> Space:
         names = [f"r{half}_{d}" if d != self.step.along else f"{name}{half}" for d in range(type.rank)]

@@ -1,0 +1,99 @@
+// Convolution of four channels: few_channels.py explains it and fills in the names in capitals.
+
+FRAGMENT(kernel) {
+  __shared__ Pack<TYPE, 4> image[TILE_PIXELS];
+  const u32 warp = threadIdx.x / 32u, lane = threadIdx.x % 32u, eighth = lane / 4u, fourth = lane % 4u;
+  const u32 block = blockIdx.x;
+  BLOCK_COORDINATES
+  const int top = TOP;
+  const int left = LEFT;
+  LOAD_FILTERS
+  for (u32 i = threadIdx.x; i < HIGH * ACROSSu; i += THREADSu) {
+    const int row = top + (int)(i / ACROSSu), column = left + (int)(i % ACROSSu);
+    Pack<TYPE, 4> pixel;
+    for (int j = 0; j < 4; ++j) pixel.v[j] = TYPE();
+    if ((u32)row < IMAGE_ROWSu && (u32)column < IMAGE_COLUMNSu) {
+      LOAD_PIXEL
+    }
+    image[i / ACROSSu * PITCHu + i % ACROSSu] = pixel;
+  }
+  __syncthreads();
+
+  #pragma unroll 1
+  for (u32 turn = 0; turn < TURNSu; ++turn) {
+    float acc[WIDE][4];
+    #pragma unroll
+    for (int c = 0; c < WIDE; ++c)
+      #pragma unroll
+      for (int d = 0; d < 4; ++d) acc[c][d] = 0.0f;
+    u32 pixel[2], at[2];
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      pixel[h] = (turn * PIXEL_WARPSu + warp / GROUPSu) * 16u + h * 8u + eighth;
+      const u32 p = pixel[h] < PIXELSu ? pixel[h] : 0u;
+      at[h] = (p / COLUMNSu * STRIDE_ROWSu) * PITCHu + p % COLUMNSu * STRIDE_COLUMNSu;
+    }
+    #pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      Pack<u32, 2> low = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[0] + offset[s]));
+      Pack<u32, 2> high = load_pack<u32, 2>(reinterpret_cast<const u32*>(image + at[1] + offset[s]));
+      // Without a tap the pixel is zero, because infinity times zero would be NaN.
+      if (s == STEPS - 1 && fourth >= LAST_TAPSu) low.v[0] = low.v[1] = high.v[0] = high.v[1] = 0;
+      #pragma unroll
+      for (int c = 0; c < WIDE; ++c)
+        multiply_tile<TYPE>(acc[c], low.v[0], high.v[0], low.v[1], high.v[1], tap[s][c].v[0], tap[s][c].v[1]);
+    }
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 c2 = down * ROWSu + pixel[h] / COLUMNSu;
+      const u32 c3 = right * COLUMNSu + pixel[h] % COLUMNSu;
+      const u32 c1 = warp % GROUPSu * GROUP_FILTERSu + fourth * OWNu;
+      if (pixel[h] < PIXELSu && c2 < RESULT_ROWSu && c3 < RESULT_COLUMNSu)
+      EPILOGUE
+    }
+  }
+}
+
+// Load the warp's filters, and the offset of a thread's tap of each step. A thread has two of each eight columns, so
+// filters are distributed such that its results are neighbours.
+FRAGMENT(load_filters) {
+  u32 offset[STEPS];
+  Pack<u32, 2> tap[STEPS][WIDE];
+  #pragma unroll
+  for (int s = 0; s < STEPS; ++s) {
+    const u32 k = s * 4 + fourth < TAPS ? s * 4 + fourth : 0;
+    offset[s] = k / WINDOW_COLUMNSu * OFFSET_ROWSu + k % WINDOW_COLUMNSu * OFFSET_COLUMNSu;
+    #pragma unroll
+    for (int c = 0; c < WIDE; ++c) {
+      const u32 filter = warp % GROUPSu * GROUP_FILTERSu + eighth / 2u * OWNu + c * 2u + eighth % 2u;
+      const u32 from = filter * FILTER_STRIDE + k / WINDOW_COLUMNSu * ROW_STRIDE + k % WINDOW_COLUMNSu * COLUMN_STRIDE;
+      Pack<TYPE, 4> words;
+      if (CONTIGUOUS) words = load_pack<TYPE, 4>(FILTERS + from);
+      else for (int j = 0; j < 4; ++j) words.v[j] = FILTERS[from + j * CHANNEL_STRIDE];
+      if (s * 4 + fourth >= TAPS)
+        for (int j = 0; j < 4; ++j) words.v[j] = TYPE();
+      tap[s][c] = *reinterpret_cast<const Pack<u32, 2>*>(&words);
+    }
+  }
+}
+
+FRAGMENT(load_pixel) {
+  pixel = load_pack<TYPE, 4>(IMAGE + (AT));
+}
+
+// Load a pixel of three contiguous numbers by two words.
+FRAGMENT(load_words) {
+  const u32 first = AT;
+  Pack<u32, 2> both;
+  const u32* words = reinterpret_cast<const u32*>(IMAGE) + first / 2u;
+  const u32 low = words[0], high = words[1];
+  both.v[0] = first % 2u ? low >> 16 | high << 16 : low;
+  both.v[1] = first % 2u ? high >> 16 : high & 0xffffu;
+  pixel = *reinterpret_cast<const Pack<TYPE, 4>*>(&both);
+}
+
+FRAGMENT(load_channels) {
+  #pragma unroll
+  for (u32 c1 = 0; c1 < CHANNELSu; ++c1)
+  PROLOGUE
+}
