@@ -11,7 +11,7 @@ import fusec
 from fusec import training
 from fusec.builder import Builder, Tensor
 from fusec.passes.base import Options, run
-from fusec.passes.training.rematerialise import MAX_CHAIN, Rematerialise
+from fusec.passes.training.rematerialise import MAX_OPS, Rematerialise
 
 Array = np.ndarray[Any, Any]
 
@@ -55,7 +55,7 @@ def test_chains_that_are_too_long_are_kept() -> None:
     b = Builder()
     w = b.parameter("w", np.ones((64, 64), np.float32))
     h = w
-    for _ in range(MAX_CHAIN + 1):
+    for _ in range(MAX_OPS + 1):
         h = h.sigmoid()
     late = h
     for _ in range(40):
