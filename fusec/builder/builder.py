@@ -280,8 +280,7 @@ class Builder:
 
         padding: one number for all dims, one per dim for both ends, or all starts followed by all ends.
         """
-        n = self._spatial(x)
-        op = Conv(self._each(stride, n), self._pads(padding, n), self._each(dilation, n), groups)
+        op = Conv(self._each(stride, x), self._pads(padding, x), self._each(dilation, x), groups)
         return self.apply(op, x, w)
 
     def conv_transpose(
@@ -295,18 +294,14 @@ class Builder:
         output_padding: Sizes = 0,
     ) -> Tensor:
         """Convolve x[N, C, spatial…], transposed, with w[C, K/groups, window…]."""
-        n = self._spatial(x)
-        extra = self._each(output_padding, n)
-        op = ConvTranspose(self._each(stride, n), self._pads(padding, n), self._each(dilation, n), extra, groups)
+        pads, extra = self._pads(padding, x), self._each(output_padding, x)
+        op = ConvTranspose(self._each(stride, x), pads, self._each(dilation, x), extra, groups)
         return self.apply(op, x, w)
 
     def max_pool(self, x: Tensor, window: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> Tensor:
         """Take the maximum of each window. The default stride is the window, so windows do not overlap."""
-        n = self._spatial(x)
-        size = self._each(window, n)
-        return self.apply(
-            MaxPool(size, size if stride is None else self._each(stride, n), self._pads(padding, n), (1,) * n), x
-        )
+        size, steps = self._each(window, x), self._each(window if stride is None else stride, x)
+        return self.apply(MaxPool(size, steps, self._pads(padding, x), self._each(1, x)), x)
 
     def avg_pool(
         self,
@@ -317,10 +312,8 @@ class Builder:
         count_include_pad: bool = True,
     ) -> Tensor:
         """Average each window. The default stride is the window, so windows do not overlap."""
-        n = self._spatial(x)
-        size = self._each(window, n)
-        steps = size if stride is None else self._each(stride, n)
-        return self.apply(AvgPool(size, steps, self._pads(padding, n), (1,) * n, False, count_include_pad), x)
+        size, steps = self._each(window, x), self._each(window if stride is None else stride, x)
+        return self.apply(AvgPool(size, steps, self._pads(padding, x), self._each(1, x), False, count_include_pad), x)
 
     def batch_norm(
         self, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float = 1e-5
@@ -425,17 +418,15 @@ class Builder:
 
     # arguments -------------------------------------------------------------------------------------------
 
-    def _spatial(self, x: Tensor) -> int:
+    def _each(self, given: Sizes, x: Tensor) -> tuple[int, ...]:
+        """Return a number for each spatial dim of x."""
         if x.rank < 3:
             raise self.error(f"{x!r} has no spatial dims")
-        return x.rank - 2
+        return (given,) * (x.rank - 2) if isinstance(given, int) else tuple(given)
 
-    def _each(self, given: Sizes, n: int) -> tuple[int, ...]:
-        return (given,) * n if isinstance(given, int) else tuple(given)
-
-    def _pads(self, given: Sizes, n: int) -> tuple[int, ...]:
-        pads = self._each(given, n)
-        return pads if len(pads) == 2 * n else pads * 2
+    def _pads(self, given: Sizes, x: Tensor) -> tuple[int, ...]:
+        pads = self._each(given, x)
+        return pads if len(pads) == 2 * (x.rank - 2) else pads * 2
 
 
 def _where() -> str:

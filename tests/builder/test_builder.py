@@ -1,4 +1,4 @@
-"""The builder: NumPy's meaning of operators and indices, shapes at once, errors at the caller's line."""
+"""The builder: operators and indices as in NumPy, immediate shapes, errors with the caller's line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def run(build: Callable[..., Tensor], *arrays: Array) -> Array:
-    """What a function of tensors computes from arrays."""
+    """Evaluate a function of tensors on arrays."""
     b = Builder()
     y = build(*(b.input(f"x{i}", a.shape, DType.of(a.dtype)) for i, a in enumerate(arrays)))
     b.output(y=y)
@@ -95,7 +95,7 @@ def evaluated(x: Array) -> Array:
     return 1 / np.sqrt(x) + x * special.expit(x) + x * special.ndtr(x) + np.maximum(x, 0)
 
 
-def test_parts_and_wholes(rng: np.random.Generator) -> None:
+def test_indexing_and_shapes(rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 6)).astype(np.float32)
     labels = np.array([5, 0, 3])
     assert_close(run(lambda a: a.builder.concat(a.builder.split(a, 3, 1)[::-1], 1), x), x[:, [4, 5, 2, 3, 0, 1]], 0.0)
@@ -109,7 +109,7 @@ def test_parts_and_wholes(rng: np.random.Generator) -> None:
     assert_close(got, -special.log_softmax(logits, -1)[range(3), labels].mean(), 1e-6)
 
 
-def test_windows_have_the_shapes_they_ought_to() -> None:
+def test_shapes_of_convolutions_and_pools() -> None:
     b = Builder()
     x = b.input("x", (2, 4, 9, 8))
     w = b.constant(np.ones((6, 2, 3, 3), np.float32))
@@ -218,13 +218,13 @@ def test_a_tensor_has_no_truth_value() -> None:
     assert len(x) == 2
 
 
-def test_nodes_know_the_line_they_came_from() -> None:
+def test_origins_name_the_callers_line() -> None:
     b = Builder()
     b.output(y=b.input("x", (2,)).exp())
     (node,) = b.graph().nodes
     assert node.origin[0].startswith("test_builder.py:")
 
 
-def test_fusec_has_it_under_its_name() -> None:
+def test_fusec_exports_it() -> None:
     assert fusec.Builder is Builder
     assert fusec.Tensor is Tensor

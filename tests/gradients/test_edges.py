@@ -1,4 +1,4 @@
-"""Gradients where random graphs seldom come: ties, rows that see nothing, pads longer than a stride, weights turned."""
+"""Gradients at edges that random graphs seldom reach: ties, rows without keys, long pads, transposed weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BY_DIFFERENCES = {
 
 
 @pytest.mark.parametrize("name", BY_DIFFERENCES)
-def test_differences_say_so(name: str) -> None:
+def test_edge_cases_agree_with_finite_differences(name: str) -> None:
     graph = parse(BY_DIFFERENCES[name])
     for seed in range(2):
         gradients_agree(graph, Case(seed, "normal"))
@@ -64,8 +64,8 @@ def test_equal_maxima_share_the_gradient() -> None:
     np.testing.assert_array_equal(found, [[0, 3, 3, 0], [2, 2, 2, 2]])
 
 
-def test_of_equal_maxima_a_window_hears_of_the_first() -> None:
-    """And so does the gradient of that gradient: each window picks one element."""
+def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
+    """The same holds for the gradient of that gradient."""
     graph = parse("""graph "g" (%d: f32[1,1,2], %x: f32[1,1,4]) {
   %y = max_pool_backward(%d, %x) {window=[2], strides=[2], pads=[0,0], dilations=[1]}
   return %y
@@ -84,8 +84,8 @@ ATTENTION = """graph "g" (%q: DTYPE[2,2,3,8], %k: DTYPE[2,2,5,8], %v: DTYPE[2,2,
 
 @pytest.mark.parametrize("what", ["scale=0.5", "scale=0.5, guarded=true", "scale=0.5, hides=true, guarded=true"])
 @pytest.mark.parametrize("wrt", [["q", "k", "v"], ["q", "b"]])
-def test_attention_in_16_bits_is_that_in_32(what: str, wrt: list[str], rng: np.random.Generator) -> None:
-    """In 16 bits some of it is an op of its own: not where rows may see no key, or the bias has a gradient."""
+def test_attention_in_16_bits_agrees_with_fp32(what: str, wrt: list[str], rng: np.random.Generator) -> None:
+    """In 16 bits attention_backward is used, except where rows may see no key or the bias has a gradient."""
     wide, half = (parse(ATTENTION.format(what).replace("DTYPE", dtype)) for dtype in ("f32", "f16"))
     feeds = {v.name: rng.standard_normal(v.type.shape).astype(np.float16) for v in half.inputs}
     if "guarded" in what:

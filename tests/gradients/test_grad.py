@@ -43,7 +43,7 @@ def test_the_gradients_are_further_outputs(rng: np.random.Generator) -> None:
     assert not got["unused.grad"].any()
 
 
-def test_fusec_has_it_under_its_name() -> None:
+def test_fusec_exports_it() -> None:
     assert fusec.grad is grad
     assert fusec.backward is backward
 
@@ -120,12 +120,12 @@ def test_top_k_sends_gradients_back_to_where_the_values_were(rng: np.random.Gene
         ("loss", ["h"], "no input %h; inputs are %x, %w, %b, %unused"),
     ],
 )
-def test_names_that_are_not_there(of: str, wrt: list[str], message: str) -> None:
+def test_unknown_names_are_refused(of: str, wrt: list[str], message: str) -> None:
     with pytest.raises(VerifyError, match=message):
         grad(parse(TWO_LAYERS), of, wrt)
 
 
-def test_several_elements_want_a_seed() -> None:
+def test_several_elements_need_a_seed() -> None:
     with pytest.raises(ModelError, match=r"it has 20 elements, give a seed of its shape"):
         grad(parse(TWO_LAYERS), "r", ["x"])
 
@@ -150,7 +150,7 @@ def test_an_op_without_a_rule_is_named() -> None:
         backward(y, [x])
 
 
-def test_an_ungraded_path_stops_at_ops_that_are_flat() -> None:
+def test_ops_with_zero_derivative_pass_no_gradient() -> None:
     b = Builder()
     x = b.input("x", (3,))
     (found,) = backward((x.pointwise("floor") + x.pointwise("sign")).sum(), [x])
@@ -158,7 +158,7 @@ def test_an_ungraded_path_stops_at_ops_that_are_flat() -> None:
     assert not evaluate(b.graph(), {"x": np.ones(3, np.float32)})["dx"].any()
 
 
-def test_what_belongs_to_a_node_is_known_by_its_origin() -> None:
+def test_gradient_nodes_have_the_origin_of_their_node() -> None:
     graph = parse(
         'graph "g" (%x: f32[2]) {\n %y = tanh(%x) loc("act1")\n %s = reduce(%y) {kind="sum", axes=[0]}\n return %s\n}'
     )

@@ -32,7 +32,7 @@ def test_every_op_has_a_rule_or_a_reason() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_the_rule_is_what_differences_say(name: str) -> None:
+def test_rules_agree_with_finite_differences(name: str) -> None:
     checked = []
 
     @QUICK
@@ -50,7 +50,7 @@ def test_the_rule_is_what_differences_say(name: str) -> None:
 
 @contextmanager
 def scaled(name: str, place: int) -> Iterator[None]:
-    """One rule, one of its gradients a thousandth too large."""
+    """Make a rule one of whose gradients is a thousandth too large."""
     right = RULES[name]
 
     def wrong(step: BackwardStep) -> Gradients:
@@ -73,7 +73,7 @@ def scaled(name: str, place: int) -> Iterator[None]:
         *(("gather", 0), ("reduce", 0), ("resize", 0), ("gelu", 0), ("slice", 0)),
     ],
 )
-def test_a_gradient_that_is_a_thousandth_off_is_seen(name: str, place: int) -> None:
+def test_an_error_of_one_thousandth_is_found(name: str, place: int) -> None:
     @settings(QUICK, max_examples=80, phases=[Phase.generate])
     @given(single_ops(name), st.integers(0, 1000))
     def check(graph: Graph, seed: int) -> None:

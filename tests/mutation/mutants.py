@@ -385,8 +385,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "attention_mask_sides",
         "attend",
         "passes/rules/attention.py",
-        'total = make(pw("where"), _beside(make, mask, lead), *((shown, never) if keeps else (never, shown)))',
-        'total = make(pw("where"), _beside(make, mask, lead), shown, never)',
+        'total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))',
+        'total = make(pw("where"), _with_lead(make, mask, lead), shown, never)',
         "a mask that hides where it is true hides the others",
     ),
     _m(

@@ -1,4 +1,4 @@
-"""Text cases of the passes: read, run, and hold against meaning as well as text.
+"""Text cases of the passes: read, run, and compare both text and meaning.
 
 A case is `== title [precision=fp16, disable=name, state=input]`, a graph, `=>`, and the graph after the pass, or
 `unchanged: reason`. The file's name is that of the pass, or `pipeline` for all of them.
@@ -42,12 +42,12 @@ class Case:
 
     @property
     def half(self) -> bool:
-        """Whether something is stored in 16 bits, so that rounding shows."""
+        """Tell if something is stored in 16 bits, so that rounding shows."""
         return bool(re.search(r"\b(f16|bf16)\[", self.text)) or self.options.precision in ("fp16", "bf16")
 
 
 def read_cases(path: Path) -> tuple[str, list[Case]]:
-    """What stands before the first case, and the cases."""
+    """Return the text before the first case, and the cases."""
     preamble, *parts = re.split(r"^== ", path.read_text(), flags=re.MULTILINE)
     cases: list[Case] = []
     for part in parts:
@@ -67,7 +67,7 @@ def write_cases(path: Path, preamble: str, cases: list[Case]) -> None:
 
 
 def weight(label: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The array a label stands for: always the same; labels that begin with `var` are positive."""
+    """Return the array for a label, always the same one. Labels that begin with `var` get positive numbers."""
     rng = np.random.default_rng(zlib.crc32(label.encode()))
     array = rng.uniform(0.5, 1.5, shape) if label.startswith("var") else rng.standard_normal(shape)
     return array.astype(dtype.numpy)
@@ -95,14 +95,14 @@ def inputs_of(graph: Graph, rng: np.random.Generator) -> dict[str, np.ndarray[An
 
 
 def apply(pass_name: str, graph: Graph, options: Options) -> Graph:
-    """The graph (changed in place) after the pass, or after all."""
+    """Run one pass in place, or all of them for `pipeline`; return the graph."""
     if pass_name == "pipeline":  # memory orders would hide what these cases show; layout has its own tests
         return run(tuple(p for p in PIPELINE if p.name != "layout"), graph, options)
     return run(tuple(p for p in PIPELINE if p.name == pass_name)[:1], graph, options)
 
 
 def assert_same_meaning(before: Graph, after: Graph, rng: np.random.Generator, rtol: float) -> None:
-    """Both give the same outputs, computed in float64."""
+    """Check that both give the same outputs, computed in float64."""
     feeds = inputs_of(before, rng)
     want = evaluate(before, feeds, precision=DType.F64)
     got = evaluate(after, feeds, precision=DType.F64)

@@ -42,7 +42,7 @@ def test_cases(name: str, request: pytest.FixtureRequest, rng: np.random.Generat
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_must_not_fire_says_why(name: str) -> None:
+def test_unchanged_cases_give_a_reason(name: str) -> None:
     _, cases = read_cases(FILES[name])
     kept = [case for case in cases if case.expected.startswith("unchanged:")]
     assert all(case.expected.removeprefix("unchanged:").strip() for case in kept)

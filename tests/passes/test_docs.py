@@ -23,5 +23,5 @@ def test_the_list_in_the_docs_is_that_of_the_code(request: pytest.FixtureRequest
         assert listed == markdown(), "run pytest --accept to write it anew"
 
 
-def test_every_pass_says_what_it_does() -> None:
+def test_every_pass_has_a_summary() -> None:
     assert not re.findall(r"\| *\|$", markdown(), re.MULTILINE)

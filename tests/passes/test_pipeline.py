@@ -1,4 +1,4 @@
-"""The pipeline as a whole: what must hold whatever the graph."""
+"""The pipeline as a whole, on the simplest model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random graphs of the ops the rules are about: the pipeline keeps their meaning, whatever it finds in them."""
+"""The pipeline keeps the meaning of random graphs of the ops that rules match."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_small_gradients_survive_fp16() -> None:
     assert exe.value("loss.good") == 1.0
 
 
-def test_an_overflow_moves_nothing_and_halves_the_scale() -> None:
+def test_an_overflow_changes_no_parameter_and_halves_the_scale() -> None:
     exe = scaled()
     exe.step(np.full(4, 100.0, np.float32))
     assert exe.value("loss.scale") == 512.0
@@ -103,7 +103,7 @@ def test_the_scale_never_falls_below_one() -> None:
 
 
 def test_a_gradient_that_overflows_as_it_is_narrowed_is_not_finite() -> None:
-    """It is a number in fp32, in which it was computed, and none in the parameter's own 16 bits."""
+    """It is finite in fp32, in which it was computed, and infinite in the parameter's 16 bits."""
     b = Builder()
     x, w = b.input("x", (4,)), b.parameter("w", np.ones(4, np.float16))
     gradients, finite = training.scaled_backward((w.astype("f32") * x).sum(), [w], start=1024.0)
@@ -117,8 +117,8 @@ def test_a_gradient_that_overflows_as_it_is_narrowed_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_adam_counts_the_steps_that_moved_something(drawn: tuple[Array, list[Array]], keeps: bool) -> None:
-    """A step that is left out leaves nothing behind: the next one does what it would have done instead."""
+def test_adam_counts_applied_steps_only(drawn: tuple[Array, list[Array]], keeps: bool) -> None:
+    """A skipped step changes no state: the next one does what it would have done."""
     start, gradients = drawn
     found: list[Array] = []
     for skipped in ([], [gradients[0]] * 3):
@@ -136,7 +136,7 @@ def test_adam_counts_the_steps_that_moved_something(drawn: tuple[Array, list[Arr
 
 
 def test_a_network_learns() -> None:
-    """Two layers on parity, a thing one layer cannot do."""
+    """Train two layers on parity, which one layer cannot learn."""
     rng = np.random.default_rng(0)
     b = Builder()
     x, labels = b.input("x", (4, 2)), b.input("labels", (4,), "i64")

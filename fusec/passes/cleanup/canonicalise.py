@@ -16,9 +16,9 @@ from fusec.ops import Expand, Gather, Reshape, Slice, pw
 from fusec.ops.pointwise import CLASSES
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES, derive
-from fusec.passes.rewriting.expression import Symbol, call
+from fusec.passes.rewriting.expression import Symbol, call, symbol
 from fusec.passes.rewriting.pattern import Attribute, Match, Ops, Scalar, Sides, TracedTensor, rule
-from fusec.passes.rewriting.rewriter import local
+from fusec.passes.rewriting.rewriter import local, made_by, only_operand
 from fusec.passes.rewriting.value_facts import never_negative
 
 
@@ -86,9 +86,7 @@ def _gather_one(graph: Graph, node: Node) -> Value | None:
     equation="f(expand(x), y) = f(x, y) for pointwise f, if the result keeps its shape",
 )
 def _expand_operand(graph: Graph, node: Node) -> Value | None:
-    operands = [
-        v.node.operands[0] if v.node is not None and isinstance(v.node.op, Expand) else v for v in node.operands
-    ]
+    operands = [only_operand(v) if made_by(v, Expand) else v for v in node.operands]
     if len(operands) < 2 or operands == list(node.operands):
         return None
     if not node.op.infer(*(v.type for v in operands))[0].same_value_type(node.result.type):
@@ -129,6 +127,9 @@ def _limits_overlap(m: Match) -> None:
     m.require(max(a, c) <= min(b, d), f"the limits {a:g}..{b:g} and {c:g}..{d:g} do not overlap", "x")
 
 
+ZERO = symbol(0.0)
+
+
 def _max(a: Symbol, b: Symbol) -> Symbol:
     return call("max", max, a, b)
 
@@ -144,14 +145,12 @@ def clip_of_clip(p: Ops, x: TracedTensor, a: Attribute, b: Attribute, c: Attribu
 
 @rule(where=_limits_overlap, sample={"a": -0.5, "b": 1.5})
 def relu_of_clip(p: Ops, x: TracedTensor, a: Attribute, b: Attribute) -> Sides:
-    zero = Symbol("0", lambda _: 0.0)
-    return p.relu(p.clip(x, min=a, max=b)), p.clip(x, min=_max(a, zero), max=b)
+    return p.relu(p.clip(x, min=a, max=b)), p.clip(x, min=_max(a, ZERO), max=b)
 
 
 @rule(where=_limits_overlap, sample={"a": -0.5, "b": 1.5})
 def clip_of_relu(p: Ops, x: TracedTensor, a: Attribute, b: Attribute) -> Sides:
-    zero = Symbol("0", lambda _: 0.0)
-    return p.clip(p.relu(x), min=a, max=b), p.clip(x, min=_max(a, zero), max=b)
+    return p.clip(p.relu(x), min=a, max=b), p.clip(x, min=_max(a, ZERO), max=b)
 
 
 @local("relu", equation="relu(x) = x where x is never negative")

@@ -15,27 +15,27 @@ from fusec.ops import Cast, Conv, MatMul, Reshape, Transpose, pw
 from fusec.passes.base import Options, RulePass
 from fusec.passes.layout.io_layout import set_input_orders
 from fusec.passes.rewriting.derived_constants import derive
-from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
+from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, only_operand, single_use
 
 _FEW_CHANNELS = 4  # tensor cores take channels in eights, so a convolution of fewer leaves most of them idle
 _ENOUGH_TAPS = 32  # of the matrix product
 _ENOUGH_ELEMENTS = 1 << 16  # of the image, because there is one more launch
 
 
-def _turned(weight: Array) -> Array:
+def _columns(weight: Array) -> Array:
     """Reshape filters to the columns of a matrix."""
     return np.ascontiguousarray(weight.reshape(weight.shape[0], -1).T)
 
 
-def _turned_last(weight: Array) -> Array:
+def _columns_channels_last(weight: Array) -> Array:
     """Reshape filters to columns for patches whose channels are last."""
-    return _turned(weight.transpose(0, 2, 3, 1))
+    return _columns(weight.transpose(0, 2, 3, 1))
 
 
 def _is_channels_last(value: Value) -> bool:
     """Return True if the caller gives an image channels last, so that a patch is read by whole pixels."""
-    while value.node is not None and isinstance(value.node.op, Cast):
-        value = value.node.operands[0]
+    while made_by(value, Cast):
+        value = only_operand(value)
     return value.node is None and value.type.order == channels_last(4)
 
 
@@ -54,19 +54,17 @@ def _cut_into_patches(graph: Graph, node: Node) -> Value | None:
     taps = c * math.prod(window)
     if x.type.dtype.itemsize != 2 or x.type.size < _ENOUGH_ELEMENTS or taps < _ENOUGH_TAPS:
         raise NoMatch("too small to gain from it", x)
-    user = node.result.users[0] if single_use(node.result) else None
-    if user is None or not isinstance(
-        user.op, (Reshape, Transpose)
-    ):  # because a convolution fuses better with other ops
+    # because a convolution fuses better with other ops
+    if not single_use(node.result) or not isinstance(node.result.users[0].op, (Reshape, Transpose)):
         raise NoMatch("the next op does not read rows", node.result)
     rows, columns = high // window[0], wide // window[1]
-    cut = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result
+    split = graph.insert(Reshape((n, c, rows, window[0], columns, window[1])), [x], before=node).result
     last = _is_channels_last(x)
-    gathered = graph.insert(Transpose((0, 2, 4, 3, 5, 1) if last else (0, 2, 4, 1, 3, 5)), [cut], before=node).result
+    gathered = graph.insert(Transpose((0, 2, 4, 3, 5, 1) if last else (0, 2, 4, 1, 3, 5)), [split], before=node).result
     patches = graph.insert(Reshape((n, rows * columns, taps)), [gathered], before=node).result
 
     matrix_type = TensorType((taps, filters), w.type.dtype)
-    matrix = derive(graph, conv, matrix_type, (literal,), _turned_last if last else _turned, literal)
+    matrix = derive(graph, conv, matrix_type, (literal,), _columns_channels_last if last else _columns, literal)
     product = graph.insert(MatMul(), [patches, matrix], before=node).result
     if bias is not None:
         row = graph.insert(Reshape((filters,)), [bias], before=node).result
@@ -86,7 +84,7 @@ def _parts(node: Node) -> tuple[Node, Value | None]:
             raise NoMatch("its bias follows, where the rule matches instead", node.result)
         return node, None
     for value, bias in (node.operands, node.operands[::-1]):
-        if value.node is not None and isinstance(value.node.op, Conv) and single_use(value) and _is_bias(node, value):
+        if value.node is not None and made_by(value, Conv) and single_use(value) and _is_bias(node, value):
             return value.node, bias
     raise NoMatch("no bias of a convolution", node.result)
 

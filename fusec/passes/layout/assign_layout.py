@@ -50,7 +50,7 @@ from fusec.ops import (
     Transpose,
 )
 from fusec.passes.base import Options, Pass
-from fusec.passes.layout.io_layout import Order, normal_order, returned, set_input_orders
+from fusec.passes.layout.io_layout import Order, first_user, normal_order, returned, set_input_orders
 from fusec.schedule.aliasing import operand_order, result_order, same_storage, would_view
 
 _FIRST_OPERAND = (
@@ -131,7 +131,7 @@ def _copy_inputs_first(graph: Graph, regions: _Regions) -> bool:
         orders = {
             result.order
             for user, index in value.uses
-            if isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
+            if _reads_result_order(user, index)
             if (result := regions.type_of(user.results[0])) is not None and result.order
         }
         kernels = [(user, index) for user, index in value.uses if isinstance(user.op, _KERNELS) and index == 0]
@@ -140,12 +140,9 @@ def _copy_inputs_first(graph: Graph, regions: _Regions) -> bool:
         (order,) = orders
         if same_storage(value.type.shape, value.type.order, order):
             continue
-        users = set(value.users)
-        first = next(node for node in graph.nodes if node in users)
-        copy = _copy(graph, value, order, first, {})
-        for user, index in list(value.uses):
-            tied = isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
-            if user is not copy.node and ((user, index) in kernels or tied):
+        copy = _copy(graph, value, order, first_user(graph, value), {})
+        for user, index in value.uses:
+            if user is not copy.node and ((user, index) in kernels or _reads_result_order(user, index)):
                 graph.set_input(user, index, copy)
         found = True
     return found
@@ -184,6 +181,11 @@ def tied_operands(node: Node) -> Iterator[int]:
         yield 0
     elif isinstance(node.op, _FIRST_TWO):
         yield from range(2)
+
+
+def _reads_result_order(user: Node, index: int) -> bool:
+    """Return True if a cuDNN graph needs this operand in the memory order of its result."""
+    return isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
 
 
 def _tied(node: Node) -> list[Value]:
@@ -344,8 +346,7 @@ class _Regions:
             return False
         if isinstance(user.op, _FREE_VIEWS):
             return would_view(user, type, result) is None
-        lowered = isinstance(user.op, _LOWERED_AS_ONE) and index in tied_operands(user)
-        return lowered and not same_storage(type.shape, type.order, result.order)
+        return _reads_result_order(user, index) and not same_storage(type.shape, type.order, result.order)
 
     def _find(self, value: Value) -> Value:
         root = value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fusec.errors import FusecError
-from fusec.ir import Graph, TensorType, Value, channels_last, quote
+from fusec.ir import Graph, Node, TensorType, Value, channels_last, quote
 from fusec.ops import Relayout
 from fusec.passes.base import Options, Orders, names_of
 from fusec.schedule.aliasing import same_storage
@@ -69,6 +69,12 @@ def normal_order(type: TensorType, order: Order) -> Order:
     return () if same_storage(type.shape, order, ()) else order
 
 
+def first_user(graph: Graph, value: Value) -> Node:
+    """Return the first node in graph order that reads a value, or the return node."""
+    users = set(value.users)
+    return next((node for node in graph.nodes if node in users), graph.return_node)
+
+
 def set_input_orders(graph: Graph, options: Options) -> None:
     """Give inputs the memory orders that the caller chose."""
     chosen = dict(options.orders)
@@ -98,9 +104,7 @@ def insert_edge_copies(graph: Graph, options: Options) -> None:
             continue
         graph.set_type(value, value.type.with_order(wanted))
         if value.uses:
-            users = set(value.users)
-            first = next((node for node in graph.nodes if node in users), graph.return_node)
-            copy = graph.insert(Relayout(own), [value], before=first, names=(value.name,))
+            copy = graph.insert(Relayout(own), [value], before=first_user(graph, value), names=(value.name,))
             for user, index in value.uses:
                 if user is not copy:
                     graph.set_input(user, index, copy.result)

@@ -214,13 +214,13 @@ def _where(node: Node, factor: float, lead: Shape) -> _Scores:
     """Match scores where a mask allows them, else -infinity, or a number as low if the mask shows some key."""
     mask, x, y = node.operands
     keeps = x.literal is None
-    kept, other = (x, y) if keeps else (y, x)
+    visible, other = (x, y) if keeps else (y, x)
     number = other.scalar()
-    if number is None or factor < 0 or kept.type.shape != node.result.type.shape:
+    if number is None or factor < 0 or visible.type.shape != node.result.type.shape:
         raise NoMatch("no number where it is masked", node.result)
     if number != -math.inf and not (number * factor <= _lowest(other) and _shows_some(mask, keeps)):
         raise NoMatch("not -infinity where it is masked", node.result)
-    found = _scores(kept, node, factor)
+    found = _scores(visible, node, factor)
     found.hidden.append((_Term(mask, 1.0, lead), keeps))
     return found
 
@@ -302,7 +302,7 @@ def _bias(make: _Maker, scores: _Scores, lead: tuple[int, int]) -> tuple[Value |
     dtype = scores.product.result.type.dtype
     total: Value | None = None
     for term in scores.terms:
-        value = _beside(make, term, lead)
+        value = _with_lead(make, term, lead)
         if value.type.dtype is not dtype:
             value = make(Cast(dtype), value)
         if term.factor != 1.0:
@@ -312,11 +312,11 @@ def _bias(make: _Maker, scores: _Scores, lead: tuple[int, int]) -> tuple[Value |
         raise NoMatch("masked scores, to which what may be infinite is added", scores.product.result)
     for mask, keeps in scores.hidden:
         shown, never = total if total is not None else make.number(0.0, dtype), make.number(-math.inf, dtype)
-        total = make(pw("where"), _beside(make, mask, lead), *((shown, never) if keeps else (never, shown)))
+        total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))
     return total, bool(scores.hidden)
 
 
-def _beside(make: _Maker, term: _Term, lead: tuple[int, int]) -> Value:
+def _with_lead(make: _Maker, term: _Term, lead: tuple[int, int]) -> Value:
     """Reshape a value that broadcasts with the scores to broadcast with the scores of four dims."""
     value, shape = term.value, term.value.type.shape
     if term.lead == lead or len(shape) <= 2:

@@ -16,7 +16,7 @@ from fusec.passes.base import Options
 
 # Most ops cost no more than the memory traffic they save. Others (exp, tanh, erf…) use a unit of the GPU that is
 # slower than memory only in long sequences, so the number of recomputed nodes is limited.
-MAX_CHAIN = 4
+MAX_OPS = 4
 MIN_BYTES = 1 << 12  # below this nothing is gained
 
 
@@ -32,14 +32,14 @@ class Rematerialise:
             return
         place = positions(graph)
         far = max(8, int(self.gap * len(place)))
-        late = _late(graph, place, far)
-        kept = {v for v in late if not _cheap(v)} | set(graph.inputs)
+        late = _read_late(graph, place, far)
+        stored = {v for v in late if not _cheap(v)} | set(graph.inputs)
         groups: dict[frozenset[Value], dict[Value, list[Node]]] = {}
         for value in late:
-            found = _chain(value, place) if _cheap(value) and value.type.nbytes >= MIN_BYTES else None
+            found = _recomputation(value, place) if _cheap(value) and value.type.nbytes >= MIN_BYTES else None
             if found is not None:
-                chain, roots = found
-                groups.setdefault(frozenset(r for r in roots if r not in kept), {})[value] = chain
+                ops, roots = found
+                groups.setdefault(frozenset(r for r in roots if r not in stored), {})[value] = ops
         chosen: dict[Value, list[Node]] = {}
         for roots, values in groups.items():
             # values stored instead must take less memory than those that need no storage any more
@@ -48,13 +48,13 @@ class Rematerialise:
         copies: dict[Value, Value] = {}
         uses = [(node, index, value) for value in chosen for node, index in late[value]]
         for node, index, value in sorted(uses, key=lambda use: place[use[0]]):
-            graph.set_input(node, index, _again(graph, value, chosen[value], node, copies))
+            graph.set_input(node, index, _recomputed(graph, value, chosen[value], node, copies))
 
 
 Uses = list[tuple[Node, int]]
 
 
-def _late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value, Uses]:
+def _read_late(graph: Graph, place: Mapping[Node, int], far: int) -> dict[Value, Uses]:
     """Find results that are read at least `far` nodes later, with these uses in graph order."""
     found: dict[Value, Uses] = {}
     for node in graph.nodes:
@@ -72,7 +72,7 @@ def _cheap(value: Value) -> bool:
     return value.node is not None and isinstance(value.node.op, (Pointwise, Cast))
 
 
-def _chain(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:
+def _recomputation(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Value]] | None:
     """Return the pointwise nodes that compute a value, and their sources; None if they are too many."""
     nodes: dict[Node, None] = {}
     roots: dict[Value, None] = {}
@@ -86,15 +86,15 @@ def _chain(value: Value, place: Mapping[Node, int]) -> tuple[list[Node], list[Va
             continue
         assert at.node is not None
         nodes[at.node] = None
-        if len(nodes) > MAX_CHAIN:
+        if len(nodes) > MAX_OPS:
             return None
         stack += at.node.operands
     return sorted(nodes, key=lambda n: place[n]), list(roots)
 
 
-def _again(graph: Graph, value: Value, chain: list[Node], before: Node, copies: dict[Value, Value]) -> Value:
+def _recomputed(graph: Graph, value: Value, ops: list[Node], before: Node, copies: dict[Value, Value]) -> Value:
     """Recompute the value before the first node that reads it late; later readers share that copy."""
-    for node in chain:
+    for node in ops:
         result = node.result
         if result not in copies:
             operands = [copies.get(v, v) for v in node.operands]

@@ -1,4 +1,4 @@
-"""Attention written out means what it did, in every form it has."""
+"""Expanded attention keeps its meaning, for all attributes."""
 
 from __future__ import annotations
 

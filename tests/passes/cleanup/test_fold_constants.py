@@ -21,7 +21,7 @@ from fusec.text import parse
 
 
 class Reads:
-    """A literal's loader that counts."""
+    """A loader of a literal that counts its calls."""
 
     def __init__(self, array: np.ndarray[Any, Any]):
         self.array = array
@@ -79,7 +79,7 @@ def test_a_product_makes_no_float64_copy_of_the_weight(rng: np.random.Generator)
     np.testing.assert_array_equal(result, (weight.astype(np.float64) * factor).astype(np.float32))
 
 
-def test_doubling_over_and_over_is_not_folded() -> None:
+def test_repeated_doubling_is_not_folded() -> None:
     graph = Graph("g")
     value = graph.constant(np.ones(1 << 20, np.float32), "w")
     for _ in range(13):
@@ -91,7 +91,7 @@ def test_doubling_over_and_over_is_not_folded() -> None:
     assert any(isinstance(n.op, Concat) for n in graph.nodes)
 
 
-def test_what_is_freed_may_be_used_again() -> None:
+def test_freed_memory_counts_as_available() -> None:
     """A long chain of transposes holds two copies of the weight at a time, so all of it folds."""
     graph = Graph("g")
     value = graph.constant(np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10), "w")
@@ -111,7 +111,7 @@ def test_a_derived_constant_is_never_labelled_like_its_source(rng: np.random.Gen
 
 
 @pytest.mark.parametrize("var", [[1.0, -2.0], [1.0, float("nan")]])
-def test_a_variance_that_is_none_is_left_to_the_reference(var: list[float]) -> None:
+def test_a_negative_variance_is_not_folded(var: list[float]) -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((1, 2, 4), DType.F32))
     one = graph.constant(np.ones(2, np.float32))
@@ -164,6 +164,6 @@ def test_constants_shared_by_many_uses_are_computed_once(rng: np.random.Generato
         ("%a = exp(%x)\n %y = sub(%a, %a)", False),
     ],
 )
-def test_what_is_never_negative(body: str, expected: bool) -> None:
+def test_never_negative(body: str, expected: bool) -> None:
     graph = parse(f'graph "g" (%x: f32[4]) {{ {body}\n return %y }}')
     assert never_negative(graph.outputs[0]) is expected

@@ -1,4 +1,4 @@
-"""Whose results a convolution may read without being taken for copied pixels."""
+"""Resizes that copy pixels, and resizes that do not."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def laid_out(graph: Graph) -> Graph:
 
 
 def copying(graph: Graph) -> list[str]:
-    """The names of the ops that move elements and compute nothing."""
+    """List the names of ops that move elements and compute nothing."""
     moves = (Relayout, Reshape, Transpose, Slice, Split)
     return [n.op.name for n in graph.nodes if isinstance(n.op, moves) and not is_view(n)]
 
@@ -63,7 +63,7 @@ def assert_one_order(graph: Graph) -> None:
 
 
 def run_packed(graph: Graph, feeds: dict[str, Any]) -> dict[str, Any]:
-    """The graph on flat buffers, views sharing their operand's: `evaluate` knows no memory order, this does."""
+    """Run the graph on flat buffers, because `evaluate` ignores memory orders. Views share their operand's buffer."""
     buffers = {v: pack(np, feeds[v.name], v.type) for v in graph.inputs}
     for node in graph.nodes:
         if is_view(node):
@@ -177,7 +177,7 @@ def test_random_graphs(graph: Graph) -> None:
         assert str(after) == str(graph), "nothing asks for another order than row-major"
 
 
-def test_random_graphs_hold_what_they_are_to_test() -> None:
+def test_random_graphs_reach_regions_copies_and_mixed_orders() -> None:
     """The generator reaches regions of other orders, copies, and orders that meet."""
     seen: set[str] = set()
 

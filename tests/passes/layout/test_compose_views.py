@@ -1,4 +1,4 @@
-"""Random chains of views around linear layers: they come to rest, keep their meaning, and have fewer transposes."""
+"""Random views around linear layers: rewriting ends, keeps the meaning, and leaves fewer transposes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_random_chains(seed: int) -> None:
 
 
 def turns(graph: Graph) -> int:
-    """Transposes of what is computed: those of constants are folded."""
+    """Count transposes of computed values; those of constants are folded."""
     return sum(isinstance(n.op, Transpose) and n.operands[0].literal is None for n in graph.nodes)
 
 

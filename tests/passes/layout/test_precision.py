@@ -1,4 +1,4 @@
-"""Precision: what the text cases do not show: laziness, sharing, warnings, and error by storage type."""
+"""Precision beyond the text cases: laziness, sharing, warnings, and error by storage type."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_meaning_is_kept_to_the_storage_types_rounding(
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_casts_stand_only_at_the_edges(precision: str) -> None:
+def test_casts_are_only_at_inputs_and_outputs(precision: str) -> None:
     graph = run(PIPELINE, read_graph(TEXT), Options(precision, disable=frozenset({"layout"})))
     for node in graph.nodes:
         if isinstance(node.op, Cast) and node.operands[0].type.dtype.is_float:
@@ -147,7 +147,7 @@ def test_a_mask_hides_as_much_whatever_it_is_stored_in(precision: str) -> None:
 
 
 @pytest.mark.parametrize("values", [[65504.0, -1.0], [np.inf, 1.0], [np.nan, 1.0], [1e-30, 1.0]])
-def test_constants_in_range_are_not(values: list[float]) -> None:
+def test_constants_in_range_give_no_warning(values: list[float]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate(storage(times(values), "fp16"), {"x": np.ones(2, np.float32)})

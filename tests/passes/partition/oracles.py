@@ -31,7 +31,7 @@ class AcceptAll:
 
 
 class Measured(AcceptAll):
-    """What cuDNN 9.19 was measured to say for an H200, as far as the tests' graphs need it."""
+    """Verdicts of cuDNN 9.19 for an H200 as measured, for the graphs of the tests."""
 
     def verdict(self, body: Graph) -> Verdict:
         nodes = [

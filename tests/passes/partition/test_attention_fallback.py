@@ -1,4 +1,4 @@
-"""Attention that cuDNN declines is written out: the same meaning, the reason kept."""
+"""Attention that cuDNN refuses is expanded: the meaning stays, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL = """graph "g" (%x: f16[2,5,32], %k: f16[2,4,5,8], %b: f16[5,5]) {
 
 
 class NoBias(AcceptAll):
-    """Declines attention with a bias."""
+    """Refuses attention with a bias."""
 
     def verdict(self, body: Graph) -> Verdict:
         biased = any(isinstance(n.op, Attention) and len(n.operands) == 4 for n in body.nodes)
@@ -51,7 +51,7 @@ def settled(oracle: AcceptAll) -> tuple[Graph, Program, Program]:
     return source, first, expand_refused_attention(first, lambda: unlaid.clone(), cut, oracle, options)
 
 
-def test_what_is_declined_is_written_out_and_the_rest_stays(rng: np.random.Generator) -> None:
+def test_refused_attention_is_expanded_and_the_rest_stays(rng: np.random.Generator) -> None:
     source, before, after = settled(NoBias())
     assert [n.op.name for n in before.graph.nodes].count("attention") == 2
     names = [n.op.name for n in after.graph.nodes]
@@ -66,7 +66,7 @@ def test_what_is_declined_is_written_out_and_the_rest_stays(rng: np.random.Gener
     assert_close(got, want, 1e-12)
 
 
-def test_what_is_accepted_is_left_as_it_is() -> None:
+def test_accepted_attention_is_not_expanded() -> None:
     _, before, after = settled(AcceptAll())
     assert after is before
 
@@ -84,7 +84,7 @@ def test_what_is_accepted_is_left_as_it_is() -> None:
     ],
     ids=lambda op: "-".join(k for k, v in op.attributes.items() if v is True) or "plain",
 )
-def test_written_out_it_means_the_same(
+def test_expanded_attention_keeps_its_meaning(
     op: Attention, bias: tuple[int, ...] | None, groups: int, rng: np.random.Generator
 ) -> None:
     """NaN, infinities and queries without keys too."""

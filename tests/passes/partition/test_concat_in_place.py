@@ -1,4 +1,4 @@
-"""Concats that are no work: which, where their operands lie, and that everybody who writes or reads them is asked."""
+"""Concats in place: which ones, where their operands are stored, and the steps that are judged again."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def cut(text: str, judge: LowersJudge | None = None) -> Program:
 
 
 def joins(program: Program) -> list[str]:
-    """Each concat with how it runs."""
+    """List each concat with the kind of step that runs it."""
     named = [(s.nodes[0].result.name, s.kind.value) for s in program.steps if s.nodes[-1].op.name == "concat"]
     return [f"{name} {kind}" for name, kind in named]
 
@@ -72,7 +72,7 @@ def place(text: str, judge: LowersJudge | None = None, disable: frozenset[str] =
 
 
 def check(program: Program, text: str, rng: np.random.Generator) -> Executable:
-    """It computes what the model says, twice, and each step what its ops say."""
+    """Check the program against the model, twice, and each step against its ops."""
     source = parse(text, weights(text))
     compiled = Compiled(source, program, load("h200"), Options(), LowersJudge())
     net = Executable(compiled, SimulatorBackend())
@@ -107,14 +107,14 @@ def test_a_dense_block_is_one_piece_of_memory(rng: np.random.Generator) -> None:
     assert life.first == makers[0], "the whole lives from its first part on"
 
 
-def test_it_can_be_left_out(rng: np.random.Generator) -> None:
+def test_concat_in_place_can_be_disabled(rng: np.random.Generator) -> None:
     program = place(BLOCK, disable=frozenset({"concat_in_place"}))
     assert joins(program) == ["c1 kernel", "c2 kernel"]
     check(program, BLOCK, rng)
 
 
 class Picky(LowersJudge):
-    """Declines bodies that write (or read) parts of something larger, or has no fast engines for them."""
+    """Refuses bodies that write (or read) parts of a larger tensor, or has no fast engines for them."""
 
     def __init__(self, declines: bool, reads: bool):
         super().__init__((Plan(1, (), True, 0, True),))
@@ -137,7 +137,9 @@ class Picky(LowersJudge):
 
 @pytest.mark.parametrize("declines", [True, False])
 @pytest.mark.parametrize("reads", [True, False])
-def test_whoever_writes_or_reads_a_part_is_asked(rng: np.random.Generator, declines: bool, reads: bool) -> None:
+def test_every_step_that_writes_or_reads_a_part_is_judged(
+    rng: np.random.Generator, declines: bool, reads: bool
+) -> None:
     judge = Picky(declines, reads)
     program = place(BLOCK, judge)
     assert judge.asked > 0
@@ -164,7 +166,9 @@ TWO = """graph "two" (%x: f32[2,16,4,4]{0,2,3,1}, %z: f32[2,16,4,4]{0,2,3,1}) {
         ("%a, %b", ", %a", "kernel"),  # an output is packed
     ],
 )
-def test_what_cannot_be_written_in_place(rng: np.random.Generator, operands: str, more: str, kind: str) -> None:
+def test_operands_that_cannot_be_written_in_place(
+    rng: np.random.Generator, operands: str, more: str, kind: str
+) -> None:
     text = TWO.replace("OPERANDS", operands).replace("MORE", more).replace("sqrt", "tanh")
     program = place(text)
     assert joins(program) == [f"c {kind}"]
@@ -197,8 +201,8 @@ CHAIN = """graph "chain" (%x: f32[2,16,4,4]{0,2,3,1}) {
 }"""
 
 
-def test_whoever_is_copied_again_takes_along_what_its_steps_touch() -> None:
-    """A step that wrote a part and read another was asked about both: with one of them packed it never was."""
+def test_restoring_one_concat_restores_those_its_steps_touch() -> None:
+    """A step that writes one part and reads another was judged with both, never with one of them packed."""
     program = concat_in_place(kernels_only(parse(CHAIN)), LowersJudge(), Options())
     assert joins(program) == ["c view", "d view", "e view"]
     (first,) = (family for family in joined(program) if "a" in {v.name for v in family.types})
@@ -207,7 +211,7 @@ def test_whoever_is_copied_again_takes_along_what_its_steps_touch() -> None:
     assert not any(v.type.within for v in copied.graph.values())
 
 
-def test_a_copy_leaves_alone_what_it_does_not_touch() -> None:
+def test_restoring_one_concat_leaves_independent_ones() -> None:
     text = CHAIN.replace("neg(%q)", "neg(%x)")
     program = concat_in_place(kernels_only(parse(text)), LowersJudge(), Options())
     (first,) = (family for family in joined(program) if "a" in {v.name for v in family.types})

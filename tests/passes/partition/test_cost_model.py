@@ -1,4 +1,4 @@
-"""The cost model: what moves, what computes, and the two measured penalties."""
+"""The cost model: bytes, operations, and the measured penalties."""
 
 from __future__ import annotations
 

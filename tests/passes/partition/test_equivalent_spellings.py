@@ -22,7 +22,7 @@ CONV = Conv((1, 1), (1, 1, 1, 1), (1, 1))
 
 
 def check(body: Graph, rtol: float = 1e-12) -> list[tuple[str, ...]]:
-    """Every spelling of a body against the body in float64; returns their names."""
+    """Compare every spelling of a body with the body in float64; return their names."""
     rng = np.random.default_rng(3)
     feeds = {v.name: rng.standard_normal(v.type.shape) for v in body.inputs}
     want = evaluate(body, feeds, precision=DType.F64)
@@ -177,7 +177,7 @@ def test_a_wide_bias_takes_the_io_type() -> None:
     assert all(v.type.dtype is DType.F16 for v in spelled.values())
 
 
-def test_what_is_stored_wide_or_comes_from_outside_stays_wide() -> None:
+def test_outputs_and_inputs_in_f32_stay_f32() -> None:
     for body in wide_bias(inner_output=True), wide_bias(down=False), wide_bias(tensor=True):
         assert check(body)[0] == ()
 

@@ -1,4 +1,4 @@
-"""Programs as a whole: coverage, order, determinism, what is asked, and how long it takes."""
+"""Whole programs: coverage, order, determinism, questions to the oracle, and time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TARGET = load("h200")
 
 
 def run_steps(program: Program, feeds: dict) -> dict:
-    """Evaluate the bodies one after the other, in float64: each sees only what earlier ones stored."""
+    """Evaluate the bodies in order, in float64; each reads only values that earlier ones stored."""
     held = dict(feeds)
     for step in program.steps:
         held |= evaluate(step.body, held, precision=DType.F64)
@@ -97,7 +97,7 @@ def test_recorded_answers_are_enough() -> None:
     assert str(partition(graph, Recorded(recording), TARGET)) == str(program)
 
 
-def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None:
+def test_no_other_spelling_is_judged_after_a_fast_one() -> None:
     graph = Graph()
     x = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
     graph.set_outputs([graph.add(pw("relu"), graph.add(CONV, x, graph.constant(np.ones((4, 4, 3, 3), np.float32))))])
@@ -126,7 +126,7 @@ def test_what_precompiled_engines_take_is_not_asked_in_other_spellings() -> None
         assert "".join(step.spelling) == spelling
 
 
-def test_the_longest_accepted_beginning_is_found_by_halving() -> None:
+def test_the_longest_accepted_prefix_is_found_by_bisection() -> None:
     graph = Graph()
     v = graph.add_input("x", TensorType((2, 4, 4, 4), DType.F32))
     for name in ("exp", "neg", "sin", "cos", "tanh", "abs"):
@@ -235,8 +235,8 @@ def test_an_empty_graph_has_no_steps() -> None:
     assert oracle.waves == 0
 
 
-def test_what_is_computed_again_far_behind_is_no_epilogue() -> None:
-    """Rematerialisation computes it where it is read, rather than keep it."""
+def test_a_recomputed_value_is_no_epilogue() -> None:
+    """Rematerialisation computed it again for a distant reader."""
     graph = parse("""graph "g" (%x: f32[1,8,16], %w: f32[1,16,16], %c: f32[16], %d: f32[1,8,16]) {
   %m = matmul(%x, %w)
   %a = add(%m, %c)

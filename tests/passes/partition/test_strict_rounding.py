@@ -1,4 +1,4 @@
-"""Rounding as in the model: which values inside a step are rounded, and that no step is made of the others."""
+"""Rounding as in the model: values inside a step that are not rounded prevent the step."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ KEPT = {
 
 
 @pytest.mark.parametrize("body", KEPT)
-def test_what_becomes_of_a_value_between_two_ops(body: str) -> None:
+def test_values_between_two_ops(body: str) -> None:
     graph = parse(f"{HEAD} {{\n{body}\n  return %b\n}}")
     assert [(e.value.name, e.user.result.name, e.rounding) for e in value_uses(list(graph.nodes))] == [
         ("a", "b", KEPT[body])
     ]
 
 
-def test_only_what_keeps_the_rounding_is_asked_about() -> None:
+def test_only_bodies_that_keep_the_rounding_are_judged() -> None:
     bodies = [parse(f"{HEAD} {{\n{body}\n  return %b\n}}") for body in KEPT]
     inner = AcceptAll()
     verdicts = StrictRounding(inner).judge(bodies)

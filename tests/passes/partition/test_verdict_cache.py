@@ -1,4 +1,4 @@
-"""The canonical key: what makes two bodies the same question."""
+"""The canonical key is equal for bodies that compute the same."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def test_the_content_of_tensors_does_not_matter() -> None:
         ("%x: f16[2,8,4,4]", "%x: f16[2,8,4,4]{0,2,3,1}"),
     ],
 )
-def test_everything_else_does(old: str, new: str) -> None:
+def test_ops_attributes_types_and_wiring_matter(old: str, new: str) -> None:
     assert canonical_key(read_graph(BASE.replace(old, new))) != canonical_key(read_graph(BASE))

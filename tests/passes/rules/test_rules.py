@@ -1,4 +1,4 @@
-"""Every rule that is an equation is tried: random leaves, both sides in float64, and the rewrite itself."""
+"""Every equation holds: random leaves, both sides in float64, and the rewrite itself."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_leaves_are_all_used() -> None:
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_both_sides_take_nan_and_infinity_alike(name: str, rng: np.random.Generator) -> None:
+def test_both_sides_agree_on_nan_and_infinity(name: str, rng: np.random.Generator) -> None:
     rule = EQUATIONS[name]
     before = in_f64(rule, rng)
     after = before.clone()

@@ -1,4 +1,4 @@
-"""Recomputing what is cheap: the arena shrinks, the answers stay, and inference is left alone."""
+"""Recomputing cheap values: the arena shrinks, results stay, and inference graphs do not change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import fusec
 from fusec import training
 from fusec.builder import Builder, Tensor
 from fusec.passes.base import Options, run
-from fusec.passes.training.rematerialise import MAX_CHAIN, Rematerialise
+from fusec.passes.training.rematerialise import MAX_OPS, Rematerialise
 
 Array = np.ndarray[Any, Any]
 
@@ -50,12 +50,12 @@ def test_without_state_nothing_is_computed_twice() -> None:
     assert str(run((Rematerialise(),), graph, Options())) == text
 
 
-def test_chains_that_are_too_long_are_kept() -> None:
-    """A value that many ops away from anything that is kept is cheaper to keep itself."""
+def test_long_recomputations_are_stored() -> None:
+    """A value that takes many ops to recompute from stored values is cheaper to store."""
     b = Builder()
     w = b.parameter("w", np.ones((64, 64), np.float32))
     h = w
-    for _ in range(MAX_CHAIN + 1):
+    for _ in range(MAX_OPS + 1):
         h = h.sigmoid()
     late = h
     for _ in range(40):
@@ -66,7 +66,7 @@ def test_chains_that_are_too_long_are_kept() -> None:
     assert len(run((Rematerialise(),), graph, Options(state=(("w", ""),)))) == before
 
 
-def test_users_far_behind_share_one_copy() -> None:
+def test_later_users_share_one_copy() -> None:
     b = Builder()
     w = b.parameter("w", np.ones((64, 64), np.float32))
     h = w.sigmoid()
