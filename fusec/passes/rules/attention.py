@@ -117,7 +117,7 @@ def _alone(value: Value, *users: Node) -> None:
         raise NoMatch("used elsewhere too", value)
 
 
-def _made_by(value: Value) -> Node:
+def _computed_by(value: Value) -> Node:
     if value.node is None or value.literal is not None:
         raise NoMatch("not computed", value)
     return value.node
@@ -127,7 +127,7 @@ def _softmax(weights: Value, user: Node) -> tuple[Node, bool]:
     """Find the softmax that computes weights; tell if rows of NaN become zero after it."""
     users, guarded = (user,), False
     while True:
-        node = _made_by(weights)
+        node = _computed_by(weights)
         _alone(weights, *users)
         if isinstance(node.op, Softmax):
             if node.op.log or node.op.axis % weights.type.rank != weights.type.rank - 1 or 0 in weights.type.shape:
@@ -163,7 +163,7 @@ def _view(node: Node) -> Value:
 
 def _scores(value: Value, user: Node, factor: float) -> _Scores:
     """Match the softmax's operand, `factor` times `value`, as product, scale and mask."""
-    node = _made_by(value)
+    node = _computed_by(value)
     _alone(value, user)
     lead = value.type.shape[:-2]
     if isinstance(node.op, MatMul):
