@@ -77,7 +77,7 @@ def measured(batch: int, least: int, budget_s: float) -> dict[str, Any]:
 
     with (
         patch.object(step_selection, "split_epilogues", told),
-        patch.object(split_batchnorm_stats, "KEPT_BYTES", least),
+        patch.object(split_batchnorm_stats, "RESIDENT_BYTES", least),
     ):
         with_sums = compiled(())
     whole: Mapping[str, Executable] = {"with": with_sums, "without": compiled(("sums_in_front",))}

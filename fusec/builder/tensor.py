@@ -199,9 +199,12 @@ class Tensor:
     def reduce(self, kind: str, axis: Axis = None, keepdims: bool = False) -> Tensor:
         """Reduce some axes, by default all of them. `kind` is one of the IR's `reduce` op."""
         given = range(self.rank) if axis is None else [axis] if isinstance(axis, int) else axis
-        outside = [a for a in given if not -self.rank <= a < self.rank]
-        axes = tuple(sorted({a % self.rank if a not in outside else a for a in given}))
+        axes = tuple(sorted({self._from_start(a) for a in given}))
         return self.builder.apply(Reduce(kind, axes, keepdims), self)
+
+    def _from_start(self, axis: int) -> int:
+        """Count an axis from the start. One out of range stays, because the op refuses it with its name."""
+        return axis % self.rank if -self.rank <= axis < self.rank else axis
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
         return self.reduce("sum", axis, keepdims)
@@ -229,9 +232,7 @@ class Tensor:
 
     def transpose(self, *perm: int | Sequence[int]) -> Tensor:
         """Permute the dims; without `perm`, reverse them."""
-        order = [p % self.rank if -self.rank <= p < self.rank else p for p in _flat(perm)] or list(range(self.rank))[
-            ::-1
-        ]
+        order = [self._from_start(p) for p in _flat(perm)] or list(range(self.rank))[::-1]
         return self if order == list(range(self.rank)) else self.builder.apply(Transpose(tuple(order)), self)
 
     @property

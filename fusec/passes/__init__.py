@@ -53,7 +53,7 @@ EARLY_PASSES: tuple[Pass, ...] = (
     # After the shifts in FoldScales, which need a convolution without pads.
     FoldPads(),
     *CLEAN_UP,
-    # After the folds: it sees each weight in its final form and rounds it once.
+    # After the folds: it rounds each weight once, in its last version.
     Precision(),
     # Only where numbers are stored in 16 bits. Before the fourth channel, which a matmul of patches does not need.
     PatchEmbedding(),
@@ -65,7 +65,7 @@ EARLY_PASSES: tuple[Pass, ...] = (
     *CLEAN_UP,
 )
 
-# These run again where attention is expanded again, because its operands are then better kept separate.
+# These run again where attention is expanded again, because its operands are then better separate.
 LATE_PASSES: tuple[Pass, ...] = (
     # After the folds and narrowing, because weights are concatenated as they will be stored.
     MergeRotaryProjections(),

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fusec.ir import Graph, Literal, Node, Value
-from fusec.ops import BatchNorm, Conv, ConvTranspose, MatMul, pw
+from fusec.ir import Graph, Node, Value
+from fusec.ops import LINEAR_OPS, BatchNorm, pw
 from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.affine_ops import scale_outputs
 from fusec.passes.rewriting.derived_constants import channel_constant, per_channel, wide
@@ -33,8 +33,7 @@ class FoldBatchNorm(Pass):
 
 def _line(op: BatchNorm, node: Node) -> tuple[Vector, Vector] | None:
     """Return (factor, shift) of y = x * factor + shift, per channel; None if not constant or not finite."""
-    literals = [v.literal for v in node.operands[1:]]
-    known = [literal for literal in literals if isinstance(literal, Literal)]
+    known = [v.literal for v in node.operands[1:] if v.literal is not None]
     if len(known) < 4:
         return None
     scale, bias, mean, var = map(wide, known)
@@ -54,7 +53,7 @@ def _fold(graph: Graph, node: Node, factor: Vector, shift: Vector) -> Value:
         linear = x.node.operands[0] if bias is not None else x
     producer = linear.node
     scaled = None
-    if producer is not None and isinstance(producer.op, Conv | ConvTranspose | MatMul) and single_use(linear):
+    if producer is not None and isinstance(producer.op, LINEAR_OPS) and single_use(linear):
         scaled = scale_outputs(graph, producer, factor, axis=1, before=node)
     if scaled is None:
         factors = channel_constant(graph, node, factor, x.type, 1, "factor")

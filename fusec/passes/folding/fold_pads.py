@@ -73,7 +73,7 @@ def _pad_into_maximum(graph: Graph, node: Node) -> Value | None:
         if pad.value != 0 or not never_negative(x):
             raise NoMatch("not padded with minus infinity", node.operands[0])
         if any(d != 1 for d in op.dilations):
-            raise NoMatch("a dilated window could see nothing but padding", node.result)
+            raise NoMatch("a dilated window may contain only padding", node.result)
         if any(op.pads):  # its own padding is minus infinity: a window of that and zeros alone gives 0
             raise NoMatch("padded twice, with zeros and with minus infinity", node.result)
     wider = replace(op, pads=both)

@@ -13,14 +13,12 @@ import numpy as np
 
 from fusec.errors import VerifyError
 from fusec.ir import Array, Graph, Node, Op, TensorType, Value
-from fusec.ops import Conv, ConvTranspose, MatMul, pw
+from fusec.ops import LINEAR_OPS, Conv, MatMul, pw
 from fusec.ops.spec import broadcast
 from fusec.passes.base import RulePass
 from fusec.passes.rewriting.affine_ops import scale_inputs, scale_outputs, weight_place
 from fusec.passes.rewriting.derived_constants import derive, overflows, per_channel
 from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
-
-LINEAR = ("conv", "conv_transpose", "matmul")
 
 
 @local("mul", equation="mul(conv(x, w), f) = conv(x, f*w) per output channel; matmul too, per column or row")
@@ -63,7 +61,10 @@ def merge_constants(graph: Graph, node: Node) -> Value | None:
     return graph.add(node.op, x, both, before=node)
 
 
-@local(*LINEAR, equation="conv(mul(x, f), w) = conv(x, f*w) per input channel; matmul too, per column of x")
+@local(
+    *(op.name for op in LINEAR_OPS),
+    equation="conv(mul(x, f), w) = conv(x, f*w) per input channel; matmul too, per column of x",
+)
 def _scale_before(graph: Graph, node: Node) -> Value | None:
     scaled, w = node.operands
     x, f = _operands(scaled, "mul")
@@ -129,7 +130,7 @@ def _operands(value: Value, name: str) -> tuple[Value, ...]:
 def _is_linear(value: Value) -> bool:
     """Return True for a convolution or product by a constant, used once."""
     node = value.node
-    if node is None or not isinstance(node.op, Conv | ConvTranspose | MatMul) or not single_use(value):
+    if node is None or not isinstance(node.op, LINEAR_OPS) or not single_use(value):
         return False
     return any(v.literal is not None for v in node.operands)
 

@@ -41,11 +41,11 @@ def _uncopied(graph: Graph, node: Node) -> Value | None:
     op, literal = node.op, w.literal
     times = copies(copied.node) if copied.node is not None else None
     if not isinstance(op, Conv) or times is None or copied.node is None or math.prod(times) == 1:
-        raise NoMatch("no pixels copied side by side", copied)
+        raise NoMatch("no nearest upsampling by whole numbers", copied)
     if literal is None:
         raise NoMatch("the filters are not constant", w)
     if not single_use(copied):
-        raise NoMatch("the copies are read elsewhere, too", copied)
+        raise NoMatch("used elsewhere too", copied)
     n, window = len(times), w.type.shape[2:]
     if op.groups != 1 or set(op.strides) != {1} or set(op.dilations) != {1} or copied.type.dtype.itemsize != 2:
         raise NoMatch("not in 16 bits, or strided, dilated or in groups", node.result)

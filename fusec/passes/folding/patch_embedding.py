@@ -17,7 +17,7 @@ from fusec.passes.layout.io_layout import set_input_orders
 from fusec.passes.rewriting.derived_constants import derive
 from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, only_operand, single_use
 
-_FEW_CHANNELS = 4  # tensor cores take channels in eights, so a convolution of fewer leaves most of them idle
+_FEW_CHANNELS = 4  # half of the eight that tensor cores take
 _ENOUGH_TAPS = 32  # of the matrix product
 _ENOUGH_ELEMENTS = 1 << 16  # of the image, because there is one more launch
 

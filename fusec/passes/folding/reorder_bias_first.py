@@ -6,14 +6,14 @@ Reassociating a sum is exact up to rounding; integers stay as they are.
 from __future__ import annotations
 
 from fusec.ir import Graph, Node, Value
-from fusec.ops import pw
+from fusec.ops import LINEAR_OPS, pw
 from fusec.passes.base import RulePass
-from fusec.passes.folding.fold_scales import LINEAR, merge_constants
-from fusec.passes.rewriting.rewriter import NoMatch, local, single_use
+from fusec.passes.folding.fold_scales import merge_constants
+from fusec.passes.rewriting.rewriter import NoMatch, local, made_by, single_use
 
 
 def _is_linear(value: Value) -> bool:
-    return value.node is not None and value.node.op.name in LINEAR and single_use(value)
+    return made_by(value, *LINEAR_OPS) is not None and single_use(value)
 
 
 def _is_biased(value: Value) -> bool:

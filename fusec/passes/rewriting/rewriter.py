@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from fusec.errors import VerifyError
 from fusec.ir import Constant, Graph, Node, Op, Value
 
-MAX_SWEEPS = 8  # a rewrite upstream may open one downstream of it only in the same sweep; the reverse is rare
+MAX_SWEEPS = 8  # most rewrites enable others downstream, in the same sweep; the reverse is rare
 
 
 class NoMatch(Exception):  # noqa: N818 - no error: the usual outcome

@@ -6,7 +6,7 @@ from fusec.ir import Array, Value
 from fusec.ops import Reduce
 from fusec.passes.rewriting.derived_constants import EAGER_BYTES
 
-DEPTH = 6  # how far up to look: with two operands at most, 64 values; longer arguments are not met
+DEPTH = 6  # how far up to look: at most 64 values, because ops have two operands at most
 
 _NEVER = frozenset({"relu", "abs", "exp", "sigmoid", "sqrt", "softplus", "hard_sigmoid"})
 _KEEPS = frozenset({"reshape", "transpose", "relayout", "expand", "slice", "concat", "split", "max_pool", "avg_pool"})

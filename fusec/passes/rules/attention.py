@@ -23,13 +23,13 @@ from fusec.reference import evaluate_node
 
 Shape = tuple[int, ...]
 
-NEVER = -1e30  # added to a score in place of -infinity: no weight is left of it
-MASK_BYTES = 1 << 26  # constant masks are looked into up to this size
+NEVER = -1e30  # added to a score like -infinity: its weight becomes zero
+MASK_BYTES = 1 << 26  # the numbers of larger constant masks are not read
 
 
 @dataclass(frozen=True)
 class _Term:
-    """An addend of the scores: factor * value, and the leading dims of the scores at that place."""
+    """An addend of the scores, factor * value; `lead` are the leading dims of the scores where it is added."""
 
     value: Value
     factor: float
@@ -38,12 +38,12 @@ class _Term:
 
 @dataclass
 class _Scores:
-    """factor * product + terms, -infinity where one of `hidden` says so."""
+    """Scores: factor * product + terms, and -infinity where a mask in `hidden` hides them."""
 
     product: Node
     factor: float = 1.0
     terms: list[_Term] = field(default_factory=list[_Term])
-    hidden: list[tuple[_Term, bool]] = field(default_factory=list[tuple[_Term, bool]])  # mask, the side that is shown
+    hidden: list[tuple[_Term, bool]] = field(default_factory=list[tuple[_Term, bool]])  # mask, its value that shows
     leads: list[Shape] = field(default_factory=list[Shape])
 
 
@@ -109,7 +109,7 @@ class _Maker:
             self.graph.erase(node)
 
 
-# from the weights back to the first product ---------------------------------------------------------------
+# from the weights up to the first product ----------------------------------------------------------------
 
 
 def _alone(value: Value, *users: Node) -> None:
@@ -117,17 +117,17 @@ def _alone(value: Value, *users: Node) -> None:
         raise NoMatch("used elsewhere too", value)
 
 
-def _made_by(value: Value) -> Node:
+def _computed_by(value: Value) -> Node:
     if value.node is None or value.literal is not None:
         raise NoMatch("not computed", value)
     return value.node
 
 
 def _softmax(weights: Value, user: Node) -> tuple[Node, bool]:
-    """Find the softmax that computes weights; tell if rows of NaN become zero on the way."""
+    """Find the softmax that computes weights; tell if rows of NaN become zero after it."""
     users, guarded = (user,), False
     while True:
-        node = _made_by(weights)
+        node = _computed_by(weights)
         _alone(weights, *users)
         if isinstance(node.op, Softmax):
             if node.op.log or node.op.axis % weights.type.rank != weights.type.rank - 1 or 0 in weights.type.shape:
@@ -163,7 +163,7 @@ def _view(node: Node) -> Value:
 
 def _scores(value: Value, user: Node, factor: float) -> _Scores:
     """Match the softmax's operand, `factor` times `value`, as product, scale and mask."""
-    node = _made_by(value)
+    node = _computed_by(value)
     _alone(value, user)
     lead = value.type.shape[:-2]
     if isinstance(node.op, MatMul):
@@ -309,7 +309,7 @@ def _bias(make: _Maker, scores: _Scores, lead: tuple[int, int]) -> tuple[Value |
             value = make(pw("mul"), value, make.number(term.factor, dtype))
         total = value if total is None else make(pw("add"), total, value)
     if scores.hidden and any(not _is_finite(term.value) for term in scores.terms):
-        raise NoMatch("masked scores, to which what may be infinite is added", scores.product.result)
+        raise NoMatch("masked scores, to which a value is added that may be infinite", scores.product.result)
     for mask, keeps in scores.hidden:
         shown, never = total if total is not None else make.number(0.0, dtype), make.number(-math.inf, dtype)
         total = make(pw("where"), _with_lead(make, mask, lead), *((shown, never) if keeps else (never, shown)))

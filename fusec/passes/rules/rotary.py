@@ -7,13 +7,13 @@ from fusec.passes.rewriting.rewriter import Rewriter
 
 
 def _halves(m: Match) -> None:
-    """The slices are the two halves of x's last dim, put together again along it."""
+    """Check that the slices are the two halves of x's last dim, concatenated along it."""
     shape, half = m["x"].type.shape, m["x"].type.shape[-1] // 2
     zeros = (0,) * (len(shape) - 1)
     m.require(m.known["sizes"] == (*shape[:-1], half) and shape[-1] % 2 == 0, "not halves of the last dim", "x")
     m.require(m.known["low"] == (*zeros, 0) and m.known["high"] == (*zeros, half), "not its two halves", "x")
-    m.require(all(s == 1 for s in m.known["steps"]), "every so manieth element", "x")
-    m.require(m.known["axis"] % len(shape) == len(shape) - 1, "put together otherwise", "x")
+    m.require(all(s == 1 for s in m.known["steps"]), "a step other than 1", "x")
+    m.require(m.known["axis"] % len(shape) == len(shape) - 1, "concatenated along another dim", "x")
 
 
 _rotated = {

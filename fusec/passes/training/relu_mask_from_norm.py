@@ -1,7 +1,7 @@
 """Take the gradient of a relu after a batch norm in the norm's own backward op, which can recompute the relu's mask.
 
-The norm reads its operand anyway, and from it sees where the relu was open. So the relu's result need not be read
-again, and the gradient of a convolution before needs no epilogue and keeps its precompiled engines.
+The norm reads its operand anyway, and computes from it where the relu was positive. The relu's result is then not read
+again. The gradient of a convolution before it needs no epilogue, and so it keeps its precompiled engines.
 """
 
 from __future__ import annotations

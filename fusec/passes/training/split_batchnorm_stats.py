@@ -12,11 +12,11 @@ from fusec.passes.base import Options, Pass
 from fusec.passes.rewriting.rewriter import replace_node
 from fusec.targets.target import DEFAULT, Target, load
 
-RESERVED_BYTES = 3 << 10  # of a block's shared memory, which the norm does not use for elements
-L2_SHARE = 2 / 5  # of the second-level cache, in which the norm still finds elements that it read before
+RESERVED_BYTES = 3 << 10  # of a block's shared memory, because the norm stores no elements there
+L2_SHARE = 2 / 5  # of the second-level cache, which still holds elements that the norm has read
 
 
-def kept_bytes(target: Target) -> int:
+def resident_bytes(target: Target) -> int:
     """Return the size of an image that the norm's one launch hardly reads twice.
 
     The launch keeps the image on the chip, or finds it in the second-level cache (fusec.gpu.kernels.norm.
@@ -27,7 +27,7 @@ def kept_bytes(target: Target) -> int:
     return on_chip + int(target.l2_bytes * L2_SHARE)
 
 
-KEPT_BYTES = kept_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
+RESIDENT_BYTES = resident_bytes(load(DEFAULT))  # passes do not know the target; measured on the default one alone
 
 
 class SplitBatchNormStats(Pass):
@@ -51,7 +51,7 @@ def _gains(node: Node) -> bool:
     maker = x.node
     if maker is None or not isinstance(maker.op, Conv) or maker.op.groups != 1 or x.type.dtype not in HALVES:
         return False
-    return x.type.nbytes > KEPT_BYTES and x.type.order == channels_last(x.type.rank)
+    return x.type.nbytes > RESIDENT_BYTES and x.type.order == channels_last(x.type.rank)
 
 
 def _split(graph: Graph, node: Node, epsilon: float) -> None:

@@ -30,15 +30,15 @@ def ops(dtype: str = "f16", order: str = LAST, groups: int = 1, made: str = CONV
 
 def test_large_16_bit_results_of_convolutions_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ops()[1:] == ["batch_norm_train"]  # small
-    monkeypatch.setattr(split_batchnorm_stats, "KEPT_BYTES", 255)
+    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 255)
     split = ["conv", "channel_sums", "batch_norm_by_sums"]
     assert ops() == ops("bf16") == ops(parameter="f16") == split
-    monkeypatch.setattr(split_batchnorm_stats, "KEPT_BYTES", 512)
+    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 512)
     assert ops() == ["conv", "batch_norm_train"]  # as large as what is kept
 
 
 def test_other_norms_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of squares cost digits that fp32 has; cuDNN wants channels side by side, and all of them in one group."""
-    monkeypatch.setattr(split_batchnorm_stats, "KEPT_BYTES", 0)
+    monkeypatch.setattr(split_batchnorm_stats, "RESIDENT_BYTES", 0)
     for name in (*ops("f32"), *ops(order=""), *ops(groups=8), *ops(made="mul(%x, %w)")):
         assert "sums" not in name
