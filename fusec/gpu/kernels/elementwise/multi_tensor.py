@@ -83,8 +83,7 @@ def _generate(member: Member, local: Arguments, vector: int) -> list[str]:
     views: Mapping[Value, View] = {v: _view(v, member) for v in (*member.reads, *member.writes)}
     for value in member.reads:
         code.get(value, views[value])
-    for node in member.nodes:
-        code.apply(node)
+    code.compute(member.nodes)
     for value in member.writes:
         code.store(value, type=views[value])
     return code.lines()

@@ -234,10 +234,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             code.body.append(f"factors[{number * self._own}u + place] = {factor};")
         if step.statistics:
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
-            for node in step.statistics_nodes:
-                small.apply(node)
-            for value in step.statistics:
-                small.store(value)
+            small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
         body = self._resident_cuda("merge_chunks", MERGE=merge, FINISH=code.lines())
         return [*self._each_channel(body), "__syncthreads();"]
@@ -263,20 +260,15 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             pack = f"{C_TYPES[value.type.dtype]}, {plan.vector}"
             again.head.append(f"const Pack<{pack}> stored{number} = load_pack<{pack}>({source});")
             again.known[value] = f"wide(stored{number}.v[j])"
-        for node in self._prologue_without(stored):
-            again.apply(node)
+        again.compute(self._prologue_without(stored))
         kept = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
         for number, value in enumerate(dict.fromkeys(step.elements)):
             kept.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
             kept.known[value] = f"wide(kept{number}.v[j])"
-        for node in self._prologue_without(step.elements):
-            kept.apply(node)
+        kept.compute(self._prologue_without(step.elements))
         for code in (again, kept):
             self.normalise(code, "j")
-            for node in step.epilogue:
-                code.apply(node)
-            for value in step.epilogue_outputs:
-                code.store(value)
+            code.compute(step.epilogue, step.epilogue_outputs)
         rest, was_kept = self._uncached_pass(again.lines()), self._cached_pass(kept.lines())
         lines += [*was_kept, *rest] if self._is_cached else [*rest, *was_kept]
         return ["if (live) {", *lines, "}"]

@@ -71,9 +71,7 @@ def formula_of(node: Node, op: Op) -> Formula | None:
         parameters = (TensorType((x.shape[1], *(1,) * (x.rank - 2)), x.dtype),) * 2
     else:
         return None
-    inverse = (
-        f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, DType.F64 if kind == 'double' else DType.F32)})"
-    )
+    inverse = f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, x.dtype)})"
     if isinstance(op, RmsNorm):
         return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters, "plain")
     mean = _total("e", kind, f"# / {kind}({count})")

@@ -189,10 +189,7 @@ class GroupSource(ResidentNorm):
         """Load the elements that a thread keeps into `taken`. Past the end it loads the first pixel again."""
         code, kind = PointwiseCode(self._space(), arguments), C_TYPES[self._x.type.dtype]
         if self.prologue:
-            for node in self.prologue:
-                code.apply(node)
-            for value in self.prologue_outputs:
-                code.store(value)
+            code.compute(self.prologue, self.prologue_outputs)
             code.body.append(f"taken[i].v[j] = {code.as_stored(self._x)};")
             load = code.lines()
         else:
@@ -298,9 +295,6 @@ class GroupSource(ResidentNorm):
         code.head.append(f"const {self._pack} pack = taken[i];")
         code.known[self._x] = "wide(pack.v[j])"
         code.define(self.anchor.result, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
-        for node in self.epilogue:
-            code.apply(node)
-        for value in self.epilogue_outputs:
-            code.store(value)
+        code.compute(self.epilogue, self.epilogue_outputs)
         store = code.lines() if self.tiling.is_even else ["if (p < end)", *code.lines()]
         return self._cuda("write_elements", STORE=store)

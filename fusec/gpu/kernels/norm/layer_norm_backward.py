@@ -294,7 +294,7 @@ class _LayerNormBackwardSource:
             SUMS=sums,
             ZEROS=", ".join([f"{kind}(0)"] * sums),
             SUM=self._loop(load.lines()),
-            EPSILON=literal(op.epsilon, DType.F64 if kind == "double" else DType.F32),
+            EPSILON=literal(op.epsilon, step.x.type.dtype),
             WRITE=self._loop(self._write_code(arguments, op).lines()),
         )
         return [*rows, *self._store_columns(arguments)]
@@ -302,10 +302,8 @@ class _LayerNormBackwardSource:
     def _load_code(self, arguments: Arguments) -> PointwiseCode:
         """Return the code that applies the prologue and loads the row's elements and their gradients."""
         step, code = self.step, self._row_code(arguments)
-        for node in step.prologue:
-            code.apply(node)
-        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
-            code.store(value)
+        # lanes that are not live repeat the last one's stores
+        code.compute(step.prologue, step.prologue_outputs)
         code.body.append(f"e[turn][j] = {code.get(step.x)};")
         code.body.append(f"loss[turn][j] = {code.get(step.elements[0])};")
         return code
@@ -320,8 +318,7 @@ class _LayerNormBackwardSource:
             mean = f" - sums[2] / {count}" if op.centred else ""
             inner = f"loss[turn][j] * {code.get(step.parameters[0])}"
             code.define(step.y, f"({inner}{mean} - normal * along) * inverse")
-            for node in step.epilogue:
-                code.apply(node)
+            code.compute(step.epilogue)
             for number, node in enumerate(step.sum_nodes):
                 code.body.append(f"by_sum{number}[turn][j] += {code.get(node.operands[0])};")
             for value in step.epilogue_outputs:
@@ -362,10 +359,7 @@ class _LayerNormBackwardSource:
         code = PointwiseCode(Space(shape, tuple(name or None for name, _ in names)), arguments)
         for number, value in enumerate((*step.anchor.results[1:], *(node.result for node in step.sum_nodes))):
             code.define(value, f"acc{number}[0]")
-        for node in step.statistics_nodes:
-            code.apply(node)
-        for value in step.statistics:
-            code.store(value)
+        code.compute(step.statistics_nodes, step.statistics)
         return [*lines, "if (live && t == 0) {", *code.lines(), "}"]
 
     @property

@@ -225,8 +225,7 @@ class RowSource:
 
     def _load(self, statements: Sequence[str], first: bool) -> PointwiseCode:
         code = PointwiseCode(self.space, self.arguments)
-        for node in self.prologue:
-            code.apply(node)
+        code.compute(self.prologue)
         if first:
             for value in self.prologue_outputs:  # lanes that are not live repeat the last one's stores
                 code.store(value)
@@ -272,8 +271,5 @@ class RowSource:
         return ["if (live && t == 0) {", *self._apply_epilogue(code).lines(), "}"]
 
     def _apply_epilogue(self, code: PointwiseCode) -> PointwiseCode:
-        for node in self.epilogue:
-            code.apply(node)
-        for value in self.epilogue_outputs:
-            code.store(value)
+        code.compute(self.epilogue, self.epilogue_outputs)
         return code

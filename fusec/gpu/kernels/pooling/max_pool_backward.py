@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     Space,
     can_generate,
     split_index,
-    stride_along,
+    strides_from,
     widest_vector,
 )
 from fusec.ir import Node, Value
@@ -74,7 +74,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not dx]
     types = [*(v.type for v in outputs), x.type, dy.type, *read]
     packs = all(t.strides[1] == 1 for t in (x.type, dy.type))
-    steps = [[stride_along(t, rank, 1), *(stride_along(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    steps = [strides_from(t, rank, 1) for t in types]
     vector = widest_vector(x.type.shape[1], types, steps) if packs else 1
     while vector > 1 and vector * tile > KEPT:
         vector //= 2
@@ -110,10 +110,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
     code = PointwiseCode(space, arguments)
     code.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
-    for node in rest:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(rest, outputs)
     body = code.lines()
     for d, dim in reversed(tuple(enumerate(dims))):
         body = cuda(
