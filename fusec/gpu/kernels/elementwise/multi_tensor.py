@@ -27,7 +27,7 @@ class _Local(Arguments):
         return super()._pointer(value, type, c_type, f"m{prefix}", written)
 
 
-def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel of equal pointwise ops over many tensors; None for other steps."""
     found = alike(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
     if found is None:

@@ -2,8 +2,7 @@
 
 Blocks read their part of the image, wait for each other, merge their sums, and continue with the elements that shared
 memory holds. Rows are visited from the last to the first, because the last were written most recently. Each block
-merges
-the sums of its own channels in the order of the chunks, so every run gives the same bits.
+merges the sums of its own channels in the order of the chunks, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -261,16 +260,16 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             again.head.append(f"const Pack<{pack}> stored{number} = load_pack<{pack}>({source});")
             again.known[value] = f"wide(stored{number}.v[j])"
         again.compute(self._prologue_without(stored))
-        kept = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
+        cached = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
         for number, value in enumerate(dict.fromkeys(step.elements)):
-            kept.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
-            kept.known[value] = f"wide(kept{number}.v[j])"
-        kept.compute(self._prologue_without(step.elements))
-        for code in (again, kept):
+            cached.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
+            cached.known[value] = f"wide(kept{number}.v[j])"
+        cached.compute(self._prologue_without(step.elements))
+        for code in (again, cached):
             self.normalise(code, "j")
             code.compute(step.epilogue, step.epilogue_outputs)
-        rest, was_kept = self._uncached_pass(again.lines()), self._cached_pass(kept.lines())
-        lines += [*was_kept, *rest] if self._is_cached else [*rest, *was_kept]
+        uncached, cached_pass = self._uncached_pass(again.lines()), self._cached_pass(cached.lines())
+        lines += [*cached_pass, *uncached] if self._is_cached else [*uncached, *cached_pass]
         return ["if (live) {", *lines, "}"]
 
     @property

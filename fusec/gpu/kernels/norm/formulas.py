@@ -32,8 +32,7 @@ class Formula:
 
     c_type: the type that is computed in.
     result: of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b). Of a reduction,
-        from
-        the last pass (#0) and the first one (#1).
+        from the last pass (#0) and the first one (#1).
     parameters: the types that the parameters are read as.
     merge: how the results of chunks are combined: `plain`, `moments`, or empty if they cannot be.
     """

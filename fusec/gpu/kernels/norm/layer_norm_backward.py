@@ -74,8 +74,8 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if any(v.node in step.prologue for node in step.epilogue for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for kept, blocks, ahead, meets in VARIANTS:
-        plan = _plan(step, kept)
+    for held, blocks, ahead, meets in VARIANTS:
+        plan = _plan(step, held)
         if plan is not None and plan.lanes * _columns_bytes(step) <= SHARED_BYTES:
             source = _LayerNormBackwardSource(step, plan, blocks, ahead)
             if source.is_possible and (not meets or source.may_meet):
@@ -96,10 +96,10 @@ def _is_row_sum(node: Node, anchor: Node) -> bool:
     return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
 
 
-def _plan(step: NormStep, kept: int) -> RowPlan | None:
+def _plan(step: NormStep, held: int) -> RowPlan | None:
     """Plan how threads share rows; None if rows are longer than threads can keep.
 
-    kept: numbers of a row that a thread keeps.
+    held: numbers of a row that a thread keeps.
     """
     x, axis = step.x.type, step.anchor.op.attributes["axis"] % step.x.type.rank
     read = inputs_of([*step.prologue, *step.epilogue])
@@ -121,7 +121,7 @@ def _plan(step: NormStep, kept: int) -> RowPlan | None:
         vector = widest_vector(axes[-1].size, moved, [[stride_along(t, x.rank, d) for d in dims] for t in moved])
     size = math.prod(x.shape[axis:])
     count = size // vector
-    threads = max(32, power_of_two(ceil_div(count, max(1, kept // vector))))
+    threads = max(32, power_of_two(ceil_div(count, max(1, held // vector))))
     if threads > MOST:
         return None
     lanes = max(1, BLOCK // threads)

@@ -147,10 +147,10 @@ def _find_largest(x: Value, dims: Sequence[_Dim], cuda: CudaTemplate, arguments:
     return cuda("find_largest", EACH_TAP=body)
 
 
-def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, kept: str) -> list[str]:
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, index: str) -> list[str]:
     """Sum the gradients of the thread's elements in `sums`.
 
-    kept: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
+    index: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
     """
     dy, x = pool.operands
     at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
@@ -159,13 +159,13 @@ def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, argumen
         pack = f"{c_type}, {cuda.holes['VECTOR']}"
         return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({at}));"
 
-    if kept:
-        find = [load(kept, "places", arguments.scratch(f"const {kept}"))]
+    if index:
+        find = [load(index, "places", arguments.scratch(f"const {index}"))]
     else:
         find = _find_largest(x, dims, cuda, arguments)
     add = cuda(
         "add_gradient",
-        WHERE="places.v[j]" if kept else "where[j]",
+        WHERE="places.v[j]" if index else "where[j]",
         TAP_NUMBER=_place("t", dims, "window"),
         ELEMENT_NUMBER=_place("u", dims, "stride"),
     )
