@@ -55,10 +55,10 @@ def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.
     """
-    found, step = nodes[0].graph.found, (find, *nodes, *outputs)
-    if step not in found:
-        found[step] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
-    return found[step]
+    written, work = nodes[0].graph.found, (find, *nodes, *outputs)
+    if work not in written:
+        written[work] = next((k for family in FAMILIES if (k := family(nodes, outputs)) is not None), None)
+    return written[work]
 
 
 __all__ = ["FAMILIES", "Kernel", "find"]
