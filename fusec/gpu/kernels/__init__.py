@@ -26,7 +26,7 @@ from fusec.ir import Node, Value
 Family = Callable[[Sequence[Node], Sequence[Value]], Kernel | None]
 FAMILIES: tuple[Family, ...] = (
     attention_forward.attention,
-    multi_tensor.lists,  # before pointwise, because that writes a piece of source for each tensor
+    multi_tensor.multi_tensor,  # before pointwise, because that writes a piece of source for each tensor
     pointwise.pointwise,
     instance_norm.instance,  # before rows, because its variants include theirs
     row_reduction.rows,  # before pooling, because a pool over all of an image is a reduction
@@ -50,8 +50,7 @@ FAMILIES: tuple[Family, ...] = (
 def find(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel that runs these nodes and stores `outputs`; None if no family has one.
 
-    The answer is stored with the graph, because a step is looked at each time its program is arranged, prepared or
-    bound.
+    The graph caches the answer, because scheduling, tuning and binding ask for the same steps.
 
     nodes: in graph order.
     outputs: the results of the nodes that other steps, or the caller, read.

@@ -49,9 +49,8 @@ class Argument:
     """The memory of a value, or other memory of a launch.
 
     value: None for scratch memory and for barrier counters.
-    type: the memory order that is wanted, which for a constant may differ from the program's. Barrier counters have a
-        type;
-        they are zero at first, and each launch leaves them as it found them. Scratch memory has none.
+    type: the memory order that is wanted, which for a constant may differ from the program's. Scratch memory has
+        none. Barrier counters have one; they are zero at first, and each launch leaves them as it found them.
     """
 
     value: Value | None
@@ -66,8 +65,8 @@ class Launch:
     resident_bytes: dynamic shared memory of a block.
     meets: blocks wait for each other, so all must run at the same time (a cooperative launch).
     numbers: C type and value of what is passed by value after the arguments.
-    architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty for
-        any.
+    architecture: `sm_90` for the first architecture that has the instructions; `sm_90a` for the only one; empty
+        for any.
     cluster: blocks of a thread block cluster. They run at the same time and access each other's shared memory.
     early: a dependent launch. It may begin before the launch before it has ended, and waits for that by itself.
     """

@@ -116,8 +116,6 @@ def match_norm_step(
     epilogue_outputs = [v for v in outputs if v.node in epilogue or v is anchor.results[0]]
     if any(v.type.shape != x.type.shape for v in prologue_outputs):
         return None
-    kept = [v for v in outputs if v in statistics]
-
     return NormStep(
         anchor,
         moved,
@@ -126,7 +124,7 @@ def match_norm_step(
         tuple(small),
         tuple(prologue_outputs),
         tuple(epilogue_outputs),
-        tuple(kept),
+        tuple(v for v in outputs if v in statistics),
         tuple(sums),
     )
 

@@ -7,7 +7,7 @@ no number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.indexing import Strided, View
@@ -119,6 +119,13 @@ class PointwiseCode:
             text = expression(node.op, source.dtype, operands, index)
         self.define(result, text, rounds=node.op.name not in EXACT)
 
+    def compute(self, nodes: Iterable[Node], stored: Iterable[Value] = ()) -> None:
+        """Apply nodes, and store these values."""
+        for node in nodes:
+            self.apply(node)
+        for value in stored:
+            self.store(value)
+
     def define(self, value: Value, text: str, rounds: bool = True) -> None:
         """Set the expression of a value, and round it to the value's type unless `rounds` is false."""
         dtype, name = value.type.dtype, f"{self.prefix}{len(self.known)}"
@@ -206,7 +213,7 @@ def cast(text: str, source: DType, to: DType) -> str:
 def widest_vector(size: int, types: Sequence[Strided], steps: Sequence[Sequence[int]], exact: bool = True) -> int:
     """Return how many neighbours along a dim one load or store can move.
 
-    steps: for each type its stride along the dim, and then its strides along all other dims.
+    steps: for each type its stride along the dim, and then its strides along all other dims, as from `strides_from`.
     exact: the vector must divide `size`.
     """
     smallest = min((t.dtype.itemsize for t in types), default=1)
@@ -223,6 +230,11 @@ def stride_along(type: Strided, rank: int, dim: int) -> int:
     """Return the stride of a tensor along dim `dim` of a shape of rank `rank` that it broadcasts to."""
     own = dim - (rank - type.rank)
     return type.strides[own] if own >= 0 and type.shape[own] != 1 else 0
+
+
+def strides_from(type: Strided, rank: int, along: int) -> list[int]:
+    """Return the stride of a tensor along dim `along` of such a shape, and then its strides along the other dims."""
+    return [stride_along(type, rank, along), *(stride_along(type, rank, d) for d in range(rank) if d != along)]
 
 
 def merged_dims(shape: tuple[int, ...], order: Sequence[int], types: Sequence[Strided]) -> list[list[int]]:

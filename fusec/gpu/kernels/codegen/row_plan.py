@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.indexing import Strided
 from fusec.gpu.kernels.codegen.kernel import BLOCK, ceil_div, power_of_two
-from fusec.gpu.kernels.codegen.pointwise_code import stride_along, widest_vector
+from fusec.gpu.kernels.codegen.pointwise_code import strides_from, widest_vector
 from fusec.ir import Op, TensorType
 from fusec.ops import GroupNorm, LayerNorm, Reduce, RmsNorm, Softmax
 
@@ -122,20 +122,14 @@ def plan_rows(
     row = not axes or axes[-1].reduced
     vector = 1
     if axes and axes[-1].scale == 1:
-        along = axes[-1].dim
-        steps = [
-            [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)]
-            for t in types
-        ]
-        vector = widest_vector(axes[-1].size, types, steps)
+        vector = widest_vector(axes[-1].size, types, [strides_from(t, rank, axes[-1].dim) for t in types])
     count = math.prod(a.size for a in axes if a.reduced) // (vector if row else 1)
     groups = math.prod(a.size for a in axes if not a.reduced) // (1 if row else vector)
+    side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
     if row:
-        side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
         kept = power_of_two(ceil_div(count, max(1, CACHED // vector)))  # so that a row fits into registers
         threads = min(BLOCK, max(kept, min(side_by_side, power_of_two(count))))
     else:
-        side_by_side = max(1, COALESCED_BYTES // (vector * x.dtype.itemsize))
         most = max(1, BLOCK // min(side_by_side, power_of_two(groups)))
         wanted = min(power_of_two(ceil_div(count, 8)), power_of_two(ceil_div(ENOUGH_THREADS, max(groups, 1))))
         threads = min(most, wanted, column)

@@ -20,7 +20,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     can_generate,
     rounded_to,
     split_index,
-    stride_along,
+    strides_from,
     widest_vector,
 )
 from fusec.ir import DType, Node, Value
@@ -82,9 +82,7 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if sample is None:
         return None
     late = [v.type for v in (*outputs, *(v for v in inputs_of(epilogue) if v is not y and v.type.size != 1))]
-    steps = [
-        [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)] for t in late
-    ]
+    steps = [strides_from(t, rank, along) for t in late]
     shift = x.type.rank - rank  # a dim after the gathered one has another number in the operand
     source_along = along if not isinstance(anchor.op, Gather) or along < anchor.op.axis % x.type.rank else along + shift
     packs = along not in sample.moved
@@ -92,10 +90,7 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
         [v.type for v in inputs_of([*prologue, anchor])[: None if prologue else 1] if v.type.size != 1] if packs else []
     )
     own = [(t, x.type.rank) for t in read if t.rank <= x.type.rank]
-    steps += [
-        [stride_along(t, r, source_along), *(stride_along(t, r, d) for d in range(r) if d != source_along)]
-        for t, r in own
-    ]
+    steps += [strides_from(t, r, source_along) for t, r in own]
     vector = widest_vector(y.type.shape[along], [*late, *(t for t, _ in own)], steps) if along >= 0 else 1
     if along in sample.moved and along not in sample.guards:
         vector = 1  # neighbours are looked up one by one
@@ -110,10 +105,7 @@ def sampled(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     space = Space(x.type.shape, tuple(sample.names), source_along, vector, packs)
     lines += _load_elements(anchor, sample, space, prologue, arguments)
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, "w", {y: "taken[j]"})
-    for node in epilogue:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(epilogue, outputs)
     lines += code.lines()
     return Kernel(name, (arguments.launch(anchor.op.name, lines, ceil_div(total, BLOCK), preamble=sample.preamble),))
 
@@ -128,8 +120,7 @@ def _load_elements(
 
     def read(corner: Space, target: str) -> PointwiseCode:
         code = PointwiseCode(corner, arguments)
-        for node in prologue:
-            code.apply(node)
+        code.compute(prologue)
         code.body.append(f"{target} = {code.get(anchor.operands[0])};")
         return code
 

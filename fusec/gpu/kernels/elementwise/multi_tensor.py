@@ -27,7 +27,7 @@ class _Local(Arguments):
         return super()._pointer(value, type, c_type, f"m{prefix}", written)
 
 
-def lists(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def multi_tensor(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel of equal pointwise ops over many tensors; None for other steps."""
     found = equal_members(nodes) if len(nodes) > 1 and all(map(can_generate, nodes)) else None
     if found is None:
@@ -83,8 +83,7 @@ def _generate(member: Member, local: Arguments, vector: int) -> list[str]:
     views: Mapping[Value, View] = {v: _view(v, member) for v in (*member.reads, *member.writes)}
     for value in member.reads:
         code.get(value, views[value])
-    for node in member.nodes:
-        code.apply(node)
+    code.compute(member.nodes)
     for value in member.writes:
         code.store(value, type=views[value])
     return code.lines()

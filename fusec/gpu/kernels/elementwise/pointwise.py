@@ -212,8 +212,7 @@ def _code(region: Region, space: Space, arguments: Arguments) -> PointwiseCode:
     code = PointwiseCode(space, arguments)
     for name, (value, view) in region.reads.items():
         code.get(name, view, memory=value)
-    for node in region.nodes:
-        code.apply(node)
+    code.compute(region.nodes)
     return code
 
 

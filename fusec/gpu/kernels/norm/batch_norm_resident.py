@@ -2,8 +2,7 @@
 
 Blocks read their part of the image, wait for each other, merge their sums, and continue with the elements that shared
 memory holds. Rows are visited from the last to the first, because the last were written most recently. Each block
-merges
-the sums of its own channels in the order of the chunks, so every run gives the same bits.
+merges the sums of its own channels in the order of the chunks, so every run gives the same bits.
 """
 
 from __future__ import annotations
@@ -234,10 +233,7 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             code.body.append(f"factors[{number * self._own}u + place] = {factor};")
         if step.statistics:
             small = PointwiseCode(code.space, arguments, "q", dict(code.known), dict(code.narrowed))
-            for node in step.statistics_nodes:
-                small.apply(node)
-            for value in step.statistics:
-                small.store(value)
+            small.compute(step.statistics_nodes, step.statistics)
             code.body += ["if (chunk == 0u && real) {", *small.lines(), "}"]
         body = self._resident_cuda("merge_chunks", MERGE=merge, FINISH=code.lines())
         return [*self._each_channel(body), "__syncthreads();"]
@@ -263,22 +259,17 @@ class BatchNormResident(BatchNormSource, ResidentNorm):
             pack = f"{C_TYPES[value.type.dtype]}, {plan.vector}"
             again.head.append(f"const Pack<{pack}> stored{number} = load_pack<{pack}>({source});")
             again.known[value] = f"wide(stored{number}.v[j])"
-        for node in self._prologue_without(stored):
-            again.apply(node)
-        kept = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
+        again.compute(self._prologue_without(stored))
+        cached = PointwiseCode(space_of(step.x.type, plan), arguments, "k")
         for number, value in enumerate(dict.fromkeys(step.elements)):
-            kept.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
-            kept.known[value] = f"wide(kept{number}.v[j])"
-        for node in self._prologue_without(step.elements):
-            kept.apply(node)
-        for code in (again, kept):
+            cached.head.append(f"const {self._pack(value)} kept{number} = {self._place_of(number, value)};")
+            cached.known[value] = f"wide(kept{number}.v[j])"
+        cached.compute(self._prologue_without(step.elements))
+        for code in (again, cached):
             self.normalise(code, "j")
-            for node in step.epilogue:
-                code.apply(node)
-            for value in step.epilogue_outputs:
-                code.store(value)
-        rest, was_kept = self._uncached_pass(again.lines()), self._cached_pass(kept.lines())
-        lines += [*was_kept, *rest] if self._is_cached else [*rest, *was_kept]
+            code.compute(step.epilogue, step.epilogue_outputs)
+        uncached, cached_pass = self._uncached_pass(again.lines()), self._cached_pass(cached.lines())
+        lines += [*cached_pass, *uncached] if self._is_cached else [*uncached, *cached_pass]
         return ["if (live) {", *lines, "}"]
 
     @property

@@ -16,7 +16,7 @@ from fusec.gpu.kernels.codegen.norm_step import NormStep
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, rounded_to
 from fusec.gpu.kernels.codegen.row_plan import RowPlan
-from fusec.ir import DType, TensorType, Value
+from fusec.ir import TensorType, Value
 from fusec.ops import BatchNormBackward, BatchNormBySums, BatchNormTrain, ChannelSums
 
 BACKWARDS = True  # the end is read first, because it was written last and may still be in the cache
@@ -117,8 +117,7 @@ class BatchNormSource:
         lines = self._cuda("declare_sums")
         if self.forward:
             first = PointwiseCode(space_of(step.x.type, plan), arguments, "f")
-            for node in step.prologue:
-                first.apply(node)
+            first.compute(step.prologue)
             # of neighbours along a row only the first counts
             first.body.append(f"const {kind} e = {first.get(step.x)};")
             guard = "if (j == 0) " if plan.row else ""
@@ -136,10 +135,8 @@ class BatchNormSource:
     def accumulate(self, code: PointwiseCode) -> None:
         """Apply the prologue to each element, and add it to the two sums."""
         step, place = self.step, self._place
-        for node in step.prologue:
-            code.apply(node)
-        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
-            code.store(value)
+        # lanes that are not live repeat the last one's stores
+        code.compute(step.prologue, step.prologue_outputs)
         e = code.get(step.x)
         if self.forward:
             code.body += self._cuda("add_forward", ELEMENT=e)
@@ -178,10 +175,7 @@ class BatchNormSource:
         factors = self.forward_factors(code) if self.forward else self.backward_factors(code)
         for number, factor in enumerate(factors):
             code.body.append(f"{pointer}[{(2 * chunks + number) * channels}u + c] = {factor};")
-        for node in step.statistics_nodes:
-            code.apply(node)
-        for value in step.statistics:
-            code.store(value)
+        code.compute(step.statistics_nodes, step.statistics)
         lines += ["if (live && t == 0) {", *code.lines(), "}"]
         return arguments.launch(f"{self.name}_together", lines, merge.blocks, merge.block)
 
@@ -205,7 +199,7 @@ class BatchNormSource:
             code.define(self.step.anchor.results[1], infinite)
             return ()
         assert isinstance(op, (BatchNormTrain, BatchNormBySums))
-        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        epsilon = literal(op.epsilon, self.step.x.type.dtype)
         scale, bias = (code.get(v) for v in self.step.parameters)
         code.body.append(f"const {kind} inverse = {kind}(1) / sqrt(nmax({spread}, {kind}(0)) + {epsilon});")
         code.define(self.step.anchor.results[1], "mean")
@@ -239,13 +233,9 @@ class BatchNormSource:
 
     def _apply_step(self, code: PointwiseCode, place: str) -> None:
         """Apply the second prologue, the norm and the epilogue to an element, and store it."""
-        for node in self.step.second_prologue:
-            code.apply(node)
+        code.compute(self.step.second_prologue)
         self.normalise(code, place)
-        for node in self.step.epilogue:
-            code.apply(node)
-        for value in self.step.epilogue_outputs:
-            code.store(value)
+        code.compute(self.step.epilogue, self.step.epilogue_outputs)
 
     def normalise(self, code: PointwiseCode, place: str) -> None:
         """Compute the norm's result for an element, from the factors of its channel."""
@@ -288,10 +278,10 @@ class BatchNormBySumsSource(BatchNormSource):
 
     def _of_sums(self, code: PointwiseCode, given: Sequence[str]) -> tuple[str, str, str]:
         """Return the factors of a channel, in double because subtracting squares costs digits."""
-        op, kind = self.step.anchor.op, self.kind
+        op = self.step.anchor.op
         assert isinstance(op, BatchNormBySums)
         scale, bias, total, squares = given
-        epsilon = literal(op.epsilon, DType.F64 if kind == "double" else DType.F32)
+        epsilon = literal(op.epsilon, self.step.x.type.dtype)
         code.body += self._cuda("statistics_of_sums", TOTAL=total, SQUARES=squares, COUNT=self.count, EPSILON=epsilon)
         return "mean", f"inverse * {scale}", bias
 
@@ -302,10 +292,7 @@ class BatchNormBySumsSource(BatchNormSource):
         self._of_sums(code, [code.get(v) for v in step.parameters])
         code.define(step.anchor.results[1], "mean")
         code.define(step.anchor.results[2], "inverse")
-        for node in step.statistics_nodes:
-            code.apply(node)
-        for value in step.statistics:
-            code.store(value)
+        code.compute(step.statistics_nodes, step.statistics)
         stores = "live && t == 0 && chunk == 0u" if plan.chunks > 1 else "live && t == 0"
         return self._cuda("store_statistics", STORES=stores, STORE=code.lines())
 

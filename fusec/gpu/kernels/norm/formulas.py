@@ -32,8 +32,7 @@ class Formula:
 
     c_type: the type that is computed in.
     result: of a norm, from element e, the numbers of the passes (#0, #1) and the parameters (#s, #b). Of a reduction,
-        from
-        the last pass (#0) and the first one (#1).
+        from the last pass (#0) and the first one (#1).
     parameters: the types that the parameters are read as.
     merge: how the results of chunks are combined: `plain`, `moments`, or empty if they cannot be.
     """
@@ -71,9 +70,7 @@ def formula_of(node: Node, op: Op) -> Formula | None:
         parameters = (TensorType((x.shape[1], *(1,) * (x.rank - 2)), x.dtype),) * 2
     else:
         return None
-    inverse = (
-        f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, DType.F64 if kind == 'double' else DType.F32)})"
-    )
+    inverse = f"{kind}(1) / sqrt(# / {kind}({count}) + {literal(op.epsilon, x.dtype)})"
     if isinstance(op, RmsNorm):
         return Formula(kind, (_total("e * e", kind, inverse),), "e * #0 * #s", parameters, "plain")
     mean = _total("e", kind, f"# / {kind}({count})")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
 from fusec.gpu.kernels.codegen.kernel import HALVES, VECTOR_BYTES, Kernel
 from fusec.gpu.kernels.codegen.pointwise_code import stride_along
 from fusec.gpu.kernels.norm.group_norm_source import WARP, GroupSource, GroupTiling
-from fusec.ir import DType, Node, TensorType, Value
+from fusec.gpu.kernels.norm.row_step import RowStep
+from fusec.ir import DType, TensorType
 from fusec.ops import GroupNorm
 from fusec.schedule.program import inputs_of
 
@@ -30,32 +30,25 @@ def merges(type: TensorType, shape: tuple[int, ...]) -> bool:
     )
 
 
-def one_launch(
-    anchor: Node,
-    prologue: Sequence[Node],
-    epilogue: Sequence[Node],
-    prologue_outputs: Sequence[Value],
-    epilogue_outputs: Sequence[Value],
-) -> list[Kernel]:
+def one_launch(step: RowStep) -> list[Kernel]:
     """Return the variants of a group norm with a prologue and an epilogue; none if it does not fit."""
-    op, x = anchor.op, anchor.operands[0].type
+    op, x = step.op, step.x.type
     if not isinstance(op, GroupNorm) or x.rank < 3 or not x.size or x.dtype not in (*HALVES, DType.F32):
         return []
     channels, vector, pixels = x.shape[1], VECTOR_BYTES // x.dtype.itemsize, math.prod(x.shape[2:])
     if x.strides[1] != 1 or channels % vector or pixels == 1:
         return []
-    read = [v for v in (*(inputs_of(prologue) or anchor.operands[:1]), *inputs_of(epilogue)) if v is not anchor.result]
-    types = [x, *(v.type for v in (*read, *prologue_outputs, *epilogue_outputs) if v.type.size != 1)]
+    read = [*(inputs_of(step.prologue) or [step.x]), *(v for v in inputs_of(step.epilogue) if v is not step.y)]
+    stored = (*step.prologue_outputs, *step.epilogue_outputs)
+    types = [x, *(v.type for v in (*read, *stored) if v.type.size != 1)]
     if any(t.span >= 1 << 31 for t in types) or not all(merges(t, x.shape) for t in types):
         return []
     if any(stride % vector for t in types for stride in t.strides if stride != 1):
         return []
-    if any(node.op.name == "gen_index" for node in (*prologue, *epilogue)):
+    if any(node.op.name == "gen_index" for node in (*step.prologue, *step.epilogue)):
         return []
     tilings = _tilings(x, channels // op.groups, vector, pixels)
-    found = (
-        GroupSource(anchor, op, prologue, epilogue, prologue_outputs, epilogue_outputs, tiling) for tiling in tilings
-    )
+    found = (GroupSource(step, tiling) for tiling in tilings)
     return [each.kernel() for each in found if each.shared_bytes <= SHARED_BYTES]
 
 

@@ -6,7 +6,6 @@ clusters they wait for each other at a barrier counter in memory, so all must ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +14,8 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, CLUSTERS, Arguments, Kerne
 from fusec.gpu.kernels.codegen.op_table import literal
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.gpu.kernels.norm.resident_norm import ResidentNorm, meet_at_counter
-from fusec.ir import DType, Node, Value
+from fusec.gpu.kernels.norm.row_step import RowStep
+from fusec.ir import DType
 from fusec.ops import GroupNorm
 
 WARP = 32
@@ -75,22 +75,18 @@ class GroupTiling:
 class GroupSource(ResidentNorm):
     """The source of a norm with a prologue and an epilogue."""
 
-    anchor: Node
-    op: GroupNorm
-    prologue: Sequence[Node]
-    epilogue: Sequence[Node]
-    prologue_outputs: Sequence[Value]
-    epilogue_outputs: Sequence[Value]
+    step: RowStep
     tiling: GroupTiling
 
     @property
-    def _x(self) -> Value:
-        return self.anchor.operands[0]
+    def _op(self) -> GroupNorm:
+        assert isinstance(self.step.op, GroupNorm)
+        return self.step.op
 
     @property
     def _members(self) -> int:
         """Channels of a group."""
-        return self._x.type.shape[1] // self.op.groups
+        return self.step.x.type.shape[1] // self._op.groups
 
     @property
     def _groups(self) -> int:
@@ -100,7 +96,7 @@ class GroupSource(ResidentNorm):
     @property
     def _columns(self) -> int:
         """Blocks for all channels of a pixel."""
-        return self._x.type.shape[1] // self.tiling.own
+        return self.step.x.type.shape[1] // self.tiling.own
 
     @property
     def _parts(self) -> int:
@@ -150,12 +146,11 @@ class GroupSource(ResidentNorm):
         else:
             launch = replace(launch, meets=tiling.blocks > 1)
         scratch_bytes = 8 * grid * self._groups if launch.meets else 0
-        name = "+".join(node.op.name for node in (*self.prologue, self.anchor, *self.epilogue))
-        return Kernel(name, (launch,), scratch_bytes)
+        return Kernel(self.step.name, (launch,), scratch_bytes)
 
     @property
     def _teams(self) -> int:
-        return self._x.type.shape[0] * self._columns
+        return self.step.x.type.shape[0] * self._columns
 
     @property
     def _sent(self) -> int:
@@ -164,10 +159,10 @@ class GroupSource(ResidentNorm):
 
     @property
     def _pack(self) -> str:
-        return f"Pack<{C_TYPES[self._x.type.dtype]}, {self.tiling.vector}>"
+        return f"Pack<{C_TYPES[self.step.x.type.dtype]}, {self.tiling.vector}>"
 
     def _space(self) -> Space:
-        x = self._x.type
+        x = self.step.x.type
         return Space(x.shape, ("image", "channel", *(None,) * (x.rank - 3), "p"), 1, self.tiling.vector)
 
     def sum_elements(self, arguments: Arguments) -> list[str]:
@@ -187,16 +182,13 @@ class GroupSource(ResidentNorm):
 
     def _load_elements(self, arguments: Arguments) -> list[str]:
         """Load the elements that a thread keeps into `taken`. Past the end it loads the first pixel again."""
-        code, kind = PointwiseCode(self._space(), arguments), C_TYPES[self._x.type.dtype]
-        if self.prologue:
-            for node in self.prologue:
-                code.apply(node)
-            for value in self.prologue_outputs:
-                code.store(value)
-            code.body.append(f"taken[i].v[j] = {code.as_stored(self._x)};")
+        code, kind = PointwiseCode(self._space(), arguments), C_TYPES[self.step.x.type.dtype]
+        if self.step.prologue:
+            code.compute(self.step.prologue, self.step.prologue_outputs)
+            code.body.append(f"taken[i].v[j] = {code.as_stored(self.step.x)};")
             load = code.lines()
         else:
-            place = f"{arguments.read(self._x)} + ({code.space.offset(self._x.type)})"
+            place = f"{arguments.read(self.step.x)} + ({code.space.offset(self.step.x.type)})"
             load = [f"taken[i] = load_pack<{kind}, {self.tiling.vector}>({place});"]
         pixel = self._cuda.holes["PIXEL"]
         place = f"const u32 wanted = {pixel}, p = wanted < end ? wanted : begin;"
@@ -269,7 +261,7 @@ class GroupSource(ResidentNorm):
     def load_early(self, arguments: Arguments) -> list[str]:
         """Load scale and bias of a channel."""
         first = f"team % {self._columns}u * {self.tiling.own}u + threadIdx.x"
-        pointers = zip(("scale", "shift"), (arguments.read(v) for v in self.anchor.operands[1:]), strict=True)
+        pointers = zip(("scale", "shift"), (arguments.read(v) for v in self.step.anchor.operands[1:]), strict=True)
         mine = f"threadIdx.x < {self.tiling.own}u"
         return [f"const float {name} = {mine} ? wide({pointer}[{first}]) : 0.0f;" for name, pointer in pointers]
 
@@ -290,17 +282,14 @@ class GroupSource(ResidentNorm):
         count = f"{tiling.each * m}.0f"
         if tiling.rest != tiling.each:
             count = f"(c == {tiling.blocks - 1}u ? {tiling.rest * m}.0f : {count})"
-        epsilon, size = literal(self.op.epsilon, DType.F32), tiling.pixels * m
+        epsilon, size = literal(self._op.epsilon, DType.F32), tiling.pixels * m
         return self._cuda("merge_team", MEAN=mean, SQUARES=squares, COUNT=count, SIZE=size, EPSILON=epsilon)
 
     def write_elements(self, arguments: Arguments) -> list[str]:
         code = PointwiseCode(self._space(), arguments, "w")
         code.head.append(f"const {self._pack} pack = taken[i];")
-        code.known[self._x] = "wide(pack.v[j])"
-        code.define(self.anchor.result, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
-        for node in self.epilogue:
-            code.apply(node)
-        for value in self.epilogue_outputs:
-            code.store(value)
+        code.known[self.step.x] = "wide(pack.v[j])"
+        code.define(self.step.y, "(wide(pack.v[j]) - mean.v[j]) * factor.v[j] + shift_of.v[j]")
+        code.compute(self.step.epilogue, self.step.epilogue_outputs)
         store = code.lines() if self.tiling.is_even else ["if (p < end)", *code.lines()]
         return self._cuda("write_elements", STORE=store)

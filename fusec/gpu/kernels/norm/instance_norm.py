@@ -76,10 +76,7 @@ def _window(node: Node) -> tuple[int, int] | None:
     if isinstance(op, MaxPool):
         window = (op.window[0], op.window[1])
         fits = op.strides == op.window and not any(op.pads) and set(op.dilations) == {1}
-        return (
-            window
-            if fits and all(a == b * k for a, b, k in zip(x.shape[2:], y.shape[2:], window, strict=True))
-            else None
-        )
+        whole = all(a == b * k for a, b, k in zip(x.shape[2:], y.shape[2:], window, strict=True))
+        return window if fits and whole else None
     times = copies(node)
     return None if times is None else (times[0], times[1])

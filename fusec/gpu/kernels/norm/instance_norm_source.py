@@ -213,8 +213,7 @@ class InstanceNormSource:
         code = PointwiseCode(self._space("p"), arguments)
         y = self.epilogue[-1].results[0] if self.epilogue else self.anchor.result
         code.define(self.anchor.result, "(wide(taken[i][k].v[j]) - mean[j]) * factor[j] + bias[j]")
-        for node in self.epilogue:
-            code.apply(node)
+        code.compute(self.epilogue)
         if self.last is None:
             for value in self.outputs:
                 code.store(value)

@@ -74,8 +74,8 @@ def row_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     if any(v.node in step.prologue for node in step.epilogue for v in node.operands):
         return None
     name, made = "+".join(node.op.name for node in nodes), list[Kernel]()
-    for kept, blocks, ahead, meets in VARIANTS:
-        plan = _plan(step, kept)
+    for held, blocks, ahead, meets in VARIANTS:
+        plan = _plan(step, held)
         if plan is not None and plan.lanes * _columns_bytes(step) <= SHARED_BYTES:
             source = _LayerNormBackwardSource(step, plan, blocks, ahead)
             if source.is_possible and (not meets or source.may_meet):
@@ -96,10 +96,10 @@ def _is_row_sum(node: Node, anchor: Node) -> bool:
     return node.op == Reduce("sum", tuple(range(axis)), False) and node.result.type.shape == scale.shape
 
 
-def _plan(step: NormStep, kept: int) -> RowPlan | None:
+def _plan(step: NormStep, held: int) -> RowPlan | None:
     """Plan how threads share rows; None if rows are longer than threads can keep.
 
-    kept: numbers of a row that a thread keeps.
+    held: numbers of a row that a thread keeps.
     """
     x, axis = step.x.type, step.anchor.op.attributes["axis"] % step.x.type.rank
     read = inputs_of([*step.prologue, *step.epilogue])
@@ -121,7 +121,7 @@ def _plan(step: NormStep, kept: int) -> RowPlan | None:
         vector = widest_vector(axes[-1].size, moved, [[stride_along(t, x.rank, d) for d in dims] for t in moved])
     size = math.prod(x.shape[axis:])
     count = size // vector
-    threads = max(32, power_of_two(ceil_div(count, max(1, kept // vector))))
+    threads = max(32, power_of_two(ceil_div(count, max(1, held // vector))))
     if threads > MOST:
         return None
     lanes = max(1, BLOCK // threads)
@@ -294,7 +294,7 @@ class _LayerNormBackwardSource:
             SUMS=sums,
             ZEROS=", ".join([f"{kind}(0)"] * sums),
             SUM=self._loop(load.lines()),
-            EPSILON=literal(op.epsilon, DType.F64 if kind == "double" else DType.F32),
+            EPSILON=literal(op.epsilon, step.x.type.dtype),
             WRITE=self._loop(self._write_code(arguments, op).lines()),
         )
         return [*rows, *self._store_columns(arguments)]
@@ -302,10 +302,8 @@ class _LayerNormBackwardSource:
     def _load_code(self, arguments: Arguments) -> PointwiseCode:
         """Return the code that applies the prologue and loads the row's elements and their gradients."""
         step, code = self.step, self._row_code(arguments)
-        for node in step.prologue:
-            code.apply(node)
-        for value in step.prologue_outputs:  # lanes that are not live repeat the last one's stores
-            code.store(value)
+        # lanes that are not live repeat the last one's stores
+        code.compute(step.prologue, step.prologue_outputs)
         code.body.append(f"e[turn][j] = {code.get(step.x)};")
         code.body.append(f"loss[turn][j] = {code.get(step.elements[0])};")
         return code
@@ -320,8 +318,7 @@ class _LayerNormBackwardSource:
             mean = f" - sums[2] / {count}" if op.centred else ""
             inner = f"loss[turn][j] * {code.get(step.parameters[0])}"
             code.define(step.y, f"({inner}{mean} - normal * along) * inverse")
-            for node in step.epilogue:
-                code.apply(node)
+            code.compute(step.epilogue)
             for number, node in enumerate(step.sum_nodes):
                 code.body.append(f"by_sum{number}[turn][j] += {code.get(node.operands[0])};")
             for value in step.epilogue_outputs:
@@ -362,10 +359,7 @@ class _LayerNormBackwardSource:
         code = PointwiseCode(Space(shape, tuple(name or None for name, _ in names)), arguments)
         for number, value in enumerate((*step.anchor.results[1:], *(node.result for node in step.sum_nodes))):
             code.define(value, f"acc{number}[0]")
-        for node in step.statistics_nodes:
-            code.apply(node)
-        for value in step.statistics:
-            code.store(value)
+        code.compute(step.statistics_nodes, step.statistics)
         return [*lines, "if (live && t == 0) {", *code.lines(), "}"]
 
     @property

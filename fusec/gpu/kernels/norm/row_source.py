@@ -11,8 +11,7 @@ from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Launch,
 from fusec.gpu.kernels.codegen.loops import loop, thread_setup
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space
 from fusec.gpu.kernels.codegen.row_plan import CACHED, RowPlan
-from fusec.gpu.kernels.norm.formulas import Formula
-from fusec.ir import Node, Op, Value
+from fusec.gpu.kernels.norm.row_step import RowStep
 from fusec.ops import Reduce
 
 RESIDENT = PROCESSOR_THREADS * 3 // 4  # threads that share a multiprocessor's registers
@@ -22,28 +21,22 @@ _CUDA = cuda_template(__package__, "row.cuh")
 
 @dataclass
 class RowSource:
-    """A step whose anchor means `op`.
+    """The launches of a step.
 
-    prologue_outputs, epilogue_outputs: the values of the prologue, and of anchor and epilogue, that are stored.
     packed: elements stay in registers as they were read, because that takes half as many registers.
     members: numbers of the plan that are combined to one: the channels of a group, if the plan is by channels.
     """
 
-    anchor: Node
-    op: Op
-    formula: Formula
+    step: RowStep
     plan: RowPlan
-    prologue: Sequence[Node]
-    epilogue: Sequence[Node]
-    prologue_outputs: Sequence[Value]
-    epilogue_outputs: Sequence[Value]
     packed: bool = False
     members: int = 1
 
     def __post_init__(self) -> None:
         self.arguments = Arguments()
-        self.x, self.y = self.anchor.operands[0], self.anchor.result
-        self.kind = self.formula.c_type
+        self.anchor, self.op, self.formula = self.step.anchor, self.step.op, self.step.formula
+        self.x, self.y, self.kind = self.step.x, self.step.y, self.formula.c_type
+        self.prologue_outputs = self.step.prologue_outputs
         names: list[str | None] = [None] * self.x.type.rank
         for axis in self.plan.axes:
             term = axis.name if axis.scale == 1 else f"{axis.name} * {axis.scale}u"
@@ -57,7 +50,7 @@ class RowSource:
     @property
     def may_be_packed(self) -> bool:
         """Tell if elements can stay as they were read: packs of 16-bit elements, without a prologue."""
-        straight = not self.prologue and self.x.type.dtype in HALVES and self.space.is_pack(self.x.type)
+        straight = not self.step.prologue and self.x.type.dtype in HALVES and self.space.is_pack(self.x.type)
         return self.cached and straight
 
     def launch(self) -> Launch:
@@ -225,8 +218,7 @@ class RowSource:
 
     def _load(self, statements: Sequence[str], first: bool) -> PointwiseCode:
         code = PointwiseCode(self.space, self.arguments)
-        for node in self.prologue:
-            code.apply(node)
+        code.compute(self.step.prologue)
         if first:
             for value in self.prologue_outputs:  # lanes that are not live repeat the last one's stores
                 code.store(value)
@@ -272,8 +264,5 @@ class RowSource:
         return ["if (live && t == 0) {", *self._apply_epilogue(code).lines(), "}"]
 
     def _apply_epilogue(self, code: PointwiseCode) -> PointwiseCode:
-        for node in self.epilogue:
-            code.apply(node)
-        for value in self.epilogue_outputs:
-            code.store(value)
+        code.compute(self.step.epilogue, self.step.epilogue_outputs)
         return code

@@ -17,7 +17,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     Space,
     can_generate,
     split_index,
-    stride_along,
+    strides_from,
     widest_vector,
 )
 from fusec.ir import Node, Value
@@ -74,7 +74,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not dx]
     types = [*(v.type for v in outputs), x.type, dy.type, *read]
     packs = all(t.strides[1] == 1 for t in (x.type, dy.type))
-    steps = [[stride_along(t, rank, 1), *(stride_along(t, rank, d) for d in range(rank) if d != 1)] for t in types]
+    steps = [strides_from(t, rank, 1) for t in types]
     vector = widest_vector(x.type.shape[1], types, steps) if packs else 1
     while vector > 1 and vector * tile > KEPT:
         vector //= 2
@@ -110,10 +110,7 @@ def pool_backward(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | N
     space = Space(x.type.shape, tuple(f"c{d}" for d in range(rank)), 1, vector)
     code = PointwiseCode(space, arguments)
     code.define(dx, f"sums[{_place('u', dims, 'stride')}][j]")
-    for node in rest:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(rest, outputs)
     body = code.lines()
     for d, dim in reversed(tuple(enumerate(dims))):
         body = cuda(
@@ -150,10 +147,10 @@ def _find_largest(x: Value, dims: Sequence[_Dim], cuda: CudaTemplate, arguments:
     return cuda("find_largest", EACH_TAP=body)
 
 
-def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, kept: str) -> list[str]:
+def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, arguments: Arguments, index: str) -> list[str]:
     """Sum the gradients of the thread's elements in `sums`.
 
-    kept: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
+    index: the C type of the number of a window's largest tap in scratch memory; empty if it has to be found.
     """
     dy, x = pool.operands
     at = Space(dy.type.shape, ("c0", "c1", *(f"o{d}" for d in range(len(dims))))).offset(dy.type)
@@ -162,13 +159,13 @@ def _sum_gradients(pool: Node, dims: Sequence[_Dim], cuda: CudaTemplate, argumen
         pack = f"{c_type}, {cuda.holes['VECTOR']}"
         return f"const Pack<{pack}> {name} = load_pack<{pack}>({pointer} + ({at}));"
 
-    if kept:
-        find = [load(kept, "places", arguments.scratch(f"const {kept}"))]
+    if index:
+        find = [load(index, "places", arguments.scratch(f"const {index}"))]
     else:
         find = _find_largest(x, dims, cuda, arguments)
     add = cuda(
         "add_gradient",
-        WHERE="places.v[j]" if kept else "where[j]",
+        WHERE="places.v[j]" if index else "where[j]",
         TAP_NUMBER=_place("t", dims, "window"),
         ELEMENT_NUMBER=_place("u", dims, "stride"),
     )

@@ -19,7 +19,7 @@ from fusec.gpu.kernels.codegen.pointwise_code import (
     can_generate,
     rounded_to,
     split_index,
-    stride_along,
+    strides_from,
     widest_vector,
 )
 from fusec.ir import DType, Node, Value
@@ -47,9 +47,7 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     read = [v.type for v in inputs_of(rest) if v.type.size != 1 and v is not y]
     # neighbours are channels, which have the same window
     types = [*(v.type for v in outputs), x.type, *read] if along == 1 and x.type.strides[1] == 1 else []
-    steps = [
-        [stride_along(t, rank, along), *(stride_along(t, rank, d) for d in range(rank) if d != along)] for t in types
-    ]
+    steps = [strides_from(t, rank, along) for t in types]
     vector = widest_vector(y.type.shape[along], types, steps) if types else 1
     total = y.type.size // vector
     big = max(x.type.size, y.type.size) >= 1 << 31
@@ -65,10 +63,7 @@ def pooling(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     arguments = Arguments()
     lines += _windows(pool, names, vector, arguments)
     code = PointwiseCode(Space(y.type.shape, names, along, vector), arguments, known={y: "pooled[j]"})
-    for node in rest:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(rest, outputs)
     lines += code.lines()
     return Kernel(name, (arguments.launch(pool.op.name, lines, ceil_div(total, BLOCK)),))
 
