@@ -35,7 +35,7 @@ def read_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     shapes: Mapping[str, Sequence[int]] | None,
 ) -> Graph:
-    """Return the graph of a model, every shape in it concrete. Raises ModelError for what cannot be read."""
+    """Return the graph of a model with concrete shapes. Raises ModelError if it cannot be read."""
     return frontends.load(model, shapes)
 
 
