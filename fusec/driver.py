@@ -104,12 +104,12 @@ def compile(
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
         cuDNN's first; it has no effect in simulation. Choices are cached on disk.
-    budget: seconds for timing plans; the next compilation goes on where this one stops.
+    budget: seconds for timing plans; the next compilation continues where this one stops.
     disable: names of passes and rewrite rules to leave out.
     rounding: `fused`: inside a step, 16-bit values stay in fp32 from op to op. `source`: each value is rounded to its
         storage type wherever the model rounds it; fusions and rewrites that would change that are left out.
     deterministic: every call gives the same bits for the same inputs. Plans that add in no fixed order are left out.
-        FusecError is raised for an op that has no deterministic way to run on a GPU.
+        FusecError is raised for an op that has no deterministic kernel on a GPU.
     channels_last: names of inputs and outputs that use NHWC memory (N, spatial dims, C). Their shapes stay N, C,
         spatial dims. True: all of rank 4 and 5 but state. An input in another memory order is copied into this one.
     lock: a `fusec.lock`. Its plans are taken and nothing is timed. CheckError is raised if the lock has no entry for a

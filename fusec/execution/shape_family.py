@@ -71,9 +71,9 @@ class ShapeFamily:
         """
         here = device.is_present(target)
         hand_over = here and self.first_plans
-        kin = self.share_kernels or not hand_over
+        reuse_plans = self.share_kernels or not hand_over
         sizes = 0.0 if not self.transfers else math.inf if self.first_plans else NEAR
-        self._oracle = Oracle(target, device=here, kin=kin, hand_over=hand_over, sizes=sizes)
+        self._oracle = Oracle(target, device=here, kin=reuse_plans, hand_over=hand_over, sizes=sizes)
         return self._oracle
 
     def builders(self) -> BuildPool | None:

@@ -105,14 +105,14 @@ class PlanStore:
 
     # measurements of steps and kernels ---------------------------------------------------------------
 
-    def form(self, key: PlanKey) -> dict[str, Any] | None:
-        """Return the data that `put_form` stored for a key, or None."""
+    def measured(self, key: PlanKey) -> dict[str, Any] | None:
+        """Return the data that `put_measured` stored for a key, or None."""
         found = self._used(self._place("forms", key.digest))
         return None if found is None else found[0]["form"]
 
-    def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
+    def put_measured(self, key: PlanKey, data: Mapping[str, Any]) -> None:
         """Store the measurements of a step, as plain data, in place of any others of its key."""
-        header = {"key": key.to_json(), "form": dict(form)}
+        header = {"key": key.to_json(), "form": dict(data)}
         with self._warns_if_read_only():
             self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
             self._bound()
