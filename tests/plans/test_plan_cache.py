@@ -1,4 +1,4 @@
-"""The store of plans: many processes, kill -9, damage, a bound, quarantine, and trust that stays at home."""
+"""Test the plan cache: many processes, kill -9, damage, the size limit, quarantine, and local trust."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def plan_file(store: PlanStore, name: str) -> Path:
     return store.folder / "plans" / key(name).digest
 
 
-def test_what_is_put_is_got_by_another(store: PlanStore) -> None:
+def test_another_process_reads_written_entries(store: PlanStore) -> None:
     store.put(key("a"), entry("a"))
     store.put(key("b"), Entry(Choice(1, ())))
     again = PlanStore(store.folder)
@@ -80,7 +80,7 @@ def test_what_is_put_is_got_by_another(store: PlanStore) -> None:
     assert again.get(key("a")) == Entry(Choice(2, ()))
 
 
-def test_forms_are_kept_beside_plans(store: PlanStore, tmp_path: Path) -> None:
+def test_measurements_are_cached_next_to_plans(store: PlanStore, tmp_path: Path) -> None:
     store.put_measured(key("a"), {"parts": [1, 2]})
     store.put(key("a"), entry("a"))
     assert PlanStore(store.folder).measured(key("a")) == {"parts": [1, 2]}
@@ -158,7 +158,7 @@ def test_kill_in_the_middle_of_writes_leaves_whole_entries(store: PlanStore) -> 
     assert store.get(key("new")) == entry("new")
 
 
-def test_what_a_dead_writer_left_is_swept_up(store: PlanStore) -> None:
+def test_temporary_files_of_a_dead_writer_are_deleted(store: PlanStore) -> None:
     store.put(key("a"), entry("a"))
     left = store.folder / "plans" / f".fusec-{'0' * 32}.tmp"
     left.write_bytes(b"half")

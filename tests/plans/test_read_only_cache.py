@@ -1,4 +1,4 @@
-"""A warm cache on a file system that cannot be written: it serves its entries, with one warning."""
+"""Test a warm cache on a read-only file system: it serves its entries, with one warning."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mounted(warm: Path) -> Iterator[Path]:
 
 
 def check_serves(folder: Path) -> None:
-    """Reads hit and miss in silence; what is new is lost, with one warning for each store."""
+    """Reads hit and miss without a warning; writes are lost, with one warning for each cache."""
     answers, plans = Store(folder / "answers.sqlite"), PlanStore(folder / "plans")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -110,7 +110,7 @@ def test_a_damaged_file_on_a_read_only_mount_holds_nothing(mounted: Path, warm: 
 
 
 def test_a_compilation_takes_its_answers_from_a_read_only_mount(warm: Path, mounted: Path) -> None:
-    """Else a warning would be on stderr: an answer that is not remembered."""
+    """Otherwise stderr has a warning about an answer that is not cached."""
     model = tiny(warm.parent)
     command = [
         sys.executable,
@@ -131,7 +131,7 @@ def test_a_compilation_takes_its_answers_from_a_read_only_mount(warm: Path, moun
 
 
 def test_where_nothing_opens_for_writing_reads_are_served(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a read-only file system answers, where none can be mounted."""
+    """Behaves like a read-only file system, on machines where none can be mounted."""
     connect, open_ = sqlite3.connect, os.open
 
     def no_connect(database: Any, **options: Any) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""Program: what is stored and what virtual, what counts as a launch, and every rule of `verify`."""
+"""Test programs: stored and virtual values, launches, and every rule of `verify`."""
 
 from __future__ import annotations
 
