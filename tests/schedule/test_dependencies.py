@@ -62,7 +62,7 @@ REUSED = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1}, %z: f32[1,32,4,4]{0,2,3,1}) {
 
 
 def test_parts_of_a_later_concat_in_the_same_memory_have_other_rows() -> None:
-    """%a has the first half of rows of 128 bytes. %g has the second half of rows of 256, where %a has its second row."""
+    """%a has the first half of rows of 128 bytes; %g the second half of rows of 256, where the second row of %a is."""
     of = program(REUSED)
     plan = plan_memory(of)
     at = {v.name: plan.offsets[v] for v in of.graph.values() if v in plan.offsets}
