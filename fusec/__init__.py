@@ -1,4 +1,4 @@
-"""fusec: compile an exported model to fused cuDNN plans. Public names are imported when first used."""
+"""Compile an exported model to fused cuDNN plans. Public names are imported at their first use."""
 
 from __future__ import annotations
 

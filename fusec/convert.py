@@ -1,6 +1,6 @@
-"""Write a compilation as ONNX: the optimised graph, with the step that runs each operator in its metadata.
+"""Write a compiled model as ONNX: the graph after the passes, with the step of each operator in its metadata.
 
-Netron shows the metadata of a node next to its attributes: the fusion it is part of, and what runs that.
+Netron shows the metadata of a node next to its attributes, such as the fusion to which it belongs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LIMIT = (1 << 31) - 1  # bytes of a protobuf message
 
 
 def to_onnx(compiled: Compiled) -> ModelProto:
-    """The optimised graph as a model any ONNX tool reads. Raises LoweringError where ONNX has no op of a meaning."""
-    from fusec.exporters.onnx import to_onnx as export  # late: onnx takes its time to import
+    """Return the graph after the passes as an ONNX model. Raises LoweringError for an op that ONNX cannot express."""
+    from fusec.exporters.onnx import to_onnx as export  # here, because importing onnx takes long
 
     return export(compiled.graph, notes(compiled), properties(compiled))
 
 
 def to_bytes(compiled: Compiled) -> bytes:
-    """The same as a file's contents. Raises FusecError for a model too large for one file."""
+    """Return that model as the contents of a file. Raises FusecError if it is too large for one file."""
     model = to_onnx(compiled)
     size = model.ByteSize()
     if size > LIMIT:
@@ -51,7 +51,7 @@ def properties(compiled: Compiled) -> dict[str, str]:
 
 
 def notes(compiled: Compiled) -> Mapping[Node, Mapping[str, str]]:
-    """Return the metadata of each node's operators."""
+    """Return the metadata of the operators of each node."""
     found: dict[Node, Mapping[str, str]] = {}
     for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
         shared = {"fusec.step": str(index), "fusec.kind": step.kind.value, "fusec.partition": step.signature}
@@ -75,7 +75,7 @@ def _plans(verdict: Legal) -> str:
 
 
 def _own(step: Partition, node: Node) -> dict[str, str]:
-    """Return the metadata of one node: ONNX can show neither layouts nor virtual values."""
+    """Return the metadata about layout and storage, which ONNX has no other place for."""
     own = {"fusec.node": print_node(node)}
     if step.kind is Kind.CUDNN:
         virtual = [v.name for v in node.results if v in step.virtual]

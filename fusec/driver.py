@@ -1,7 +1,7 @@
-"""Compile a model into something that runs; read this file first.
+"""Compile a model to an Executable; read this file first.
 
-model → Graph → passes → Graph → partition → Program → (lowered) → Executable.
-`compile_model` calls the stages in that order; `fusec/compiler` holds a file for each stage.
+The stages are: model → Graph → passes → partition → Program → back end → Executable.
+`compile_model` calls them in that order; `fusec/compiler` has a file for each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Shared:
-    """State that a compilation shares with others of the same model (`family`), or of the same target (`oracle`)."""
+    """State that compilations share: `family` those of one model, `oracle` those for one target."""
 
     family: ShapeFamily | None = None
     oracle: Oracle | None = None
@@ -104,12 +104,12 @@ def compile(
         that replaces it after a call, or an empty name. The state of a Builder is its parameters.
     tune: `quick` times the likely plans of cuDNN on the GPU and takes the fastest, `full` times all, `none` takes
         cuDNN's first; it has no effect in simulation. Choices are cached on disk.
-    budget: seconds for timing plans; the next compilation goes on where this one stops.
+    budget: seconds for timing plans; the next compilation continues where this one stops.
     disable: names of passes and rewrite rules to leave out.
     rounding: `fused`: inside a step, 16-bit values stay in fp32 from op to op. `source`: each value is rounded to its
         storage type wherever the model rounds it; fusions and rewrites that would change that are left out.
     deterministic: every call gives the same bits for the same inputs. Plans that add in no fixed order are left out.
-        FusecError is raised for an op that has no deterministic way to run on a GPU.
+        FusecError is raised for an op that has no deterministic kernel on a GPU.
     channels_last: names of inputs and outputs that use NHWC memory (N, spatial dims, C). Their shapes stay N, C,
         spatial dims. True: all of rank 4 and 5 but state. An input in another memory order is copied into this one.
     lock: a `fusec.lock`. Its plans are taken and nothing is timed. CheckError is raised if the lock has no entry for a
@@ -146,11 +146,9 @@ def compile_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     shared: Shared | None = None,
 ) -> Executable:
-    """Compile a model with options that are checked: read, passes, partition, back end, Executable.
-
-    See `compile`, whose keywords become the options.
-    """
-    family, oracle = (None, None) if shared is None else (shared.family, shared.oracle)
+    """Compile a model with checked options. See `compile`, whose keywords become the options."""
+    shared = shared or Shared()
+    family = shared.family
     wakes_gpu = not options.simulate and options.target != CPU
     options.report("import", 0, 1)
     with device.woken(options.target) if wakes_gpu else nullcontext():
@@ -160,14 +158,14 @@ def compile_model(
         return Executable(build_program(source, options, target), SimulatorBackend(CPU))
 
     on_gpu = not options.simulate and device.is_present(target)
-    workers = start_workers(target, on_gpu, oracle, family)
+    workers = start_workers(target, on_gpu, shared.oracle, family)
     build = partial(build_program, source, options, target, family, workers.oracle)
     if family is not None and family.transfers:
         family.prefetch_plans(shapes or {})
     compiled = build()
     locked = None
     if options.lock is not None:
-        builds = (lambda graph, choice: True) if on_gpu else None  # on a GPU, preparing the program tells
+        builds = (lambda graph, choice: True) if on_gpu else None  # on a GPU, preparing the program checks its plans
         locked = lockfile.apply(lockfile.read(os.fspath(options.lock)), compiled, builds)
         compiled = locked.compiled
 
@@ -182,7 +180,7 @@ def compile_model(
 
 
 def _compile_builder(model: Builder, options: CompileOptions, oracle: Oracle | None) -> Executable:
-    """Compile the graph of a Builder, with its parameters as state, and give these their first values."""
+    """Compile the graph of a Builder. Its parameters become state, and get their first values."""
     updates = {name: model.updates.get(name, "") for name in model.parameters}
     options = replace(options, state={**updates, **options.state})
     executable = compile_model(model.graph(), options, shared=Shared(oracle=oracle))
@@ -223,8 +221,8 @@ def build_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     shared: Shared | None = None,
 ) -> Compiled:
-    """Compile a model up to its program, with options that are checked. See `compile_model`."""
-    family, oracle = (None, None) if shared is None else (shared.family, shared.oracle)
+    """Compile a model up to its program, with checked options. See `compile_model`."""
+    shared = shared or Shared()
     target = resolve_target(options.target)
     options.report("import", 0, 1)
-    return build_program(read_model(model, shapes), options, target, family, oracle)
+    return build_program(read_model(model, shapes), options, target, shared.family, shared.oracle)

@@ -1,7 +1,7 @@
-"""Define every error that a user of fusec can meet, in one small tree.
+"""Define the errors that fusec raises.
 
-Each message says what is wrong, where (file, node, tensor) and, if one is known, the remedy.
-The command line prints only the message and exits with status 2.
+Each message says what is wrong, where (file, node, tensor) and, if there is one, the remedy.
+The command line prints the message without a traceback, and exits with status 2.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from fusec.system.printable import printable_lines
 
 
 class FusecError(Exception):
-    """Base of all errors raised on purpose; anything else is a defect of fusec.
+    """Base of all errors that fusec raises; any other exception is a defect of fusec.
 
-    Its text holds no control characters: a message may quote a name from a model, and is read on a terminal.
+    Its text has no control characters, because it may quote names of a model, and a terminal would obey them.
     """
 
     def __str__(self) -> str:
@@ -20,7 +20,7 @@ class FusecError(Exception):
 
 
 class ModelError(FusecError):
-    """The model (file, bytes, graph or text) is malformed or uses what fusec does not take."""
+    """The model (file, bytes, graph or text) is malformed, or uses a feature that fusec does not support."""
 
 
 class VerifyError(FusecError):
@@ -28,14 +28,14 @@ class VerifyError(FusecError):
 
 
 class SizeError(VerifyError):
-    """A tensor is larger than the limit: refused before anything is allocated for it."""
+    """A tensor is larger than the limit. Nothing has been allocated for it."""
 
     def __init__(self, type: object, nbytes: int, limit: int, what: str = "a tensor"):
         super().__init__(f"{what} {type} takes {nbytes / 2**30:.4g} GiB; the limit is {limit >> 30} GiB")
 
 
 class TargetError(FusecError):
-    """A target, a driver, cuDNN or a library it needs is unknown or missing."""
+    """A target is unknown, or the driver, cuDNN or a library that it needs is missing."""
 
 
 class LoweringError(FusecError):
@@ -43,12 +43,12 @@ class LoweringError(FusecError):
 
 
 class ExecutionError(FusecError):
-    """Bad arguments of a call, or a failure while a compiled program runs."""
+    """The arguments of a call do not fit, or a compiled program failed while it ran."""
 
 
 class CudnnNotAskedWarning(UserWarning):
-    """cuDNN is not installed, so fusec's rules alone decided what fuses."""
+    """cuDNN is not installed, so fusec's rules alone decided which ops fuse."""
 
 
 class CheckError(FusecError):
-    """A check the user asked for (verify, must-fuse) did not hold."""
+    """A check that the user asked for (verify, must-fuse) failed."""

@@ -1,8 +1,7 @@
-"""fusec as a backend of onnx: `onnx.backend.base.Backend` over `fusec.compile`, as users call it.
+"""Run ONNX models by the interface of `onnx.backend.base.Backend`.
 
-Device `CPU` runs the compiled program in simulation, `CUDA` runs it on the GPU. Shapes are concrete in fusec, so a
-model is compiled for the shapes of the inputs it is run with. Where a shape or a branch depends on the *value* of an
-input (Reshape's operand as a graph input), that input alone is made a constant.
+Device `CPU` runs the compiled program in simulation, and `CUDA` on the GPU. A model is compiled for the shapes of the
+inputs of a call. If a shape or a branch depends on the *value* of an input, that input becomes a constant.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ _GPUS = ("CUDA", "CUDA:0")
 
 
 class FusecBackendRep(BackendRep):
-    """A model to be run. `graph` is what the last call imported, `executable` what it ran."""
+    """A model that is compiled when it is run. graph, executable: those of the last call."""
 
     def __init__(self, model: ModelProto, compile: Callable[[Graph], Executable] = driver.compile):
         self.model = model
         self.graph: Graph | None = None
         self.executable: Executable | None = None
         self._compile = compile
-        self._bound: dict[str, Bound] = {}  # inputs that are constants of the executable
-        self._lengths: dict[str, int] = {}  # of its outputs that are sequences
+        self._bound: dict[str, Bound] = {}  # values of the inputs that are constants of the executable
+        self._lengths: dict[str, int] = {}  # lengths of the outputs that are sequences
         held = {t.name for t in model.graph.initializer} | {t.values.name for t in model.graph.sparse_initializer}
         self.inputs = [v.name for v in model.graph.input if v.name not in held]
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Outputs in the model's order, arrays or lists of arrays; inputs in its order or by name."""
+        """Run the model. Inputs are in its order or by name; outputs are in its order, arrays or lists of arrays."""
         given = self.named(inputs)
         executable = self._executable(given)
         results = executable.run(None, {spec.name: given[spec.name] for spec in executable.inputs})
@@ -52,20 +51,20 @@ class FusecBackendRep(BackendRep):
         return self.outputs(dict(zip(names, results, strict=True)), self._lengths)
 
     def outputs(self, results: Mapping[str, Array], lengths: Mapping[str, int]) -> tuple[Any, ...]:
-        """The model's outputs from those of its graph, where each tensor of a sequence is one."""
+        """Return the model's outputs from those of its graph, which has an output for each tensor of a sequence."""
         return tuple(
             [results[f"{v.name}[{i}]"] for i in range(lengths[v.name])] if v.name in lengths else results[v.name]
             for v in self.model.graph.output
         )
 
     def _executable(self, given: Mapping[str, Bound]) -> Executable:
-        """The last executable if it fits these inputs, else a new one: shapes and constants are compiled in."""
+        """Return the last executable if it was compiled for these shapes and constants, else a new one."""
         if self.executable is not None and self._fits(self.executable, given):
             return self.executable
         self.graph, self._lengths = self.compiled(given)
         self.executable = self._compile(self.graph)
         free = {spec.name for spec in self.executable.inputs}
-        # copies, since a caller may fill the same arrays anew
+        # copies, because a caller may write into the arrays later
         self._bound = {name: copy.deepcopy(value) for name, value in given.items() if name not in free}
         return self.executable
 
@@ -75,7 +74,7 @@ class FusecBackendRep(BackendRep):
         return shapes and all(_same(given[name], value) for name, value in self._bound.items())
 
     def compiled(self, given: Mapping[str, Bound]) -> tuple[Graph, dict[str, int]]:
-        """The graph for these inputs, and the lengths of the outputs that are sequences."""
+        """Return the graph for these inputs, and the lengths of the outputs that are sequences."""
         bound = {name: value for name, value in given.items() if not isinstance(value, np.ndarray)}
         while True:
             shapes = {n: cast("Array", v).shape for n, v in given.items() if n not in bound}
@@ -88,7 +87,7 @@ class FusecBackendRep(BackendRep):
                 bound |= more
 
     def named(self, inputs: Any) -> dict[str, Any]:
-        """The inputs by name, as arrays or lists of them."""
+        """Return the inputs by name, as arrays or lists of arrays."""
         if isinstance(inputs, Mapping):
             given = dict(cast("Mapping[str, Any]", inputs))
         else:
@@ -107,7 +106,7 @@ class FusecBackendRep(BackendRep):
 
 
 def _same(a: Bound, b: Bound) -> bool:
-    """Tell if two values of an input, arrays or lists of them, have the same bits."""
+    """Tell if two values of an input, arrays or lists of arrays, have the same bits."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, list) and isinstance(b, list):
@@ -130,11 +129,11 @@ class FusecBackend(Backend):
         oracle: Oracle | None = None,
         **kwargs: Any,
     ) -> FusecBackendRep:
-        """Something to run; the model is compiled when the shapes of its inputs are known, at the first run.
+        """Return a model that is compiled at its first run, because the shapes of inputs are known then.
 
-        device: `CPU` runs in simulation, also where there is a GPU; `CUDA` runs on the GPU.
+        device: `CPU` runs in simulation, also on a machine with a GPU; `CUDA` runs on the GPU.
         target, precision, tune, oracle: as for `fusec.compile`.
-        kwargs: what onnx's runner hands to every backend, such as tolerances; not read.
+        kwargs: ignored; the runner of onnx gives tolerances to every backend.
         """
         simulate = _simulates(device)
         if not simulate and not gpu.is_present(driver.resolve_target(target)):
@@ -155,7 +154,7 @@ class FusecBackend(Backend):
         outputs_info: Sequence[tuple[Any, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """One node as a model of its own, in the newest opset unless `opset_version` says another."""
+        """Run one node as a model, in the newest opset or in `opset_version`."""
         arrays = [np.asarray(a) for a in inputs]
         names = [n for n in dict.fromkeys(node.input) if n]
         infos = [
@@ -170,7 +169,7 @@ class FusecBackend(Backend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """`CPU`, which is the simulator, and `CUDA` where there is a GPU; fusec uses the first one."""
+        """Tell if a device exists: `CPU` is the simulator, `CUDA` the first GPU of this machine."""
         return _is_cpu(device) or (device.upper() in _GPUS and gpu.device_name() is not None)
 
 
@@ -179,7 +178,7 @@ def _is_cpu(device: str) -> bool:
 
 
 def _simulates(device: str) -> bool:
-    """Tell if a device is the simulator; raise ExecutionError for one that is not here."""
+    """Tell if a device is the simulator. Raises ExecutionError for a device that this machine does not have."""
     if FusecBackend.supports_device(device):
         return _is_cpu(device)
     if device.upper() in _GPUS:

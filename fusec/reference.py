@@ -1,4 +1,4 @@
-"""Evaluate a graph op by op with NumPy or CuPy: the meaning every other execution is checked against."""
+"""Evaluate a graph op by op with NumPy or CuPy. Its results define what every other execution must compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusec.ops import Cast
 
 
 def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
-    """Return the results of one node; an error names it."""
+    """Return the results of one node. Raises ExecutionError that names the node."""
     try:
         return node.op.reference(xp, *operands)
     except (ValueError, TypeError, IndexError, MemoryError) as error:
@@ -25,8 +25,8 @@ def evaluate(
 ) -> dict[str, Array]:
     """Return the graph's outputs by name, from its inputs by name.
 
-    Each result is rounded to its own dtype. With `precision` (say DType.F64) every floating-point tensor has that dtype
-    instead, constants included, and casts between floats round nothing. Values are freed after their last use.
+    Each result is rounded to its own dtype. With `precision`, such as DType.F64, all floating-point values have that
+    dtype, and casts between floats do not round. Values are freed after their last use.
     """
     outputs, held = set(graph.outputs), dict[Value, Array]()
     for value in graph.inputs:

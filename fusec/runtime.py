@@ -25,7 +25,7 @@ from fusec.execution.backend import Backend, Recorded, SimulatorBackend
 from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
-from fusec.execution.state import State
+from fusec.execution.state import DeviceState
 from fusec.execution.step_binding import Constants, Steps
 from fusec.gpu.autotune.step_choices import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
@@ -80,7 +80,7 @@ class Executable:
         self._interface = Interface(compiled.graph, self.state, backend.xp, backend.from_any)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._input_names = tuple(spec.name for spec in self.inputs)
-        self._state = State(compiled.program, self.state, backend.xp)
+        self._state = DeviceState(compiled.program, self.state, backend.xp)
         self._holds_inputs = False
         self.memory = self._plan_memory()
         self._lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Run torch models: `torch.compile(model, backend="fusec")` and `fusec.from_torch(exported_program)`.
 
-Only inference. A graph that fusec does not support runs in torch, with one warning that says why.
+Only inference is supported. torch itself runs a graph that fusec does not support, after one warning with the reason.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fusec.frontends import Source
 from fusec.frontends.torch_export import CARRIERS, DTYPES, EXPORT_ERRORS, from_numpy, reason, source, to_numpy
 from fusec.ir import channels_last
 
-MAX_PROGRAMS = 64  # exports of one graph: for sizes torch made fixed, or other modules' parameters
+MAX_PROGRAMS = 64  # exports of one graph, for different fixed sizes or parameters
 
 
 def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
-    """Compile an exported program. The result is called as the model was, with tensors, and returns tensors.
+    """Compile an exported program. The result takes and returns tensors like the exported model.
 
     options: those of `fusec.compile_dynamic`. Without `channels_last`, tensors use the memory formats of the export.
     Programs are compiled for the shapes they are called with. Later changes of the model's parameters have no effect.
@@ -53,7 +53,7 @@ class TorchExecutable:
                 self._tensors.append(place)
             else:
                 self._fixed[place] = _value(arg, "input")
-        self._outputs: list[tuple[bool, Any]] = []  # whether it is computed; its place among those, or its value
+        self._outputs: list[tuple[bool, Any]] = []  # (True, number of the computed tensor) or (False, fixed value)
         count = 0
         for spec in signature.output_specs:
             computed = type(spec.arg).__name__ == "TensorArgument"
@@ -66,7 +66,7 @@ class TorchExecutable:
             )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on tensors in the structure the model takes them. Raises ExecutionError for what does not fit."""
+        """Run on tensors in the structure of the model's arguments. Raises ExecutionError if they do not fit."""
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec != self._in_spec:
             raise ExecutionError(f"the arguments have the structure {spec}, the model was exported for {self._in_spec}")
@@ -81,7 +81,7 @@ class TorchExecutable:
 
 
 def _value(arg: Any, kind: str) -> Any:
-    """Return an argument that is constant, and so part of the model."""
+    """Return the value of a constant argument, which is part of the model."""
     if type(arg).__name__ != "ConstantArgument":
         raise ModelError(f"{kind} {arg.name!r} is a number that is not always the same ({type(arg).__name__})")
     return arg.value
@@ -122,7 +122,7 @@ def _is_channels_last(tensor: Any) -> bool:
 
 
 def _hint(size: Any) -> int:
-    """Return a size; of a symbolic one its first value, because asking for more would make it fixed."""
+    """Return a size; of a symbolic one the example value, because any other query would make the size fixed."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     return int(size.node.hint) if size.node.has_hint() else -1
@@ -141,7 +141,7 @@ def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
-    """Return the tensor's memory as an array fusec takes."""
+    """Return an array that shares the memory of a tensor."""
     if not tensor.is_cuda:
         return to_numpy(tensor)
     if tensor.device.index != 0:
@@ -155,7 +155,7 @@ def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
 
 
 def _tensor(array: Any) -> Any:
-    """Return a tensor over the memory of a result."""
+    """Return a tensor that shares the memory of a result."""
     if not hasattr(array, "__cuda_array_interface__"):
         return from_numpy(array)
     dtype = next(t for t, known in DTYPES.items() if known.numpy == array.dtype)
@@ -185,9 +185,9 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile a graph for torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
 
-    A graph is exported and compiled at its first call, once for the sizes that dynamo keeps symbolic. Unless the
-    options say `channels_last`, inputs keep their memory format, and outputs have that of eager torch.
-    A graph runs in torch, with a warning, if gradients are wanted or fusec does not support it.
+    A graph is exported and compiled at its first call, and once for all sizes that dynamo keeps symbolic. Without the
+    option `channels_last`, inputs keep their memory format, and outputs have the one of eager torch.
+    torch runs a graph, with a warning, if gradients are needed or fusec does not support the graph.
     """
     if mode is not None and mode not in MODES:
         raise FusecError(f"the backend has no mode {mode!r}; modes are {', '.join(MODES)}")
@@ -200,14 +200,14 @@ def backend(
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One export of a graph, made with these parameters and numbers."""
+    """One export of a graph. key: the parameters, numbers and memory formats for which it was made."""
 
     key: tuple[Any, ...]
-    parameters: list[Any]  # held, so that their identities stay theirs
+    parameters: list[Any]  # referenced, because the key has their `id`, which another object could get
     executable: DynamicExecutable
 
-    def is_before(self, versions: tuple[tuple[int, int], ...]) -> bool:
-        """Tell if it was made with earlier contents of the same parameters."""
+    def is_outdated(self, versions: tuple[tuple[int, int], ...]) -> bool:
+        """Tell if it was made with other contents of the same parameters."""
         own: tuple[tuple[int, int], ...] = self.key[0]
         return own != versions and [place for place, _ in own] == [place for place, _ in versions]
 
@@ -218,7 +218,7 @@ class _Compiled:
 
 
 class _Graph:
-    """A graph of dynamo, as a function of its inputs."""
+    """A graph of dynamo as a function of its inputs, compiled at its first call."""
 
     def __init__(self, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]):
         self.gm = gm
@@ -230,15 +230,15 @@ class _Graph:
         self._examples = [n.meta.get("example_value", x) for n, x in zip(places, example_inputs, strict=True)]
         self._parameters = [i for i, (n, x) in enumerate(zip(places, self._examples, strict=True)) if _is_static(n, x)]
         self._floats = [i for i, (n, x) in enumerate(zip(places, self._examples, strict=True)) if _is_float(n, x)]
-        apart = {*self._parameters, *self._floats}
-        self._tensors = [i for i, x in enumerate(self._examples) if _is_tensor(x) and i not in apart]
+        fixed = {*self._parameters, *self._floats}
+        self._tensors = [i for i, x in enumerate(self._examples) if _is_tensor(x) and i not in fixed]
         self._sizes = _sizes(self._examples, self._tensors)
         known = {*self._parameters, *self._tensors, *self._sizes}
         self._numbers = [i for i in range(len(places)) if i not in known]
         self._results: list[tuple[str, Any]] = []
-        self._wanted: list[Any] = []  # what is made, as dynamo saw it: where it is, and how it lies
+        self._computed: list[Any] = []  # examples of the computed results, with their device and strides
         try:
-            self._results, self._inner, self._wanted = _computed(gm, places)
+            self._results, self._inner, self._computed = _results_of(gm, places)
         except ModelError as error:
             self.refused = str(error)
 
@@ -262,14 +262,14 @@ class _Graph:
     def _found(self, args: Sequence[Any], tensors: Sequence[Any]) -> _Compiled | None:
         """Return the program for these arguments, compiled if there is none; None if fusec does not support it."""
         parameters = [args[i] for i in self._parameters]
-        # a parameter that was changed in place, or is another module's, makes another program
+        # a parameter that was changed in place, or belongs to another module, needs another program
         versions = tuple((id(p), 0 if p.is_inference() else p._version) for p in parameters)
         numbers = tuple(float(args[i]) if i in self._floats else args[i] for i in self._numbers)
         key = (versions, numbers, tuple(map(_is_channels_last, tensors)))
         found = next((each for each in self._compiled if each.fits(key, tensors)), None)
         if found is not None or self.refused:
             return found
-        self._compiled = [each for each in self._compiled if not each.is_before(versions)]
+        self._compiled = [each for each in self._compiled if not each.is_outdated(versions)]
         try:
             if len(self._compiled) >= MAX_PROGRAMS:
                 raise ModelError(f"it was compiled for {MAX_PROGRAMS} sets of parameters and sizes already")
@@ -282,16 +282,16 @@ class _Graph:
         return made
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Any]) -> DynamicExecutable:
-        """Export and compile the graph for these tensors; dims are symbolic where those of dynamo are."""
-        _require_one_device([t.device for t in tensors], [t.device for t in self._wanted])
+        """Export and compile the graph for these tensors, with the symbolic dims of dynamo."""
+        _require_one_device([t.device for t in tensors], [t.device for t in self._computed])
         module = _Bound(self._inner, args, self._parameters, self._tensors, self._sizes)
         dims = tuple(_dynamic(self._examples[i], t) for i, t in zip(self._tensors, tensors, strict=True))
         program = None
         if any(dims):
-            with contextlib.suppress(ModelError):  # a dim that cannot be symbolic: export for its size
+            with contextlib.suppress(ModelError):  # a dim that cannot be symbolic is exported with its size below
                 program = _exported(module, tensors, dims)
         model = source(program or _exported(module, tensors, None))
-        options: dict[str, Any] = {"channels_last": _named(model, tensors, self._wanted), **self.options}
+        options: dict[str, Any] = {"channels_last": _named(model, tensors, self._computed), **self.options}
         executable = compile_dynamic(model, **options)
         if len(executable.inputs) != len(tensors):
             raise ModelError(f"it takes {len(tensors)} tensors, as ONNX {len(executable.inputs)}")
@@ -301,7 +301,7 @@ class _Graph:
 
 
 class _Bound(torch.nn.Module):  # pyright: ignore[reportUntypedBaseClass] - torch is absent where the code is checked
-    """A graph as a module of its tensor inputs alone: parameters are its own, numbers fixed, sizes read off."""
+    """A graph as a module that takes only tensors. It has parameters and numbers, and takes sizes from the tensors."""
 
     def __init__(
         self,
@@ -335,10 +335,10 @@ class _Bound(torch.nn.Module):  # pyright: ignore[reportUntypedBaseClass] - torc
 
 
 def _exported(module: Any, tensors: Sequence[Any], dims: Sequence[Any] | None) -> Any:
-    """ModelError where torch cannot export it."""
+    """Export a module. Raises ModelError if torch cannot."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch's own deprecations
+            warnings.simplefilter("ignore")  # because torch warns about its own deprecations
             return torch.export.export(module, tuple(tensors), dynamic_shapes=None if dims is None else (tuple(dims),))
     except EXPORT_ERRORS as error:
         raise ModelError(f"torch cannot export it: {reason(error)}") from error
@@ -355,14 +355,14 @@ def _is_static(node: Any, example: Any) -> bool:
 
 
 def _is_float(node: Any, example: Any) -> bool:
-    """Tell if an input is a number that dynamo passes in a tensor, from which the graph takes its item."""
+    """Tell if an input is a number that dynamo passes as a tensor, of which the graph only takes the item."""
     alone = _is_tensor(example) and example.ndim == 0 and example.device.type == "cpu"
     return alone and bool(node.users) and all(n.op == "call_method" and n.target == "item" for n in node.users)
 
 
 @dataclass(frozen=True)
 class _Item:
-    """A number where the graph wants a tensor of which it takes the item."""
+    """A number with the method `item`, for a graph that takes the item of a tensor."""
 
     value: float
 
@@ -383,7 +383,7 @@ def _sizes(examples: Sequence[Any], tensors: Sequence[int]) -> dict[int, tuple[i
 
 
 def _dynamic(example: Any, tensor: Any) -> dict[int, Any]:
-    """The dims of a tensor that dynamo keeps symbolic."""
+    """Return the dims of a tensor that dynamo keeps symbolic."""
     return {
         dim: torch.export.Dim.AUTO
         for dim, size in enumerate(example.shape)
@@ -392,7 +392,7 @@ def _dynamic(example: Any, tensor: Any) -> dict[int, Any]:
 
 
 def _require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """ModelError unless all is on the CPU, or all on fusec's GPU: what it gives is where its inputs are."""
+    """Raise ModelError unless all tensors are on the CPU, or all on the GPU of fusec, as results are with inputs."""
     found = sorted({str(device) for device in (*inputs, *results)})
     if not inputs:
         raise ModelError("it takes no tensor")
@@ -400,8 +400,8 @@ def _require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
         raise ModelError(f"its tensors are on {', '.join(found)}: all must be on the CPU, or all on cuda:0")
 
 
-def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Return the origin of each result (`input`, `made` or `fixed`), the graph of made ones, and examples of them."""
+def _results_of(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
+    """Return the kind of each result (`input`, `made` or `fixed`), a graph of the made ones, and their examples."""
     copy = torch.fx.Graph()
     twins: dict[Any, Any] = {}
     copy.graph_copy(gm.graph, twins)

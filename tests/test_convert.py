@@ -1,4 +1,4 @@
-"""The optimised graph as ONNX: every step is in it, and onnxruntime computes what the model does."""
+"""Test the optimised graph as ONNX: it names every step, and onnxruntime computes the same as the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way: compile small models for described GPUs with the real cuDNN, run them in simulation."""
+"""Compile small models for GPU targets with the real cuDNN, and run them in simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The IR: types, payloads, the verbs that change wiring, and the rules verify holds."""
+"""Test the IR: types, literals, the methods that edit a graph, and the rules that `verify` checks."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_attributes_of_unknown_kinds_do_not_print() -> None:
 
 
 class Edits(RuleBasedStateMachine):
-    """Random edits of a graph; after each, verify finds nothing wrong, and a clone prints the same."""
+    """Make random edits of a graph; after each, it verifies, and a clone prints the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ def test_replace_unites_the_origins() -> None:
     assert graph.outputs == (x, x)
 
 
-def test_what_may_not_be_erased() -> None:
+def test_nodes_in_use_are_not_erased() -> None:
     graph = small()
     relu, add = graph.nodes
     with pytest.raises(AssertionError, match="is in use"):
@@ -434,7 +434,7 @@ def test_any_nodes_may_be_erased_while_iterating(gone: list[int], at: int) -> No
     assert seen == [n for i, n in enumerate(nodes) if i <= at or n in left]
 
 
-def test_nodes_inserted_behind_the_current_are_met() -> None:
+def test_iteration_meets_nodes_inserted_after_the_current_one() -> None:
     graph = chain(2)
     seen: list[str] = []
     for node in graph.nodes:
@@ -489,7 +489,7 @@ def test_extract_takes_a_part() -> None:
 
 
 def test_graphs_are_freed() -> None:
-    """Nothing outside holds a graph; its own links are cycles, which the collector takes."""
+    """No other object references a graph. Its own links are cycles, which the garbage collector frees."""
     graph = chain(10)
     gone = weakref.ref(graph)
     del graph
@@ -504,7 +504,7 @@ def test_positions() -> None:
 
 
 def rewriting_s(size: int) -> float:
-    """Processor time to build a chain, replace each of its nodes and verify it."""
+    """Return the processor time to build a sequence of nodes, replace each one, and verify the graph."""
     gc.collect()
     gc.disable()  # its full collections walk whatever else the test process holds
     try:

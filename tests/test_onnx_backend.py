@@ -1,4 +1,4 @@
-"""`fusec.onnx_backend` runs what `fusec.compile` gives: simulated on the CPU, also where there is a GPU."""
+"""Test `fusec.onnx_backend`, which simulates on device `CPU`, also on a machine with a GPU."""
 
 from __future__ import annotations
 

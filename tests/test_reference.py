@@ -1,4 +1,4 @@
-"""Evaluation of a graph: rounding to each value's type, float64 throughout, memory, and errors that name the place."""
+"""Test the evaluation of graphs: rounding to types, float64, memory, and errors that name the node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_each_result_is_rounded_to_its_type(dtype: DType, rng: np.random.Generat
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16])
 def test_float64_throughout(dtype: DType, rng: np.random.Generator) -> None:
-    """Constants and casts between floats round nothing; integers and bools stay what they are."""
+    """Constants and casts between floats do not round; integers and bools do not change."""
     graph = graph_of(dtype, pw("exp"), Cast(DType.F16), Cast(DType.F32), pw("tanh"))
     third = graph.constant(np.array(1 / 3, ml_dtypes.bfloat16))
     x = graph.inputs[0]
@@ -123,7 +123,7 @@ def test_values_are_freed_after_their_last_use(monkeypatch: pytest.MonkeyPatch) 
     assert Watch.alive == [0, 1, 1, 1, 2, 2, 2]
 
 
-def test_unused_results_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_results_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watch, "results", [])
     monkeypatch.setattr(Watch, "alive", [])
     graph = graph_of(DType.F32, *[pw("relu")] * 4)

@@ -1,4 +1,4 @@
-"""Executables: binding of arguments, results, threads, views; on the simulator, without cuDNN."""
+"""Test executables on the simulator: arguments, results, threads and views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Printing and parsing are inverse to each other, and no text makes the parser fail but with a ModelError."""
+"""Test that parsing is the inverse of printing, and that any bad text raises a ModelError."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_parsing_what_was_printed_gives_it_back(graph: Graph, locations: bool) -
 @PROFILE
 @given(st.sampled_from(list(DType)), st.data())
 def test_inline_elements_are_exact(dtype: DType, data: st.DataObject) -> None:
-    """Bit by bit, but for the payload of NaNs."""
+    """Equal bit by bit, except the payload of NaNs."""
     raw = data.draw(st.binary(min_size=dtype.itemsize * 8, max_size=dtype.itemsize * 8))
     array = np.frombuffer(raw, dtype.numpy) if dtype is not DType.BOOL else np.frombuffer(raw, np.uint8) % 2 == 0
     if dtype.is_narrow_int or dtype is DType.F4E2M1:  # a byte holds more than they do
@@ -232,7 +232,7 @@ def test_edited_text_parses_or_is_refused(data: st.DataObject) -> None:
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
-    """Edits that stay well spelled reach further than the tokens."""
+    """Exchanged tokens are still tokens, so errors come from later stages of the parser."""
     tokens = list(re.finditer(r'%?"[^"]*"|%?[\w.+-]+', VALID))
     match = data.draw(st.sampled_from(tokens))
     parses_or_refuses(VALID[: match.start()] + data.draw(st.sampled_from(TOKENS)) + VALID[match.end() :])
@@ -292,13 +292,13 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
     ],
     ids=lambda text: text[11:60],
 )
-def test_what_does_not_fit_is_refused(text: str) -> None:
+def test_constants_that_do_not_fit_are_refused(text: str) -> None:
     with pytest.raises(ModelError):
         parse(text)
 
 
 def test_many_lines_are_read_quickly() -> None:
-    """Each token costs the same wherever it stands."""
+    """The time of a token does not depend on its place."""
     lines = "\n".join(f"  %y{i} = relu(%{f'y{i - 1}' if i else 'x'}) : f32[2]" for i in range(5000))
     graph = parse(f'graph "g" (%x: f32[2]) {{\n{lines}\n  return %y4999\n}}')
     assert len(graph) == 5000

@@ -1,4 +1,4 @@
-"""The torch doors: torch.compile with graph breaks and fallbacks, exported programs, memory in common."""
+"""Test torch.compile with graph breaks and fallbacks, exported programs, and shared memory."""
 
 from __future__ import annotations
 

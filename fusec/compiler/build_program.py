@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from fusec import frontends, passes
@@ -35,7 +37,7 @@ def read_model(
     model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
     shapes: Mapping[str, Sequence[int]] | None,
 ) -> Graph:
-    """Return the graph of a model, every shape in it concrete. Raises ModelError for what cannot be read."""
+    """Return the graph of a model with concrete shapes. Raises ModelError if it cannot be read."""
     return frontends.load(model, shapes)
 
 
@@ -53,31 +55,35 @@ def build_program(
     """
     if target.name == CPU:
         return _build_for_numpy(source, options)
-    wanted = _without_rerounding(options.for_passes(source), source)
+    pass_options = _without_rerounding(options.for_passes(source), source)
     if family is not None:
         family.weights.share(source)
-    done, count = iter(range(len(passes.PIPELINE))), len(passes.PIPELINE)
-    graph = run(passes.PIPELINE, source.clone(), wanted, lambda name: options.report(f"pass {name}", next(done), count))
-    asked = choose_judge(target, wanted, oracle, family)
-    judge = StrictRounding(asked) if wanted.as_source else asked
+    numbers = count()
+    graph = run(
+        passes.PIPELINE,
+        source.clone(),
+        pass_options,
+        lambda name: options.report(f"pass {name}", next(numbers), len(passes.PIPELINE)),
+    )
+    judge = choose_judge(target, pass_options, oracle, family)
+    if pass_options.as_source:
+        judge = StrictRounding(judge)
 
     def partitioned(graph: Graph) -> Program:
-        insert_edge_copies(graph, wanted)
+        insert_edge_copies(graph, pass_options)
         if family is not None:
             family.weights.share(graph)
-        return partition(
-            graph, judge, target, lambda count, total: options.report("partition", count, total), dict(options.state)
-        )
+        return partition(graph, judge, target, partial(options.report, "partition"), dict(options.state))
 
     def before_layout() -> Graph:
-        return run(passes.EARLY_PASSES, source.clone(), wanted)
+        return run(passes.EARLY_PASSES, source.clone(), pass_options)
 
-    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, wanted)
-    return Compiled(source, concat_in_place(program, judge, wanted), target, wanted, judge)
+    program = expand_refused_attention(partitioned(graph), before_layout, partitioned, judge, pass_options)
+    return Compiled(source, concat_in_place(program, judge, pass_options), target, pass_options, judge)
 
 
 def _without_rerounding(options: Options, source: Graph) -> Options:
-    """Leave out the rewrites that round 16-bit values elsewhere than the model does, if the caller asked for that."""
+    """Leave out the rewrites that round 16-bit values elsewhere than the model does, for rounding as in the source."""
     halves = options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())
     if not (options.as_source and halves):
         return options
@@ -85,9 +91,9 @@ def _without_rerounding(options: Options, source: Graph) -> Options:
 
 
 def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
-    """Build a program of kernels in the caller's layouts, because NumPy gains nothing from other ones."""
-    wanted = options.for_passes(source)
-    wanted = replace(wanted, disable=wanted.disable | {"layout"})
-    graph = run(passes.PIPELINE, source.clone(), wanted)
-    insert_edge_copies(graph, wanted)
-    return Compiled(source, kernels_only(graph), load_target(CPU), wanted, NoJudge())
+    """Build a program of kernels in the layouts of the model, because NumPy gains nothing from others."""
+    pass_options = options.for_passes(source)
+    pass_options = replace(pass_options, disable=pass_options.disable | {"layout"})
+    graph = run(passes.PIPELINE, source.clone(), pass_options)
+    insert_edge_copies(graph, pass_options)
+    return Compiled(source, kernels_only(graph), load_target(CPU), pass_options, NoJudge())

@@ -1,4 +1,4 @@
-"""Choose who judges which ops fuse: cuDNN, or fusec's rules alone if cuDNN is not installed."""
+"""Choose the judge of which ops fuse: cuDNN, or fusec's rules alone if cuDNN is not installed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fusec.targets.target import Target
 
 @dataclass(frozen=True)
 class CudnnWorkers:
-    """Worker processes that ask cuDNN for one compilation. `borrowed`: the caller's, who keeps them for more models."""
+    """Worker processes that ask cuDNN. borrowed: they belong to the caller, who may use them for other models."""
 
     oracle: Oracle | None = None
     borrowed: bool = False
 
     def builders(self, deterministic: bool) -> BuildPool | None:
-        """Return what builds plans in these processes; it ends them afterwards, unless they are borrowed."""
+        """Return a pool that builds plans in these processes, and ends them afterwards unless they are borrowed."""
         return None if self.oracle is None else BuildPool(self.oracle, deterministic, ends=not self.borrowed)
 
     def close(self) -> None:
-        """End the processes, unless they are borrowed: each holds memory of the GPU."""
+        """End the processes, which hold memory of the GPU, unless they are borrowed."""
         if self.oracle is not None and not self.borrowed:
             self.oracle.close()
 
@@ -39,9 +39,9 @@ class CudnnWorkers:
 def start_workers(
     target: Target, on_gpu: bool, oracle: Oracle | None = None, family: ShapeFamily | None = None
 ) -> CudnnWorkers:
-    """Return the workers to ask: the caller's, new ones, or none if a shape family has its own or cuDNN is absent.
+    """Return the caller's workers, or new ones; none if a shape family has its own, or cuDNN is not installed.
 
-    Raises FusecError when the caller's workers ask about another target.
+    Raises FusecError if the caller's workers are for another target.
     """
     if oracle is not None:
         if oracle.target != target:
@@ -53,10 +53,10 @@ def start_workers(
 
 
 def choose_judge(target: Target, options: Options, oracle: Oracle | None, family: ShapeFamily | None) -> Judge:
-    """Return who says what fuses; programs of one shape family share it.
+    """Return the judge of which ops fuse; programs of one shape family share it.
 
-    The rules propose the same steps as cuDNN would run, so `run` and `verify` check passes and lowered graphs
-    without cuDNN, too. Warns with CudnnNotAskedWarning in that case.
+    Without cuDNN, fusec's rules judge, with a CudnnNotAskedWarning. They propose steps as for cuDNN, so that `run` and
+    `verify` still check passes and lowered graphs.
     """
     if family is not None and family.judge is not None:
         return family.judge

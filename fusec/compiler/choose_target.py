@@ -30,14 +30,14 @@ def require_cudnn() -> None:
 
 def require_runs_on_gpu(compiled: Compiled) -> None:
     """Raise TargetError for a type that no GPU runs, FusecError for an op that cannot be deterministic there."""
-    # CuPy has no type of fewer than 8 bits, and no float of 8
+    # because CuPy has no types below 8 bits and no floats of 8 bits
     narrow = next((v for v in compiled.graph.values() if v.type.dtype.is_narrow), None)
     if narrow is not None:
         raise TargetError(f"{narrow!r}: {narrow.type.dtype.value} runs in simulation only, not on a GPU")
     if not compiled.options.deterministic:
         return
     for node in compiled.graph.nodes:
-        # a kernel adds updates of floats by atomics, whose order varies from run to run
+        # because a kernel adds updates of floats by atomics, in an order that varies from run to run
         if isinstance(node.op, Scatter) and node.op.reduction != "none" and node.result.type.dtype.is_float:
             raise FusecError(
                 f"{print_node(node)}: a GPU adds updates of one place in no fixed order, which deterministic rules out"

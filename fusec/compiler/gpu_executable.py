@@ -37,7 +37,7 @@ def tuned_executable(
         build_pool=workers.builders(deterministic),
     )
     executable = autotune(compiled, backend, None if family is None else family.weights)
-    if family is None:  # of many input shapes each is wanted soon, and timing the whole takes seconds
+    if family is None:  # with several input shapes, timing each whole model would take too long
         executable.rehearse(backend.tune_whole_model)
     return executable
 

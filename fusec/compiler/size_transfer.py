@@ -19,9 +19,9 @@ from fusec.runtime import Executable
 def executable_for_size(
     compiled: Compiled, build: Callable[[], Compiled], family: ShapeFamily, options: CompileOptions
 ) -> Executable:
-    """Prepare a program on a GPU with plans and choices of a near input shape where there are any.
+    """Prepare a program on a GPU with the plans and choices of a near input shape, if there is one.
 
-    build: builds the program again, after a graph proved illegal that was assumed to be legal as in the other shapes.
+    build: builds the program again, if no plan builds for a graph whose verdict was reused from another shape.
     """
     from fusec.gpu.autotune.tuning_cache import KnownChoices
     from fusec.gpu.backend import CudnnBackend  # needs cupy and cudnn, which only a GPU machine must have
@@ -53,14 +53,14 @@ def executable_for_size(
         except ExecutionError:
             if transferred is None:
                 raise
-            compiled, may_transfer = build(), False  # this shape does not run as the near one does
+            compiled, may_transfer = build(), False  # the choices of the near shape do not run for this one
             continue
         family.record(executable, backend, cudnn_graphs(executable.compiled), measured=transferred is None)
         return executable
 
 
 def cudnn_graphs(compiled: Compiled, prefer_kernels: bool = False) -> dict[str, CudnnGraph]:
-    """Return the cuDNN graphs of a program by key; prefer_kernels: without those that a kernel of fusec's can run."""
+    """Return the cuDNN graphs of a program by key. prefer_kernels: leave out those that a kernel of fusec can run."""
     return {
         lowered.graph.key: lowered.graph
         for step, lowered in zip(compiled.program.steps, compiled.lowered, strict=True)

@@ -1,4 +1,4 @@
-"""Define what the runtime asks of a back end, and simulate cuDNN in NumPy as one of them."""
+"""Define the interface of a back end, which runs steps, and the back end that simulates cuDNN in NumPy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fusec.schedule.program import Partition
 class Recorded(Protocol):
     """Steps recorded for replay.
 
-    at_once: True if all steps are one CUDA graph, which a call may queue on its caller's own stream.
-    lanes: how many steps run side by side at most.
-    times_us: of this recording and of the other order (in order, or side by side), if both were timed.
-    declined: why steps could not be recorded, or not side by side; else empty.
+    at_once: all steps are one CUDA graph, which a call may queue on the stream of its caller.
+    lanes: the largest number of steps that run side by side.
+    times_us: time of this order of steps, and of the other one (in order, or side by side), if both were timed.
+    declined: the reason why steps could not be recorded, or not side by side; else empty.
     """
 
     at_once: bool
@@ -34,70 +34,78 @@ class Recorded(Protocol):
     declined: str
 
     def takes(self, place: int, array: Array) -> bool:
-        """Tell if the next run reads input number `place` from this very array, so that no copy is needed."""
+        """Tell if the next run reads an input from the caller's array, so that the caller need not copy it.
+
+        place: number of the input.
+        """
         ...
 
     def __call__(self) -> None: ...
 
 
 class Backend(Protocol):
-    """A place where a program runs: an array module, its memory, and what executes a cuDNN graph."""
+    """Runs steps: an array module, its memory, and what executes a cuDNN graph.
+
+    name: `simulated`, or the name of the GPU.
+    xp: the array module, numpy or cupy.
+    side_by_side: steps may run at the same time.
+    """
 
     name: str
     xp: Any
-    side_by_side: bool  # whether steps might run at the same time
+    side_by_side: bool
 
     @property
     def tuned(self) -> TunedChoices | None:
-        """The choices of a program that this backend tuned; None if it tuned none."""
+        """Return the choices of the program that this back end tuned; None if it tuned none."""
         ...
 
     def from_any(self, array: Any) -> Array:
-        """Return an array of the module from NumPy, CuPy or anything that speaks DLPack."""
+        """Return an array of the module from a NumPy or CuPy array, or any object with DLPack."""
         ...
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
         """Make graphs (by key) and other steps ready to run.
 
-        footprint_bytes: how much memory the whole model touches.
+        footprint_bytes: memory that the whole model reads and writes.
         """
         ...
 
     def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
-        """Return the plans of prepared graphs by key, as far as there are any."""
+        """Return the plans of prepared graphs, by key; graphs without a plan are left out."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        """Replace a graph's plan, which failed, by the next one; return False if there is none."""
+        """Replace the plan of a graph, which failed, by the next one; return False if there is none."""
         ...
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        """Return a function that runs a prepared graph over flat buffers by uid, whose addresses stay the same."""
+        """Return a function that runs a prepared graph over flat buffers, by uid; their addresses must not change."""
         ...
 
     def library(self, work: CudnnGraph | Partition) -> str:
-        """Return who runs a graph, or a step without one, once it is bound: cudnn, cublaslt or kernel."""
+        """Return the library that runs a bound graph, or a step without one: cudnn, cublaslt or kernel."""
         ...
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
-        """Return a function that runs a step without cuDNN, or None to leave the step to the reference.
+        """Return a function that runs a step by a kernel; None if the references of its ops must run it.
 
-        memory: returns the flat buffer of a value; a constant's in the layout of the given type.
+        memory: returns the flat buffer of a value; of a constant, in the layout of the given type.
         """
         ...
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
-        """Return a function that copies a caller's array, of the module or of NumPy, into the flat memory of a value.
+        """Return a function that copies an array, of the module or of NumPy, into the flat memory of a value.
 
-        It copies nothing if the array is that memory.
+        It copies nothing if the array has that memory.
         """
         ...
 
     def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
         """Return a function that copies the flat memory of a value into an array of the module or of NumPy.
 
-        Its arguments: the array to write (None: a new one), and if a new one is on the host.
-        A copy on the host is complete after `finish`.
+        Its arguments are the array to write (None: a new one), and if a new one is on the host.
+        A copy to the host is complete after `finish`.
         """
         ...
 
@@ -107,36 +115,37 @@ class Backend(Protocol):
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
     ) -> Recorded:
-        """Record `runs`, which ran once before and use the same memory each time, to replay them faster.
+        """Record functions, which ran before and use the same memory each time, to replay them faster.
 
-        waits: for each run the earlier ones it waits for when runs are not in order (None: it does no work).
-            Runs are executed here, to find out if another order is faster.
-        ahead: the number of a first run, and the inputs (by place) that only this run reads.
+        waits: for each run, the earlier ones that it must wait for (None: it does no work). Runs are then timed here,
+            in order and side by side.
+        ahead: the number of the first run, and the memory of the inputs that only this run reads, by place. The run
+            may read them from the caller's arrays.
         """
         ...
 
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
-        """Time `run`, `count` times, in microseconds. alone: it is one of many steps, and others run before it."""
+        """Time a function `count` times, in microseconds. alone: it is one of many steps."""
         ...
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
-        """Return the context of one call: calls read and write shared memory in their order.
+        """Return the context of one call, in which it reads and writes the memory that calls share.
 
-        at_once: the call is one recorded CUDA graph, and copies.
+        at_once: the call only copies and launches one CUDA graph.
         """
         ...
 
     def scratch(self) -> AbstractContextManager[None]:
-        """Return the context of steps that allocate: addresses there stay valid, so that they can be recorded."""
+        """Return a context for steps that allocate, whose addresses stay valid so that steps can be recorded."""
         ...
 
     def finish(self) -> None:
-        """Wait for queued work; raise ExecutionError if any of it failed."""
+        """Wait for queued work. Raises ExecutionError if any of it failed."""
         ...
 
 
-class _Steps:
-    """Steps run one by one."""
+class _OneByOne:
+    """Runs steps one by one, for a back end that records nothing."""
 
     at_once = True
     lanes = 1
@@ -155,7 +164,7 @@ class _Steps:
 
 
 class SimulatorBackend:
-    """cuDNN graphs in NumPy, from their own description: any machine."""
+    """Runs cuDNN graphs in NumPy, on any machine."""
 
     name = "simulated"
     xp: Any = np
@@ -173,7 +182,7 @@ class SimulatorBackend:
         return np.asarray(array)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Nothing to do: a graph is its own program."""
+        """Do nothing, because the simulator runs a graph as it is."""
 
     def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
         return {}
@@ -214,7 +223,7 @@ class SimulatorBackend:
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
     ) -> Recorded:
-        return _Steps(runs)
+        return _OneByOne(runs)
 
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
         times: list[float] = []
@@ -231,4 +240,4 @@ class SimulatorBackend:
         return nullcontext()
 
     def finish(self) -> None:
-        """NumPy has finished when it returns."""
+        """Do nothing, because NumPy has finished when it returns."""

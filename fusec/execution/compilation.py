@@ -1,4 +1,4 @@
-"""Hold the result of a compilation as data: the graphs, the program, and each step lowered."""
+"""Define the result of a compilation as data: the graphs, the program, and the cuDNN graph of each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_ASKED = (
 
 
 def label(asked: bool, target: str) -> str:
-    """Return the note that cuDNN was not asked, and what to do; empty if it was, or the target is no GPU."""
+    """Return the note that cuDNN was not asked, with the remedy; empty if it was asked, or the target is no GPU."""
     return "" if asked or target == CPU else NOT_ASKED
 
 
@@ -32,9 +32,9 @@ def label(asked: bool, target: str) -> str:
 class Compiled:
     """A model compiled for one target, before it is prepared to run.
 
-    source: the model as imported; `program.graph` is the same after the passes.
-    judge: who decided what fuses; reports ask it again. None: nobody can be asked.
-    tuned: the tuned or locked choices of the program's steps; None if only the partitioner chose.
+    source: the model as imported; `program.graph` is the model after the passes.
+    judge: decided what fuses, and answers for reports; None for a loaded file without cuDNN.
+    tuned: the tuned or locked choices of the program's steps; None if nothing was tuned or locked.
     """
 
     source: Graph
@@ -46,30 +46,30 @@ class Compiled:
 
     @property
     def asked(self) -> bool:
-        """Tell if cuDNN was asked; else the steps are what fusec's rules propose."""
+        """Tell if cuDNN was asked; else fusec's rules alone decided what fuses."""
         return asks_cudnn(self.judge)
 
     @property
     def note(self) -> str:
-        """Return the note that goes with every result; empty if cuDNN was asked, or the target is no GPU."""
+        """Return the note that reports print; empty if cuDNN was asked, or the target is no GPU."""
         return label(self.asked, self.target.name)
 
     def require_answers(self, what: str) -> None:
-        """Raise TargetError if a claim about cuDNN's steps would rest on answers that cuDNN did not give."""
+        """Raise TargetError if cuDNN was not asked about the steps of the program that it shall run.
+
+        what: what needs the answers, for the message.
+        """
         if not self.asked and any(step.kind is Kind.CUDNN for step in self.program.steps):
             raise TargetError(f"{what} needs cuDNN's answers, and cuDNN was not asked: install it, {INSTALL}")
 
     @property
     def graph(self) -> Graph:
-        """The optimised graph that the program's steps cover."""
+        """Return the model after the passes, which the program's steps cover."""
         return self.program.graph
 
     @cached_property
     def lowered(self) -> tuple[Lowered | None, ...]:
-        """Return the cuDNN graph of each step, None for kernels and views.
-
-        Steps that compute the same have equal graphs.
-        """
+        """Return the cuDNN graph of each step; None for kernels and views."""
         return tuple(
             lower(step.body, self.options.tensor_cores) if step.kind is Kind.CUDNN else None
             for step in self.program.steps

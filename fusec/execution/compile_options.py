@@ -1,4 +1,4 @@
-"""The options of a compilation, checked once for every entry point that compiles."""
+"""Define the options of a compilation, which are checked in one place for all entry points."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Progress = Callable[[str, int, int], None]  # stage, done, total
 class CompileOptions:
     """Options of a compilation; `fusec.compile` documents each field.
 
-    Input shapes are not in it, because one set of options serves every input shape of a model.
-    Raises FusecError when a field has no such value.
+    Input shapes are no option, because one set of options serves all input shapes of a model.
+    Raises FusecError if a field cannot have its value.
     """
 
     target: str = "auto"
@@ -39,7 +39,7 @@ class CompileOptions:
 
     def __post_init__(self) -> None:
         names = frozenset(names_of("disable", self.disable))
-        object.__setattr__(self, "disable", names)  # the one write: callers may give one name, or a list
+        object.__setattr__(self, "disable", names)  # because callers may give one name, or a list
         _require("tune", self.tune, LEVELS)
         _require("precision", self.precision, PRECISIONS)
         _require("rounding", self.rounding, ROUNDINGS)
@@ -47,14 +47,14 @@ class CompileOptions:
             raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Tell the caller's progress function, if there is one, how far a stage is."""
+        """Call the progress function, if there is one."""
         if self.progress is not None:
             self.progress(stage, done, total)
 
     def for_passes(self, source: Graph) -> Options:
         """Return the options that the passes read, for a model as imported.
 
-        Raises FusecError when `state` or `channels_last` names what the model does not have.
+        Raises FusecError if `state` or `channels_last` names an input or output that the model does not have.
         """
         inputs = {v.name: v.type for v in source.inputs}
         outputs = {name: v.type for name, v in zip(source.output_names, source.outputs, strict=True)}

@@ -26,17 +26,17 @@ from fusec.targets.target import Target
 if TYPE_CHECKING:
     from fusec.runtime import Executable
 
-MEASURED = 8  # sizes that others may follow, the last ones
+MEASURED = 8  # number of input shapes whose choices are stored; the oldest is deleted first
 
 
 @dataclass
 class ShapeFamily:
-    """State shared by programs of one model that differ only in their input shapes.
+    """State that programs of one model for several input shapes share.
 
     weights: constants, each stored once.
-    judge: who decides what fuses; chosen by the first program.
+    judge: decides what fuses; the first program sets it.
     share_kernels: use kernels that cuDNN compiles once for all shapes.
-    first_plans: take cuDNN's first plan of each graph; the workers hand over the plans they built as an answer.
+    first_plans: take cuDNN's first plan of each graph. The workers return the plans that they build as an answer.
     transfers: reuse plans and choices of one input shape for another.
     more_sizes: other input shapes may follow.
     """
@@ -50,7 +50,7 @@ class ShapeFamily:
     _kernels: Any = None
     _oracle: Oracle | None = None
     _sizes: SizePlans | None = None
-    _last: tuple[Graph, weakref.ref[Any]] | None = None  # the model as imported for the last program, and its backend
+    _last: tuple[Graph, weakref.ref[Any]] | None = None  # imported model and back end of the last program
     _tuned: list[tuple[Compiled, weakref.ref[Executable]]] = field(
         default_factory=list[tuple[Compiled, "weakref.ref[Executable]"]]
     )
@@ -64,10 +64,10 @@ class ShapeFamily:
         return self._kernels
 
     def oracle(self, target: Target) -> Oracle:
-        """Start the workers that ask cuDNN, and return them.
+        """Start the worker processes that ask cuDNN, and return them.
 
-        With first plans, a verdict is assumed for every other shape, because building the plan soon proves it.
-        Where plans are timed, a verdict is assumed only for near shapes, and cuDNN is asked about the others.
+        With `first_plans`, a verdict is reused for all other shapes, because building the plan checks it.
+        Where plans are timed, a verdict is reused for near shapes only, and cuDNN is asked about others.
         """
         here = device.is_present(target)
         hand_over = here and self.first_plans
@@ -77,13 +77,14 @@ class ShapeFamily:
         return self._oracle
 
     def builders(self) -> BuildPool | None:
-        """Return the workers that build plans; None if kernels are shared, because these exist in this process only."""
+        """Return the workers that build plans; None with shared kernels, which exist in this process only."""
         return None if self._oracle is None or self.share_kernels else BuildPool(self._oracle)
 
     def plans(self, graphs: Mapping[str, CudnnGraph], refused: list[CudnnGraph]) -> Iterator[tuple[CudnnGraph, Entry]]:
-        """Yield built plans as they become ready: those the workers built as an answer, then those of other shapes.
+        """Yield plans as they become ready: those that workers built as an answer, then those of other shapes.
 
-        refused: receives the graphs that were assumed to be legal as in other shapes, and for which no plan builds.
+        refused: this list receives the graphs for which no plan builds, although the verdict of another shape was
+            legal.
         """
         if self._oracle is None:
             return
@@ -99,7 +100,7 @@ class ShapeFamily:
             self._oracle.ask_again(graph)
 
     def prefetch_plans(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Start building the plans that a program for these shapes will need, as the shapes before predict."""
+        """Start building the plans that a program for these shapes will need, as predicted from earlier shapes."""
         if self._sizes is None or self._last is None:
             return
         source, backend = self._last[0], self._last[1]()
@@ -109,7 +110,7 @@ class ShapeFamily:
         self._sizes.prefetch(sizes, list if backend is None else backend.plans.without_blob)
 
     def named_plans(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
-        """Return the plans that graphs take over from shapes near theirs, by key."""
+        """Return the plans that graphs take over from near shapes, by key."""
         return {} if self._sizes is None else self._sizes.choices_near(graphs)
 
     def record(self, executable: Executable, backend: Any, graphs: Mapping[str, CudnnGraph], *, measured: bool) -> None:
@@ -124,7 +125,7 @@ class ShapeFamily:
             self._tuned = [*self._tuned[-MEASURED + 1 :], (executable.compiled, weakref.ref(executable))]
 
     def transferred(self, compiled: Compiled) -> TransferredChoices | None:
-        """Return the program with the choices tuned for the nearest shape, if one is near and was partitioned alike."""
+        """Return the program with the choices of a near shape; None if no near shape has the same partitions."""
         sizes = _sizes(compiled.source)
         near = [
             (distance, place)

@@ -1,6 +1,6 @@
-"""Share equal constants among programs: one array on the host, and one where programs run.
+"""Share equal constants among programs: one array on the host, and one on the device.
 
-Weak references hold them, so a constant is freed with the last program that uses it.
+References are weak, so a constant is freed with the last program that uses it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layout(type: TensorType) -> Layout:
-    """Return what tells two arrays of one literal apart: the layout and the dims.
-
-    The dims may be those of a part of the literal.
-    """
+    """Return the key of an array of a literal on the device: dims and memory order; both empty if row-major."""
     return (type.shape, type.order) if type.order else ((), ())
 
 
@@ -30,9 +27,9 @@ class SharedWeights:
         self._prepared: weakref.WeakValueDictionary[tuple[Hashable, Layout], Array] = weakref.WeakValueDictionary()
 
     def share(self, graph: Graph) -> None:
-        """Replace constants of a graph by equal ones that are stored already.
+        """Replace the constants of a graph by equal ones of other programs.
 
-        A constant derived in the same way from the same one is recognised by its key, and not even read.
+        A constant that was derived in the same way from the same data is recognised by its key, without being loaded.
         """
         for node in graph.nodes:
             if isinstance(node.op, Constant):
@@ -44,16 +41,16 @@ class SharedWeights:
                 if held is not literal:
                     graph.set_op(node, Constant(held))
 
-    def is_prepared(self, literal: Literal, lies: Layout) -> bool:
-        """Tell if some program has the array already, as far as the literal's key tells without reading it."""
-        return (literal.key, lies) in self._prepared
+    def is_prepared(self, literal: Literal, order: Layout) -> bool:
+        """Tell if a program has a literal in a layout on the device, by its key and without loading it."""
+        return (literal.key, order) in self._prepared
 
-    def prepared(self, literal: Literal, lies: Layout, make: Callable[[], Array]) -> Array:
-        """Return the array a program reads for a literal in a layout; `make` makes it if no program has it."""
-        array = self._prepared.get((literal.key, lies))
+    def prepared(self, literal: Literal, order: Layout, make: Callable[[], Array]) -> Array:
+        """Return the array of a literal in a layout on the device; `make` makes it if no program has it."""
+        array = self._prepared.get((literal.key, order))
         if array is None:
-            array = self._prepared.get((literal.digest, lies))
+            array = self._prepared.get((literal.digest, order))
             if array is None:
-                array = self._prepared[literal.digest, lies] = make()
-            self._prepared[literal.key, lies] = array
+                array = self._prepared[literal.digest, order] = make()
+            self._prepared[literal.key, order] = array
         return array

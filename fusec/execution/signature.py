@@ -1,4 +1,4 @@
-"""Check what a caller gives to an executable: names, shapes, types and arrays."""
+"""Check the arguments of a call: names, shapes, types and arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fusec.ir import Array, Graph, quote
 class TensorSpec:
     """An input or output of an executable.
 
-    order: its dims from outermost to innermost in memory; () is row-major. An input in that order is not copied.
+    order: dims from outermost to innermost in memory; () is row-major. An input in that order need not be copied.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Interface:
             array, host = self._taken(given[spec.name], spec)
             all_on_host, some_on_host = all_on_host and host, some_on_host or host
             arrays.append(_checked(array, spec, "input"))
-        if self._device and some_on_host and not all_on_host:  # results stay there: nothing may be read here later
+        if self._device and some_on_host and not all_on_host:  # the call does not wait, so host arrays are copied now
             arrays = [self._from_any(a) if isinstance(a, np.ndarray) else a for a in arrays]
         return arrays, all_on_host
 
@@ -97,7 +97,7 @@ class Interface:
             if host and not array.flags.writeable:
                 raise ExecutionError(f"out {quote(name)}: the array is read-only; give one that can be written")
             all_on_host = all_on_host and host
-            shared = array if host else self._from_any(array)  # the same memory
+            shared = array if host else self._from_any(array)  # shares the memory
             into[place] = _checked(shared, self.outputs[place], "out")
         return into, all_on_host
 
@@ -122,12 +122,12 @@ class Interface:
 
 def require_by_name(given: object, what: str) -> None:
     """Raise ExecutionError unless this is a mapping."""
-    if type(given) is not dict and not isinstance(given, Mapping):  # the first is quick, and nearly always so
+    if type(given) is not dict and not isinstance(given, Mapping):  # the first test is quick and nearly always enough
         raise ExecutionError(f"{what} are given in a dict by name, not in {type(given).__name__}")
 
 
 def array_of(name: str, given: Any) -> np.ndarray[Any, Any]:
-    """Return a NumPy array of what the caller gave; raise ExecutionError if NumPy cannot make one."""
+    """Return an argument as a NumPy array. Raises ExecutionError if NumPy cannot make one."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -142,7 +142,7 @@ def _no_array(name: str, given: Any, error: Exception) -> ExecutionError:
 
 
 def _shown(name: object) -> str:
-    """Quote a name as the caller gave it, of any type."""
+    """Quote a name that a caller gave, which may be of any type."""
     return quote(name) if isinstance(name, str) else f"{name!r} (names are strings)"
 
 
@@ -155,9 +155,9 @@ def _checked(array: Array, spec: TensorSpec, kind: str) -> Array:
 
 
 def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by name, from some in the order of the inputs and some by name.
+    """Return arrays by name, from positional and named arguments.
 
-    Raises ExecutionError for too many, or for an input that is given twice.
+    Raises ExecutionError for too many arrays, or for an input that is given twice.
     """
     if len(arrays) > len(inputs):
         raise ExecutionError(f"{len(arrays)} arrays for {len(inputs)} inputs")
@@ -169,11 +169,8 @@ def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, An
 
 
 def on_host(array: Any) -> bool:
-    """Tell if an array is in host memory.
-
-    DLPack's device type says it (1: CPU, 3: pinned), or else the absence of `__cuda_array_interface__`.
-    """
+    """Tell if an array is in host memory, by its DLPack device or, without one, by `__cuda_array_interface__`."""
     device = getattr(array, "__dlpack_device__", None)
     if device is None:
         return not hasattr(array, "__cuda_array_interface__")
-    return device()[0] in (1, 3)
+    return device()[0] in (1, 3)  # CPU, or pinned host memory

@@ -13,7 +13,7 @@ from fusec.schedule.buffer_donation import in_place, reads
 from fusec.schedule.program import Program
 
 
-class State:
+class DeviceState:
     """Inputs that stay on the device, by name, and the outputs that replace them after a call.
 
     values: the graph inputs that are state.

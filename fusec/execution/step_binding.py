@@ -20,9 +20,10 @@ from fusec.schedule.program import Kind, Partition, inputs_of
 
 
 class Constants:
-    """Constants on the device, once for each layout in which steps read them.
+    """Constants on the device, one array for each layout in which steps read them.
 
-    An array is freed with the last step that holds it. xp: the array module; weights: shared with other programs.
+    An array is freed with the last step that holds it.
+    xp: the array module. weights: constants that are shared with other programs.
     """
 
     def __init__(self, xp: Any, weights: SharedWeights | None = None):
@@ -34,12 +35,11 @@ class Constants:
         key = (id(literal), layout(type))
         array = self.arrays.get(key)
         if array is None:
-            shared = self._shared
 
             def packed() -> Array:
                 return pack(self._xp, self._xp.asarray(literal.array), type)
 
-            array = packed() if shared is None else shared.prepared(literal, layout(type), packed)
+            array = packed() if self._shared is None else self._shared.prepared(literal, layout(type), packed)
             self.arrays[key] = array
         return array
 
@@ -49,9 +49,10 @@ class Constants:
 
 
 class Steps:
-    """Binds steps to memory. places: the flat memory of values that are no constants.
+    """Binds steps to memory.
 
-    `kernels` are the bound steps that run as a kernel of fusec's.
+    places: flat memory of the values that are no constants.
+    kernels: the bound steps that a kernel of fusec runs.
     """
 
     def __init__(self, backend: Backend, constants: Constants, places: dict[Value, Array]):
@@ -68,16 +69,16 @@ class Steps:
             return self._backend.bind(lowered.graph, buffers)
         if step.kind is Kind.VIEW:
             return self._bound_view(step)
-        kernel = self._backend.kernel(step, self._memory)
+        kernel = self._backend.kernel(step, self.buffer)
         if kernel is not None:
             self.kernels.add(step)
             return kernel
         return self._bound_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
-        """Return a function that copies the results of a view that do not share its operand's memory.
+        """Return a function that copies the results of a view that cannot share the memory of its operand.
 
-        A concat in place copies nothing, because its operands were written into its result.
+        A concat in place copies nothing, because steps write its operands into its result.
         """
         (node,) = step.nodes
         if isinstance(node.op, Concat):
@@ -99,18 +100,13 @@ class Steps:
 
         return copy
 
-    def buffer(self, value: Value) -> Array:
-        """Return the flat memory of a value."""
+    def buffer(self, value: Value, type: TensorType | None = None) -> Array:
+        """Return the flat memory of a value; of a constant, in the layout of `type` (default: its own)."""
         literal = value.literal
-        return self._constants(literal, value.type) if literal is not None else self._places[value]
-
-    def _memory(self, value: Value, type: TensorType) -> Array:
-        """Return the flat memory of a value; a constant in the layout of the type."""
-        literal = value.literal
-        return self._constants(literal, type) if literal is not None else self._places[value]
+        return self._places[value] if literal is None else self._constants(literal, type or value.type)
 
     def _bound_reference(self, step: Partition) -> Callable[[], None]:
-        """Return a function that runs the step's nodes one by one, and rounds each result to its own type."""
+        """Return a function that runs the references of the nodes, one by one."""
         operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
         results = {v: unpack(self._places[v], v.type) for v in step.outputs}
 

@@ -42,7 +42,6 @@ from fusec.targets.target import Target
 __all__ = [
     "NAME",
     "WHOLE",
-    "Builds",
     "Lock",
     "Locked",
     "LockedPart",
@@ -54,13 +53,10 @@ __all__ = [
     "make",
     "parse",
     "read",
-    "shapes_of",
     "side_by_side",
-    "steps_with_candidates",
     "text_of",
     "variants",
     "versions",
-    "whole_work",
     "with_choices",
     "work_of",
     "write",
@@ -165,15 +161,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     splits: dict[str, tuple[Part, ...]] = {}
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
-    copies: set[str] = set()
-    for work, concat in concat_choices(concats_in_place(compiled.program), compiled.program).items():
-        entry = lock.entry(digest_of(work, True), target.name)
-        if entry is None:
-            raise CheckError(f"{lock.origin}: concat {concat.shapes} on {target.name}: has no entry; {_REMEDY}")
-        used[entry.work] = entry
-        if entry.split[0].runs == "copy":
-            copies.add(work)
-    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
+    compiled = _apply_to_concats(lock, compiled, used)
     for step in steps_with_candidates(before_choices(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
@@ -207,6 +195,20 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Locke
     tuned = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
     parallel = order.split[0].runs == ORDERS[True]
     return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, kernel_variants, parallel)
+
+
+def _apply_to_concats(lock: Lock, compiled: Compiled, used: dict[str, Locked]) -> Compiled:
+    """Copy the operands of concats that the lock does not run in place; add the entries of all concats to `used`."""
+    copies: set[str] = set()
+    for work, concat in concat_choices(concats_in_place(compiled.program), compiled.program).items():
+        entry = lock.entry(digest_of(work, True), compiled.target.name)
+        if entry is None:
+            what = f"concat {concat.shapes} on {compiled.target.name}"
+            raise CheckError(f"{lock.origin}: {what}: has no entry; {_REMEDY}")
+        used[entry.work] = entry
+        if entry.split[0].runs == "copy":
+            copies.add(work)
+    return replace(compiled, program=copy_concats(compiled.program, copies))
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:

@@ -35,15 +35,15 @@ def trace(value: Value) -> Strided:
         return Strided(value, value.type.shape, value.type.strides)
     source = trace(node.operands[0])
     if isinstance(node.op, PART_VIEWS):
-        starts, steps = _part(node, value.index)
+        starts, steps = part_of(node, value.index)
         offset = sum(start * stride for start, stride in zip(starts, source.strides, strict=True))
         strides = tuple(step * stride for step, stride in zip(steps, source.strides, strict=True))
         return Strided(source.root, value.type.shape, strides, source.offset + offset)
-    return Strided(source.root, value.type.shape, _forward(node, source), source.offset)
+    return Strided(source.root, value.type.shape, forward(node, source.shape, source.strides), source.offset)
 
 
-def _part(node: Node, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where a result of a slice or split begins in the operand, and its steps."""
+def part_of(node: Node, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the first index of a result of a slice or split in the operand, and its steps."""
     if isinstance(node.op, Slice):
         return node.op.starts, node.op.steps
     assert isinstance(node.op, Split)
@@ -52,12 +52,16 @@ def _part(node: Node, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(before if d == node.op.axis % rank else 0 for d in range(rank)), (1,) * rank
 
 
-def _forward(node: Node, source: Strided) -> tuple[int, ...]:
+def forward(node: Node, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Compute the strides of the result of a reshape, transpose or relayout, for an operand stored with `strides`.
+
+    Raises LoweringError if the op needs a copy.
+    """
     if isinstance(node.op, Transpose):
-        return tuple(source.strides[p] for p in node.op.perm)
+        return tuple(strides[p] for p in node.op.perm)
     if isinstance(node.op, Relayout):
-        return source.strides
-    return reshape_strides(node, source.shape, source.strides, node.result.type.shape)
+        return strides
+    return reshape_strides(node, shape, strides, node.result.type.shape)
 
 
 def backward(node: Node, strides: tuple[int, ...]) -> tuple[int, ...]:

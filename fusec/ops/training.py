@@ -112,8 +112,13 @@ def _check_statistics(op: str, x: TensorType, parameters: tuple[TensorType, ...]
     require(x.size > 0, f"{op}: statistics of an empty batch {list(x.shape)}")
     for t in parameters:
         require(t.shape == (x.shape[1],), f"{op}: parameter of shape {list(t.shape)} for {x.shape[1]} channels")
-        same = t.dtype is parameters[0].dtype and (t.dtype is x.dtype or (t.dtype is DType.F32 and x.dtype in HALVES))
+        same = t.dtype is parameters[0].dtype and _are_statistics(t, x)
         require(same, f"{op}: parameters of {t.dtype.value} with x of {x.dtype.value}")
+
+
+def _are_statistics(t: TensorType, x: TensorType) -> bool:
+    """Tell if parameters or statistics of x may have the dtype of `t`: that of x, or f32 for 16 bits."""
+    return t.dtype is x.dtype or (t.dtype is DType.F32 and x.dtype in HALVES)
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,7 @@ class BatchNormBySums(Op):
             require(
                 given.shape == scale.shape, f"{self.name}: sums of shape {list(given.shape)} for {x.shape[1]} channels"
             )
-            fits = given.dtype is x.dtype or (given.dtype is DType.F32 and x.dtype in HALVES)
-            require(fits, f"{self.name}: sums of {given.dtype.value} with x of {x.dtype.value}")
+            require(_are_statistics(given, x), f"{self.name}: sums of {given.dtype.value} with x of {x.dtype.value}")
         return (x, TensorType(scale.shape, scale.dtype), TensorType(scale.shape, scale.dtype))
 
     def reference(self, xp: Any, *operands: Array) -> tuple[Array, ...]:
@@ -255,8 +259,8 @@ class LayerNormBackward(Op):
         require(dy.same_value_type(x), f"dy is {dy}, x {x}")
         shapes = f"parameter of shape {list(scale.shape)} for normalised dims {list(x.shape[axis:])}"
         require(scale.shape == x.shape[axis:], f"{self.name}: {shapes}")
-        same = scale.dtype is x.dtype or (scale.dtype is DType.F32 and x.dtype in HALVES)
-        require(same, f"{self.name}: parameters of {scale.dtype.value} with x of {x.dtype.value}")
+        fits = _are_statistics(scale, x)
+        require(fits, f"{self.name}: parameters of {scale.dtype.value} with x of {x.dtype.value}")
         statistics = TensorType(scale.shape, scale.dtype)
         return (x, statistics, statistics) if self.centred else (x, statistics)
 

@@ -74,7 +74,7 @@ class PlanStore:
 
     def get(self, key: PlanKey) -> Entry | None:
         """Return the entry of a key, or None. Its blob is left out unless this machine trusts it."""
-        found = self._used(self._place("plans", key.digest))
+        found = self._used(self.folder / "plans" / key.digest)
         if found is None:
             return None
         header, blob = found
@@ -91,12 +91,12 @@ class PlanStore:
             self.trust(*(entry.blob for entry in entries.values() if entry.blob))
             for key, entry in entries.items():
                 header = {"key": key.to_json(), "choice": entry.choice.to_json()}
-                self._write(self._place("plans", key.digest), _pack(key.digest, header, entry.blob or b""))
+                self._write(self.folder / "plans" / key.digest, _pack(key.digest, header, entry.blob or b""))
                 self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
         """Delete the serialized plan of a key, which failed, but not its choice; warn with the reason."""
-        path = self._place("plans", key.digest)
+        path = self.folder / "plans" / key.digest
         found = self._read(path)
         if found is not None and found[1]:
             with self._warns_if_read_only():
@@ -105,16 +105,16 @@ class PlanStore:
 
     # measurements of steps and kernels ---------------------------------------------------------------
 
-    def form(self, key: PlanKey) -> dict[str, Any] | None:
-        """Return the data that `put_form` stored for a key, or None."""
-        found = self._used(self._place("forms", key.digest))
+    def measured(self, key: PlanKey) -> dict[str, Any] | None:
+        """Return the data that `put_measured` stored for a key, or None."""
+        found = self._used(self.folder / "forms" / key.digest)
         return None if found is None else found[0]["form"]
 
-    def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
+    def put_measured(self, key: PlanKey, data: Mapping[str, Any]) -> None:
         """Store the measurements of a step, as plain data, in place of any others of its key."""
-        header = {"key": key.to_json(), "form": dict(form)}
+        header = {"key": key.to_json(), "form": dict(data)}
         with self._warns_if_read_only():
-            self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
+            self._write(self.folder / "forms" / key.digest, _pack(key.digest, header, b""))
             self._bound()
 
     # trust -------------------------------------------------------------------------------------------
@@ -165,14 +165,14 @@ class PlanStore:
         name = hashlib.sha256(json.dumps([engine, sorted(knobs)]).encode()).hexdigest()
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
-        place = self._place("quarantine", _case(graph_key, target, cudnn), name)
+        place = self.folder / "quarantine" / _case(graph_key, target, cudnn) / name
         with self._warns_if_read_only():
             self._write(place, _pack(name, header, b""))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
         """Return (engine, knobs, reason) of every plan of a graph that failed a check."""
         result: list[tuple[int, Knobs, str]] = []
-        for path in _files(self._place("quarantine", _case(graph_key, target, cudnn))):
+        for path in _files(self.folder / "quarantine" / _case(graph_key, target, cudnn)):
             found = self._read(path)
             if found is not None:
                 header = found[0]
@@ -250,17 +250,14 @@ class PlanStore:
 
     # files -------------------------------------------------------------------------------------------
 
-    def _place(self, *parts: str) -> Path:
-        return self.folder.joinpath(*parts)
-
     def _plans(self) -> list[Path]:
-        return _files(self._place("plans"))
+        return _files(self.folder / "plans")
 
     def _forms(self) -> list[Path]:
-        return _files(self._place("forms"))
+        return _files(self.folder / "forms")
 
     def _bad(self) -> list[Path]:
-        folder = self._place("quarantine")
+        folder = self.folder / "quarantine"
         return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
 
     def _used(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
@@ -308,7 +305,7 @@ class PlanStore:
                 return
             self._until_scan = SCAN_EVERY
         with self._errors(), self._lock("bound"):
-            for place in (*map(self._place, ("plans", "forms")), *self._place("quarantine").glob("*/")):
+            for place in (self.folder / "plans", self.folder / "forms", *(self.folder / "quarantine").glob("*/")):
                 atomic_write.collect(place)
             found: list[tuple[float, int, Path]] = []
             for file in (*self._plans(), *self._forms()):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fusec.errors import LoweringError
 from fusec.ir import Node, TensorType
-from fusec.lowering.dim_folding import backward, reshape_strides
-from fusec.ops import Concat, Expand, Pointwise, Relayout, Reshape, Slice, Split, Transpose
+from fusec.lowering.dim_folding import backward, forward, part_of
+from fusec.ops import PART_VIEWS, Concat, Expand, Pointwise, Relayout, Reshape, Transpose
 
 
 def same_storage(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -48,29 +48,25 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
     op = node.op
     if source.dtype is not result.dtype or result.within:
         return None
-    if source.within and not isinstance(op, (Reshape, Transpose, Slice, Split)):
+    if source.within and not isinstance(op, (Reshape, Transpose, *PART_VIEWS)):
         return None
     if isinstance(op, Relayout) or (isinstance(op, Pointwise) and op.name == "identity"):
         return 0 if same_storage(source.shape, source.order, result.order) else None
     if isinstance(op, Expand):
         return 0 if source.shape == result.shape and same_storage(source.shape, source.order, result.order) else None
     if isinstance(op, (Reshape, Transpose)):
-        strides = _forward(node, source, result.shape)
+        strides = _forward(node, source)
         return 0 if strides is not None and _reads(result, strides) else None
-    if isinstance(op, Slice) and all(step == 1 for step in op.steps):
-        return _block(source, result, op.starts)
-    if isinstance(op, Split):
-        starts = [0] * source.rank
-        starts[op.axis] = sum(op.sizes[:index])
-        return _block(source, result, tuple(starts))
+    if isinstance(op, PART_VIEWS):
+        starts, steps = part_of(node, index)
+        return _block(source, result, starts) if all(step == 1 for step in steps) else None
     return None
 
 
 def result_order(node: Node, source: TensorType) -> tuple[int, ...] | None:
     """Return the layout in which a reshape or transpose of an operand with this layout is a view, if there is one."""
-    shape = node.result.type.shape
-    strides = _forward(node, source, shape)
-    return None if strides is None else _packed(shape, strides)
+    strides = _forward(node, source)
+    return None if strides is None else _packed(node.result.type.shape, strides)
 
 
 def operand_order(node: Node, result: TensorType) -> tuple[int, ...] | None:
@@ -81,12 +77,9 @@ def operand_order(node: Node, result: TensorType) -> tuple[int, ...] | None:
         return None
 
 
-def _forward(node: Node, source: TensorType, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the strides of the result of a reshape or transpose as a view of its operand; None if it must copy."""
-    if isinstance(node.op, Transpose):
-        return tuple(source.strides[p] for p in node.op.perm)
+def _forward(node: Node, source: TensorType) -> tuple[int, ...] | None:
     try:
-        return reshape_strides(node, source.shape, source.strides, shape)
+        return forward(node, source.shape, source.strides)
     except LoweringError:
         return None
 

@@ -108,12 +108,6 @@ class Program:
         """Count the steps that do work: all except views."""
         return sum(step.kind is not Kind.VIEW for step in self.steps)
 
-    def is_virtual(self, value: Value) -> bool:
-        """Tell if a value never reaches memory."""
-        if value.node is None or value.node not in self.step_of:
-            return False
-        return value not in self.step_of[value.node].outputs
-
     def verify(self) -> None:
         """Raise VerifyError unless the steps cover every node once, in topological order.
 

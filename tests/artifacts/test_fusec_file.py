@@ -1,4 +1,4 @@
-"""Compiled models in one file: equal in meaning when they come back, mapped, checked, and nothing executed."""
+"""Test `.fusec` files: a loaded model computes the same, members are checked, and nothing is executed."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def members(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def read_all(path: Path, store: PlanStore) -> None:
-    """Load, and read what only the imported model has too: that is checked when it is read."""
+    """Load a file, and read the weights of the imported model, too, which are checked at first use."""
     for node in fusec_file.load(path, "h200", store).compiled.source.nodes:
         if node.results[0].literal is not None:
             _ = node.results[0].literal.array
@@ -260,7 +260,7 @@ def test_damage_anywhere_is_an_error_or_does_nothing(path: Path, store: PlanStor
 
 
 def rewritten(path: Path, name: str, data: bytes) -> None:
-    """The file with another member and a manifest that fits it: what someone would make who means harm."""
+    """Write the file with another member and a fitting manifest, as an attacker would."""
     reader = container.Reader(path)
     contents = {n: bytes(reader.check(n)) for n in reader.manifest["members"]}
     contents[name] = data
@@ -384,7 +384,7 @@ def test_a_failed_save_leaves_the_old_file(path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_file_cut_short_or_changed_after_it_was_loaded_changes_nothing(path: Path) -> None:
-    """In a process of its own: a map of such a file ends it with SIGBUS."""
+    """Runs in a separate process, because SIGBUS would end it if the file were mapped."""
     before = compiled()
     fusec_file.save(path, [before])
     program = (

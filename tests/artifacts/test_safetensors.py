@@ -1,4 +1,4 @@
-"""Weights in the safetensors format: every type and shape comes back bit by bit, and the library reads the file."""
+"""Test weights in the safetensors format: every type and shape is read back, and the library reads the file."""
 
 from __future__ import annotations
 

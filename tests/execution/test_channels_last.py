@@ -1,4 +1,4 @@
-"""Inputs and outputs that lie channels last: no copies at the edges, the same answers whatever lies how."""
+"""Test inputs and outputs that use NHWC memory: no copies, and the same results in every layout."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_nothing_is_copied_at_the_edges() -> None:
 
 @pytest.mark.parametrize("which", [True, ["x"], ["y"], "x", ["x", "y"]], ids=str)
 @pytest.mark.parametrize("disable", [(), ("layout",)], ids=["laid out", "as it was"])
-def test_answers_are_the_same_and_lie_as_promised(which: Any, disable: tuple[str, ...]) -> None:
+def test_results_are_the_same_in_the_promised_layout(which: Any, disable: tuple[str, ...]) -> None:
     net = executable(which, disable=disable)
     names = {"x", "y"} if which is True else {which} if isinstance(which, str) else set(which)
     assert {spec.name for spec in (*net.inputs, *net.outputs) if spec.order == NHWC} == names
@@ -117,7 +117,7 @@ def test_results_are_written_into_arrays_of_any_order() -> None:
         np.testing.assert_array_equal(out, want)
 
 
-def test_input_buffers_lie_as_inputs_do() -> None:
+def test_input_buffers_have_the_layout_of_inputs() -> None:
     net, given = executable(), feeds()
     want = net(**given)[0].copy()
     buffer = net.input_buffers["x"]
@@ -152,7 +152,7 @@ def test_what_only_passes_through(text: str, shape: tuple[int, ...]) -> None:
     assert copies(net) == 0 or not x.size
 
 
-def test_an_output_alone_is_turned_in_the_kernel_that_makes_it() -> None:
+def test_an_output_is_transposed_by_the_kernel_that_computes_it() -> None:
     """A constant is stored so; one value under two names lies in one order each."""
     model = """graph "g" (%x: f32[2,8,6,5]) {
   %w = constant weight("w") : f32[8,8,3,3]
@@ -182,7 +182,7 @@ def test_three_dims_are_meant_only_by_name() -> None:
         (["y", "m"], r"%m is f32\[2,8\]"),
     ],
 )
-def test_what_cannot_lie_so_is_named(which: Any, message: str) -> None:
+def test_values_that_cannot_be_channels_last_are_named(which: Any, message: str) -> None:
     with pytest.raises(FusecError, match=f"channels_last: {message}"):
         fusec.compile(source(), target="cpu", channels_last=which)
 
@@ -253,7 +253,7 @@ def test_locks_tell_them_apart() -> None:
 
 @pytest.mark.cudnn
 def test_a_whole_compilation_and_its_plans() -> None:
-    """Through the front doors; cuDNN is asked for a chain without copies, and has it."""
+    """Compiles with the public API; cuDNN has plans for a sequence without copies."""
     nets = [fusec.compile(source(), precision="fp16", target="h200", channels_last=which) for which in (False, True)]
     launches = [net.compiled.program.launches for net in nets]
     assert launches[1] == launches[0] - 2

@@ -1,4 +1,4 @@
-"""Weights that programs have in common: equal ones once, in each memory order that is read."""
+"""Test weights that programs share: equal ones are stored once for each layout that steps read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of an executable: what stays on the device between calls, and what replaces it, in place or by a copy."""
+"""Test the state of an executable: inputs that stay on the device, and updates, in place or by a copy."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_bind_gives_new_values(compiled: Any) -> None:
 
 
 def test_what_is_read_later_is_copied_after_the_last_step(compiled: Any, rng: np.random.Generator) -> None:
-    """The old value is still wanted by an output: writing in place would spoil it."""
+    """An output still reads the old value, so the update may not overwrite it."""
     b = Builder()
     x, w = b.input("x", (4, 3)), b.parameter("w", np.ones((4, 3), np.float32))
     b.update(w, w + x)
@@ -118,7 +118,7 @@ def test_two_values_change_places(compiled: Any) -> None:
     assert [float(exe.step()[0]) for _ in range(4)] == [2, 1, 2, 1]
 
 
-def test_state_lies_outside_the_arena() -> None:
+def test_state_is_stored_outside_the_arena() -> None:
     exe = fusec.compile(accumulator(), target="cpu")
     assert not any(v.name == "total" for v in exe.memory.offsets)
     assert exe.memory.nbytes < plan_memory(exe.compiled.program).nbytes
@@ -146,7 +146,7 @@ def test_state_given_to_a_call_is_bound(compiled: Any) -> None:
     assert_close(exe.value("total"), total / 2, 0.0)
 
 
-def test_filters_are_kept_as_convolutions_like_them(rng: np.random.Generator) -> None:
+def test_filters_are_stored_in_the_layout_of_convolutions(rng: np.random.Generator) -> None:
     """And so is what replaces them: no copy from one order to the other in any step."""
     b = Builder()
     x = b.input("x", (2, 4, 6, 6))

@@ -1,4 +1,4 @@
-"""The lock: read back as written, found by work, required, compared; mistakes named by file and line."""
+"""Test locks: read, applied and compared; errors name file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock as text: what is the same lock, and what is another."""
+"""Test the text of locks: equal locks have equal text."""
 
 from __future__ import annotations
 

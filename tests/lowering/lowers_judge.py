@@ -1,4 +1,4 @@
-"""A judge for tests without cuDNN: what can be lowered is legal."""
+"""A judge for tests without cuDNN: a graph is legal if it can be lowered."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fusec.plans.verdict import Legal, Plan, Refused, Verdict
 
 
 class LowersJudge:
-    """Legal, with these plans, is what can be lowered and has no more than `longest` nodes."""
+    """Judges a body legal, with these plans, if it can be lowered and has at most `longest` nodes."""
 
     def __init__(self, plans: tuple[Plan, ...] = (Plan(1, (), True, 0, True),), longest: int = 99):
         self.plans, self.longest = plans, longest

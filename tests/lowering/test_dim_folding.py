@@ -1,4 +1,4 @@
-"""Views as strides and dims as foldings: every placement names the same elements of memory as the view does."""
+"""Test views as strides, and the folding of dims: both address the same elements of memory as the tensor."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_trace_reads_the_elements_of_the_view(case: tuple[Graph, Value]) -> No
 
 @given(traced())
 def test_backward_stores_where_the_result_is_read(case: tuple[Graph, Value]) -> None:
-    """A view's operand stored with the strides told makes the view's result be where its type says."""
+    """An operand that is stored with the computed strides has the view's result where the type of the result says."""
     _, value = case
     node = value.node
     if node is None:
@@ -130,7 +130,7 @@ def test_reshapes_that_copy_nothing() -> None:
 
 
 def covers(folding: DimFolding, shape: Sequence[int], strides: Sequence[int]) -> None:
-    """What the folding places reads, at each point of the iteration space, what the tensor has there."""
+    """Check that folded dims and strides address the element of the tensor at each point of the iteration space."""
     dims, placed = folding.place("t", shape, strides)
     flat = np.arange(1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True)), dtype=np.int64)
     whole = np.broadcast_to(elements(flat, shape, strides), folding.shape)
@@ -167,7 +167,7 @@ def test_matrix_frames_place_what_they_accept(shape: tuple[int, ...], fold: bool
     [((2, 3, 4, 5), True), ((2, 6, 4, 5), True), ((2, 3, 8, 5), False), ((2, 3, 4, 7), False), ((9, 3, 4, 5), True)],
 )
 def test_dims_with_gaps_between_them_are_not_merged(within: tuple[int, ...], merges: bool) -> None:
-    """Dims 1 and 2, and dims 2 and 3, of a part of something larger."""
+    """Dims 1 and 2, and dims 2 and 3, of a part of a larger tensor."""
     part = TensorType((2, 3, 4, 5), DType.F32, (), within)
     folding = DimFolding(part.shape, ((0,), (1, 2, 3), ()), (0, 1, 2))
     if merges:

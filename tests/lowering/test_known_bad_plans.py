@@ -1,4 +1,4 @@
-"""Plans that compute wrongly beside an epilogue: what counts as one, and what is a prologue or work of its own."""
+"""Test the rules for plans that compute wrong results: they tell epilogues from prologues and independent ops."""
 
 from __future__ import annotations
 

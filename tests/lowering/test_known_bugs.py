@@ -1,4 +1,4 @@
-"""Graphs cuDNN would misread or die of: each case with a passing sibling that differs only in what is wrong."""
+"""Test the rules for graphs that cuDNN misreads or crashes on, each with a similar graph that is right."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_epilogues_of_convolutions_that_are_right(operand: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("place", [3, 5])
-def test_a_result_with_gaps_beside_another(place: int) -> None:
+def test_a_result_with_gaps_next_to_another(place: int) -> None:
     graph = convolution((1, 8, 1, 1))
     stored = replace(graph, tensors=tuple(replace(t, virtual=False) for t in graph.tensors))
     gaps = tuple(replace(t, strides=(2 * 128, 16, 4, 1)) if t.uid == place else t for t in stored.tensors)
@@ -462,7 +462,7 @@ def test_filters_are_stored_in_one_of_two_orders(order: tuple[int, ...], wrong: 
         ((2, 1, 1), (2, 1, 0), False),
     ],
 )
-def test_pointwise_operands_lie_in_one_memory_order(dims: tuple[int, ...], order: tuple[int, ...], wrong: bool) -> None:
+def test_pointwise_operands_have_one_memory_order(dims: tuple[int, ...], order: tuple[int, ...], wrong: bool) -> None:
     reason = misread(with_order(pointwise((2, 6, 5), (2, 6, 5), dims), 2, order))
     assert ("two memory orders" in str(reason)) == wrong
 

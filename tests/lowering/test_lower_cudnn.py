@@ -1,4 +1,4 @@
-"""Lowering: every op has a place, lowered graphs mean what their bodies mean, refusals give a reason."""
+"""Test lowering: every op is in a table, lowered graphs compute the same as their bodies, refusals give a reason."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_lowered_body_means_what_the_body_means(title: str, rng: np.random.Gen
 
 
 def test_lowered_text_is_as_recorded(request: pytest.FixtureRequest) -> None:
-    """What goes to cuDNN, to the letter; `pytest --accept` records it anew."""
+    """Compare the text of cuDNN graphs with the record; `pytest --accept` writes it anew."""
     text = "\n".join(f"== {title}\n{lower(load(source)).graph}\n" for title, source in BODIES.items())
     if request.config.getoption("--accept", default=False):
         EXPECTED.write_text(text)
@@ -340,7 +340,7 @@ def test_an_epilogue_reads_the_image_through_a_tensor_of_its_own(rng: np.random.
     ],
 )
 def test_an_activation_of_nan_is_nan(name: str, attributes: dict[str, float]) -> None:
-    """Its lowering chooses between two sides: cuDNN's max and min would give a number."""
+    """It is lowered to a select, because cuDNN's max and min turn NaN into a number."""
     graph = Graph("g")
     x = graph.add_input("x", TensorType((2, 2), DType.F32))
     graph.set_outputs([graph.add(CLASSES[name](**attributes), x)])

@@ -1,4 +1,4 @@
-"""The simulator: what it reads is the description alone, what it rounds is what is stored, and no buffer is overrun."""
+"""Test the simulator: it reads only the description, rounds stored values, and stays inside its buffers."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_output_with_gaps_leaves_them(rng: np.random.Generator) -> None:
 
 
 def chain(dtype: DType, middle: DType, virtual: bool = True) -> CudnnGraph:
-    """exp, then tanh: x and y of `dtype`, what lies between of `middle`."""
+    """exp, then tanh: x and y of `dtype`, the value between them of `middle`."""
     dims = (1, 1, 64)
     return CudnnGraph(
         (tensor(1, dims, dtype), tensor(2, dims, middle, virtual=virtual), tensor(3, dims, dtype)),
@@ -160,7 +160,7 @@ def test_a_virtual_tensor_declared_in_sixteen_bits_is_rounded(dtype: DType, rng:
 
 
 def test_a_stored_tensor_is_rounded_in_memory_but_not_in_its_register(rng: np.random.Generator) -> None:
-    """Within one kernel the next call reads what was computed, not what was stored."""
+    """Within one kernel the next call reads the register, not the stored value."""
     x = normal(rng, (1, 1, 64), F16)
     middle, y = run(chain(F16, F16, virtual=False), x)
     wide = np.exp(x.astype(np.float32))

@@ -377,7 +377,7 @@ def large(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
 
 
 def rotated(x: Array, cos: Array, sin: Array) -> Array:
-    """Each pair of a feature and the one half a row further on turned by its angle."""
+    """Rotate each pair of features that are half a row apart by its angle."""
     result = np.zeros_like(x)
     half = x.shape[-1] // 2
     cos, sin = np.broadcast_to(cos, x.shape), np.broadcast_to(sin, x.shape)

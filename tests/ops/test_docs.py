@@ -1,4 +1,4 @@
-"""docs/ir.md holds the registry's tables as the code prints them, and graphs that parse."""
+"""Test that docs/ir.md has the tables that the code prints, and graphs that parse."""
 
 from __future__ import annotations
 

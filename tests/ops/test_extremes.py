@@ -1,4 +1,4 @@
-"""NaN, infinities, signed zeros and large values: what ops give for them, compared with onnxruntime."""
+"""Compare ops with onnxruntime on NaN, infinities, signed zeros and large values."""
 
 from __future__ import annotations
 

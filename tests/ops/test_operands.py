@@ -1,4 +1,4 @@
-"""What every op owes its operands: it reads them in any memory, writes to none, and says why it refuses them."""
+"""Test that every op reads operands of any strides, writes to none, and gives a reason for those it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_operands_are_read_in_any_memory_and_not_written_to(case: Case, rng: np.
 
 
 def _strided(array: Array) -> Array:
-    """The same numbers, dims reversed in memory and every other element a stranger's."""
+    """Return the same numbers with dims reversed in memory, and unrelated elements between them."""
     wide = np.repeat(array[..., None], 2, axis=-1)
     wide[..., 1] = 0
     view = np.asfortranarray(wide)[..., 0]
@@ -88,7 +88,7 @@ def _refusing(op: Op, operands: list[TensorType]) -> set[tuple[str, int]]:
 
 
 def test_every_check_of_every_op_has_tripped() -> None:
-    """A refusal without a case may be one that never comes, or comes with the wrong words."""
+    """A refusal without a test case may never be raised, or may have a wrong message."""
     seen: set[tuple[str, int]] = set()
     for op, operands, _ in REFUSALS:
         seen |= _refusing(op, types(operands))

@@ -1,4 +1,4 @@
-"""What inference refuses, op by op, and in which words."""
+"""Test the operands and attributes that inference refuses, op by op, with the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of plans: many processes, kill -9, damage, a bound, quarantine, and trust that stays at home."""
+"""Test the plan cache: many processes, kill -9, damage, the size limit, quarantine, and local trust."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ for i in range(count):
     key = PlanKey(name, "h200", "", "", "", "", "quick")
     entry = Entry(Choice(int(name), ((1, i),)), hashlib.sha256(name.encode()).digest() * 2000)
     store.put(key, entry)
-    store.put_form(key, {"parts": [name] * 100})
-    assert store.form(key) == {"parts": [name] * 100}
+    store.put_measured(key, {"parts": [name] * 100})
+    assert store.measured(key) == {"parts": [name] * 100}
     store.quarantine(name, "h200", "9", seed, ((1, i % 3),), "wrong")
     found = store.get(key)
     assert found is not None and found.choice.engine == int(name) and found.blob == entry.blob, name
@@ -69,7 +69,7 @@ def plan_file(store: PlanStore, name: str) -> Path:
     return store.folder / "plans" / key(name).digest
 
 
-def test_what_is_put_is_got_by_another(store: PlanStore) -> None:
+def test_another_process_reads_written_entries(store: PlanStore) -> None:
     store.put(key("a"), entry("a"))
     store.put(key("b"), Entry(Choice(1, ())))
     again = PlanStore(store.folder)
@@ -80,22 +80,22 @@ def test_what_is_put_is_got_by_another(store: PlanStore) -> None:
     assert again.get(key("a")) == Entry(Choice(2, ()))
 
 
-def test_forms_are_kept_beside_plans(store: PlanStore, tmp_path: Path) -> None:
-    store.put_form(key("a"), {"parts": [1, 2]})
+def test_measurements_are_cached_next_to_plans(store: PlanStore, tmp_path: Path) -> None:
+    store.put_measured(key("a"), {"parts": [1, 2]})
     store.put(key("a"), entry("a"))
-    assert PlanStore(store.folder).form(key("a")) == {"parts": [1, 2]}
-    assert store.form(key("b")) is None
+    assert PlanStore(store.folder).measured(key("a")) == {"parts": [1, 2]}
+    assert store.measured(key("b")) is None
     assert (store.info().entries, store.info().forms) == (1, 1)
     store.export(tmp_path / "all.zip")
     elsewhere = PlanStore(tmp_path / "elsewhere")
     assert elsewhere.import_(tmp_path / "all.zip") == 1
-    assert elsewhere.form(key("a")) == {"parts": [1, 2]}
+    assert elsewhere.measured(key("a")) == {"parts": [1, 2]}
     (file,) = (store.folder / "forms").iterdir()
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.warns(UserWarning, match="its checksum does not fit"):
-        assert store.form(key("a")) is None
+        assert store.measured(key("a")) is None
     elsewhere.clear()
-    assert elsewhere.info().forms == 0 and elsewhere.form(key("a")) is None
+    assert elsewhere.info().forms == 0 and elsewhere.measured(key("a")) is None
 
 
 def test_a_blob_that_does_not_serve_is_dropped_and_the_choice_stays(store: PlanStore) -> None:
@@ -115,7 +115,7 @@ def test_the_bound_counts_blobs_and_forms(tmp_path: Path) -> None:
     assert store.info().bytes <= 20_000 + 10_000, "as of the last look, and one more"
     assert store.get(key("a")) is None and store.get(key("h")) is not None
     for name in "klmnopqr":
-        store.put_form(key(name), {"parts": ["x" * 4_000]})
+        store.put_measured(key(name), {"parts": ["x" * 4_000]})
     assert store.info().bytes <= 20_000 + 5_000
     assert store.get(key("h")) is None, "forms push plans out, and the other way round"
 
@@ -158,7 +158,7 @@ def test_kill_in_the_middle_of_writes_leaves_whole_entries(store: PlanStore) -> 
     assert store.get(key("new")) == entry("new")
 
 
-def test_what_a_dead_writer_left_is_swept_up(store: PlanStore) -> None:
+def test_temporary_files_of_a_dead_writer_are_deleted(store: PlanStore) -> None:
     store.put(key("a"), entry("a"))
     left = store.folder / "plans" / f".fusec-{'0' * 32}.tmp"
     left.write_bytes(b"half")

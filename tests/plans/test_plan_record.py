@@ -1,4 +1,4 @@
-"""Choices, keys and entries of plans as plain data."""
+"""Test choices, keys and entries of plans as plain data."""
 
 from __future__ import annotations
 

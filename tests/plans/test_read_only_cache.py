@@ -1,4 +1,4 @@
-"""A warm cache on a file system that cannot be written: it serves its entries, with one warning."""
+"""Test a warm cache on a read-only file system: it serves its entries, with one warning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def warm(tmp_path: Path) -> Path:
     Store(folder / "answers.sqlite").put({"a": "yes"})
     plans = PlanStore(folder / "plans")
     plans.put(key("a"), ENTRY)
-    plans.put_form(key("a"), {"parts": [1]})
+    plans.put_measured(key("a"), {"parts": [1]})
     return folder
 
 
@@ -56,14 +56,14 @@ def mounted(warm: Path) -> Iterator[Path]:
 
 
 def check_serves(folder: Path) -> None:
-    """Reads hit and miss in silence; what is new is lost, with one warning for each store."""
+    """Reads hit and miss without a warning; writes are lost, with one warning for each cache."""
     answers, plans = Store(folder / "answers.sqlite"), PlanStore(folder / "plans")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert answers.get(["a", "b"]) == {"a": "yes"}
         assert len(answers) == 1
         assert plans.get(key("a")) == ENTRY
-        assert plans.form(key("a")) == {"parts": [1]}
+        assert plans.measured(key("a")) == {"parts": [1]}
         assert plans.get(key("b")) is None
         assert plans.info().entries == 1
     with pytest.warns(UserWarning, match=r"answers\.sqlite is read-only: it serves its entries"):
@@ -73,7 +73,7 @@ def check_serves(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         answers.put({"c": "no"})
-        plans.put_form(key("b"), {})
+        plans.put_measured(key("b"), {})
         plans.quarantine("g", "h200", "9", 1, (), "wrong")
     assert answers.get(["a", "b"]) == {"a": "yes"}
     with pytest.raises(FusecError, match="cannot use the plan cache"):
@@ -110,7 +110,7 @@ def test_a_damaged_file_on_a_read_only_mount_holds_nothing(mounted: Path, warm: 
 
 
 def test_a_compilation_takes_its_answers_from_a_read_only_mount(warm: Path, mounted: Path) -> None:
-    """Else a warning would be on stderr: an answer that is not remembered."""
+    """Otherwise stderr has a warning about an answer that is not cached."""
     model = tiny(warm.parent)
     command = [
         sys.executable,
@@ -131,7 +131,7 @@ def test_a_compilation_takes_its_answers_from_a_read_only_mount(warm: Path, moun
 
 
 def test_where_nothing_opens_for_writing_reads_are_served(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a read-only file system answers, where none can be mounted."""
+    """Behaves like a read-only file system, on machines where none can be mounted."""
     connect, open_ = sqlite3.connect, os.open
 
     def no_connect(database: Any, **options: Any) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""The store of answers: shared by processes, proof against kill -9 and against damage."""
+"""Test the cache of answers: shared by processes, safe against kill -9 and damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "answers.sqlite")
 
 
-def test_what_is_put_is_got_by_another(store: Store) -> None:
+def test_another_process_reads_written_entries(store: Store) -> None:
     store.put({"a": "one", "b": "two\n\0ü"})
     store.put({"a": "new"})
     assert Store(store.path).get(["a", "b", "c"]) == {"a": "new", "b": "two\n\0ü"}

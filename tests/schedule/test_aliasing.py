@@ -1,4 +1,4 @@
-"""Views: what a node is said to read for nothing is what lies in the operand's memory."""
+"""Test views: the memory of the operand holds the result of a node that is called a view."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ COPIES = {
 
 
 def assert_reads(node: Node) -> None:
-    """The packed results lie in the operand's packed buffer where `view_offset` says."""
+    """Check that the packed results are in the operand's packed buffer, at `view_offset`."""
     source = node.operands[0].type
     array = np.arange(1, source.size + 1, dtype=np.float32).reshape(source.shape)
     buffer = pack(np, array, source)

@@ -1,4 +1,4 @@
-"""Which updates of state may be written over what they replace: not where somebody else may still read that."""
+"""Test which updates of state are written over the old value: those where no other thread still reads it."""
 
 from __future__ import annotations
 

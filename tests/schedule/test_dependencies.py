@@ -1,4 +1,4 @@
-"""Which steps wait for which: by data, by memory used again, and not for parts of one concat beside each other."""
+"""Test which steps wait for others: for data and for memory, but not for other parts of one concat."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ REUSED = """graph "g" (%x: f32[2,16,4,4]{0,2,3,1}, %z: f32[1,32,4,4]{0,2,3,1}) {
 
 
 def test_parts_of_a_later_concat_in_the_same_memory_have_other_rows() -> None:
-    """%a has the first half of rows of 128 bytes, and %g the second of rows of 256: it lies on %a's second row."""
+    """%a has the first half of rows of 128 bytes; %g the second half of rows of 256, where the second row of %a is."""
     of = program(REUSED)
     plan = plan_memory(of)
     at = {v.name: plan.offsets[v] for v in of.graph.values() if v in plan.offsets}
@@ -109,7 +109,7 @@ def test_memory_that_is_used_again_is_waited_for() -> None:
 def test_a_random_order_that_keeps_to_them_gives_the_same(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, wide: bool
 ) -> None:
-    """Steps in any order that the waits allow compute what they do in theirs: on the simulator, step by step."""
+    """Steps in any order that the waits allow compute the same as in program order, on the simulator."""
     from gpu.autotune.dense_block import dense_block
 
     from fusec.execution.compilation import Compiled
@@ -181,7 +181,7 @@ def test_lanes_never_hold_steps_back_that_wait_for_nothing_in_them(most: int) ->
         assert 0 <= lane < most, index
 
 
-def test_the_short_branch_of_a_residual_block_runs_beside_the_long_one() -> None:
+def test_the_branches_of_a_residual_block_run_side_by_side() -> None:
     """The convolution at the end of the long branch takes the sum, wherever the exporter wrote the short one."""
     block = """graph "g" (%x: f16[1,8,16,16]{0,2,3,1}) {
       %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}

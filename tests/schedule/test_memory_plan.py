@@ -1,4 +1,4 @@
-"""Slots overlap only where lives do not, views lie inside their operands, and little is wasted."""
+"""Test the memory plan: values alive together do not overlap, views are inside their operands, little is wasted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVES = st.lists(st.tuples(st.integers(0, 5000), st.integers(-1, 20), st.integer
 
 @settings(max_examples=200, deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
-def test_values_alive_together_lie_apart(sizes: list[tuple[int, int, int]], random: object) -> None:
+def test_values_alive_together_do_not_overlap(sizes: list[tuple[int, int, int]], random: object) -> None:
     graph = Graph("g")
     lives = [
         Life(graph.add_input(f"x{i}", TensorType((n,), DType.U8)), n, first, first + length)
@@ -37,7 +37,7 @@ def test_values_alive_together_lie_apart(sizes: list[tuple[int, int, int]], rand
     assert top >= _live_bytes(lives, 30)
 
 
-def test_views_lie_inside_and_keep_their_operand_alive() -> None:
+def test_views_are_inside_their_operand_and_prolong_its_life() -> None:
     net = executable(
         """graph "g" (%x: f32[4,64]) {
   %a = cosh(%x)

@@ -1,4 +1,4 @@
-"""Steps that do the same to many tensors: what is set aside, what is not, and that updates stay what they were."""
+"""Test multi-tensor steps: which nodes they take, and that updates compute the same."""
 
 from __future__ import annotations
 
