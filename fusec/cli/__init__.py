@@ -1,4 +1,4 @@
-"""The command `fusec`: one file per command, put together in commands.py."""
+"""The command `fusec`: one file for each command; commands.py runs them."""
 
 from fusec.cli.commands import main
 

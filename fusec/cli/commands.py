@@ -1,7 +1,8 @@
-"""Run the command `fusec`: options to calls of the library, results to text or JSON, errors to exit statuses.
+"""Run the command `fusec`, and turn its errors into messages and exit statuses.
 
-0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr; 130:
-interrupted. Each command imports what it needs inside its function, so that `--help` and `--version` answer fast.
+Exit statuses: 0 for success; 1 if a check failed or the machine lacks a piece; 2 for an error, with one message on
+stderr; 130 if interrupted; 141 if the reader of the output is gone. Each command imports what it needs inside its
+function, so that `--help` and `--version` answer fast.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ def main() -> NoReturn:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         output.say(f"fusec: error: {error.format_message().rstrip('.')}{hint}", file=sys.stderr)
         status = EXIT_ERROR
-    except KeyboardInterrupt:  # while the command line was read, or after the command
+    except KeyboardInterrupt:  # while typer read the command line, or after the command
         output.say("fusec: interrupted", file=sys.stderr)
         status = EXIT_INTERRUPTED
     except BrokenPipeError:
         status = EXIT_PIPE
         with contextlib.suppress(typer.Exit):
             _reader_left()
-    except OSError as error:  # the last of the output: a full disk
+    except OSError as error:  # from the last flush, for example on a full disk
         output.say(f"fusec: error: {_os_error(error)}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = EXIT_ERROR
@@ -109,7 +110,7 @@ def _os_error(error: OSError) -> str:
 
 
 def _reader_left() -> NoReturn:
-    """End quietly because the reader of our output closed it: the flush at exit then writes to /dev/null."""
+    """Exit without a message, because the reader of our output closed it. The last flush goes to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(EXIT_PIPE)
 

@@ -32,28 +32,33 @@ app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup
 def fuzz(
     context: typer.Context,
     time: Annotated[str | None, typer.Option(metavar="60s", help="Stop after this time: 60s, 10m, 1h.")] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Stop after so many graphs; 2000 without --time.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random graphs.")] = 0,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this number of graphs; 2000 without --time.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random graphs.")] = 0,
     property: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this property alone, or FILE.py:FUNCTION of yours; may be repeated."),
+        typer.Option(metavar="NAME", help="Run only this property, or your own FILE.py:FUNCTION; may be repeated."),
     ] = None,
     graphs: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Strategy that draws the graphs: MODULE:NAME, or FILE.py:NAME of yours."),
+        typer.Option(metavar="NAME", help="Strategy that draws the graphs: MODULE:NAME, or your own FILE.py:NAME."),
     ] = None,
     target: Annotated[str, typer.Option(help="A GPU of `fusec targets`.")] = "h200",
-    device: Annotated[bool, typer.Option("--device", help="Also run what needs a GPU.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one a core.")] = None,
-    database: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Remembers what was done; default: in fusec's cache folder.")
+    device: Annotated[bool, typer.Option("--device", help="Also run the properties that need a GPU.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; by default one for each core.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the database remembers.")] = False,
-    findings: Annotated[Path, typer.Option(metavar="DIR", help="Where findings are written.")] = Path("fusec-findings"),
-    max_findings: Annotated[int, typer.Option(min=1, help="Stop after so many findings.")] = 10,
+    database: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder that records finished work; by default in fusec's cache folder."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the records of the database first.")] = False,
+    findings: Annotated[Path, typer.Option(metavar="DIR", help="Folder for findings.")] = Path("fusec-findings"),
+    max_findings: Annotated[int, typer.Option(min=1, help="Stop after this number of findings.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Run properties of fusion on random graphs; what fails is shrunk and written as a folder."""
+    """Run properties of fusion on random graphs. A graph that fails is shrunk and written as a folder."""
     if context.invoked_subcommand is not None:
         return
     from fusec.testing import fuzz as fuzzing
@@ -91,7 +96,7 @@ def replay(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A finding, or a folder of findings.")],
     as_json: AsJson = False,
 ) -> None:
-    """Run saved findings again: which still fail, which are fixed?"""
+    """Run saved findings again, and list which still fail and which are fixed."""
     from fusec.testing import finding_folder as findings
     from fusec.testing.runner.report import short
     from fusec.testing.runner.worker_process import check_apart
@@ -104,7 +109,7 @@ def replay(
             name = finding.property
             failure = check_apart(finding)
             words = "" if failure is None else failure.message.strip() or failure.error
-        except FusecError as error:  # what cannot be run again is not known to be fixed
+        except FusecError as error:  # a finding that cannot run counts as failing, because it may not be fixed
             words = f"cannot be run: {error}"
         rows.append({"folder": str(place), "property": name, "fails": bool(words), "message": words})
         if not as_json:
@@ -124,7 +129,7 @@ def _print(report: FuzzReport, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _display(terminal: bool) -> Generator[Callable[[FuzzReport], None]]:
-    """Show progress on stderr: a line that changes, or a new one now and then."""
+    """Show progress on stderr: one line that changes on a terminal, else a new line every LINE_S seconds."""
     if terminal:
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
             yield lambda report: live.update(Text(f"{report.seconds:5.0f} s  {report.line}"))

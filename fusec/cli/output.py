@@ -37,9 +37,9 @@ def json_text(data: Any) -> str:
 
 
 def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print a text that may hold names from a model or a file, with control characters escaped.
+    """Print a text that may contain names from a model or a file, with control characters escaped.
 
-    Line breaks are fusec's own, except in what the command line gave, such as a file's name.
+    Line breaks are printed, because fusec wrote them, except those in arguments of the command line, such as names.
     """
     told = printable_lines(str(text))
     for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
@@ -58,7 +58,7 @@ def _plain(data: Any) -> Any:
 
 @contextlib.contextmanager
 def plain_warnings() -> Generator[None]:
-    """Escape warnings as `say` does, because they name files and nodes, and Python prints them as they are."""
+    """Escape control characters in warnings, because they name files and nodes and Python prints them unchanged."""
     standard = warnings.formatwarning
 
     def escaped(

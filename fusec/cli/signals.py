@@ -1,8 +1,8 @@
-"""Let Ctrl-C end a command in time, also where Python cannot raise KeyboardInterrupt.
+"""Let Ctrl-C end a command in time, even where Python cannot raise KeyboardInterrupt.
 
-Python raises it in the main thread, between two of its own instructions. So it waits for a long call of a library, and
-is lost while an object is finalized. SIGTERM needs no such help: it ends the process immediately, and the kernel ends
-the workers (`fusec.system.parent_death`).
+Python raises it in the main thread, between two of its own instructions. So the exception waits for a long call into a
+library, and is lost while an object is finalized. SIGTERM needs no help: it ends the process immediately, and the
+kernel ends the workers (`fusec.system.parent_death`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ EXIT_INTERRUPTED = 130
 
 
 def watch() -> None:
-    """End this process `GRACE_S` after Ctrl-C, if it has not ended by itself until then."""
+    """End this process `GRACE_S` after Ctrl-C, unless it ended by itself."""
     if threading.current_thread() is not threading.main_thread():
-        return  # signals are not this thread's
+        return  # because only the main thread may set the wakeup descriptor
     read, write = os.pipe()
     os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)  # written by the signal handler itself, in C
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)  # the signal handler in C writes to it
     threading.Thread(target=_end_late, args=(read,), name="fusec-interrupts", daemon=True).start()
 
 

@@ -1,7 +1,7 @@
-"""Measure how long an executable takes: a call, all steps on the device, and each step against its limit.
+"""Measure the times of an executable: of a call, of all steps together, and of each step against its limit.
 
-The limit of a step is its bytes over the target's bandwidth or its operations over the target's peak, whichever is
-more (S. Williams et al., Roofline, CACM 52(4), 2009).
+The limit of a step is the larger of its bytes over the target's bandwidth and its operations over the target's peak
+(S. Williams et al., Roofline, CACM 52(4), 2009).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusec.passes.partition.cost_model import limit_us
 from fusec.runtime import Executable
 from fusec.schedule.program import Kind
 
-EXCESS = 1.25  # a whole that takes so much longer than its parts together hides something
+EXCESS = 1.25  # ratio of the whole to the sum of its steps from which the report mentions it
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step that does work; views are left out.
+    """One step that runs on the device, so no view.
 
     kind: cudnn, cublaslt, kernel, or reference (op by op through CuPy or NumPy).
-    limit_us: the least time its bytes or operations need.
+    limit_us: least time that its bytes or operations need.
     """
 
     index: int
@@ -56,13 +56,13 @@ class StepTime:
 class Bench:
     """Measured times of an executable.
 
-    call: from arrays of the caller to results, on the host's clock.
-    more: a call's time less that of a replay of its steps, measured alternately.
+    call: a call, from the caller's arrays to results, by the host's clock.
+    more: time of a call minus that of a replay of its steps, measured alternately.
     whole: all steps on the device, as a call runs them.
-    first_call_s: the first call, which runs step by step and records.
-    lanes: how many steps run side by side at most.
-    other_us, this_us: the whole in the other order and in this one, timed alternately, if both were.
-    declined: why the other order could not be recorded.
+    first_call_s: the first call, which runs step by step and captures a CUDA graph.
+    lanes: largest number of steps that run at the same time.
+    other_us, this_us: the whole in the other order and in this one, timed alternately; None if not timed.
+    declined: reason why the other order could not be captured.
     """
 
     device: str
@@ -90,16 +90,16 @@ class Bench:
 
     @property
     def excess(self) -> float | None:
-        """Return how many times the sum of its steps the whole takes, if that is more than it should."""
+        """Return the ratio of the whole to the sum of its steps, or None if it is not above EXCESS."""
         ratio = self.whole.median_us / self.sum_us if self.sum_us else 1.0
         return ratio if ratio > EXCESS else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {**asdict(self), "sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
 
     def trace(self) -> dict[str, Any]:
-        """Return the steps one after the other, each as long as it took alone, as a trace.
+        """Return the steps as a trace: one after the other, each with its time alone.
 
         Perfetto and chrome://tracing open it (Trace Event Format, complete events).
         """
@@ -128,20 +128,23 @@ class Bench:
     def __str__(self) -> str:
         lines = [
             f"on {self.device}: {_shown(self.call)} a call, {self.more.median_us:.1f} us more than a replay of its "
-            f"steps; {_shown(self.whole)} the steps at once",
-            f"{len(self.steps)} steps, {self.sum_us:.1f} us together one by one, limit {self.limit_us:.1f} us; "
+            f"steps; {_shown(self.whole)} all steps together",
+            f"{len(self.steps)} steps, {self.sum_us:.1f} us in sum if timed alone, limit {self.limit_us:.1f} us; "
             f"first call {self.first_call_s:.3f} s; "
-            f"memory {bytes_text(self.memory_bytes)}, of which {bytes_text(self.live_bytes)} are needed at once",
+            f"memory {bytes_text(self.memory_bytes)}, of which {bytes_text(self.live_bytes)} at the same time",
         ]
         if self.other_us is not None:
-            ways = ("in order", f"in {self.lanes} lanes side by side" if self.lanes > 1 else "side by side")
-            this, other = reversed(ways) if self.lanes > 1 else ways
+            orders = ("in order", f"in parallel on {self.lanes} streams" if self.lanes > 1 else "in parallel")
+            this, other = reversed(orders) if self.lanes > 1 else orders
             took = f" in {self.this_us:.1f} us" if self.this_us is not None else ""
             lines.append(f"steps run {this}{took}; {other} they took {self.other_us:.1f} us")
         if self.declined:
-            lines.append(f"as recorded: {self.declined}")
+            lines.append(f"as captured: {self.declined}")
         if self.excess is not None:
-            lines.append(f"the whole takes {self.excess:.2f} times its parts: a step is slower among the others")
+            lines.append(
+                f"all steps together take {self.excess:.2f} times the sum of the steps alone: a step is slower "
+                "next to the others"
+            )
         return "\n".join(lines)
 
 
@@ -150,7 +153,7 @@ def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) ->
     start = time.perf_counter()
     executable.run(None, feeds)
     first_call_s = time.perf_counter() - start
-    executable.run(None, feeds)  # the first at once
+    executable.run(None, feeds)  # the first call that replays
     calls: list[float] = []
     replays: list[float] = []
     for _ in range(runs):

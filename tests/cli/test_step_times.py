@@ -65,16 +65,16 @@ def of(whole_us: float) -> Bench:
     return Bench("GPU", 0.5, timing(130.0), timing(9.0), timing(whole_us), steps, 2_000_000, 1_900_000)
 
 
-def test_a_whole_that_takes_longer_than_its_parts_is_reported() -> None:
-    assert of(100.0).excess is None and "times its parts" not in str(of(100.0))
-    assert of(150.0).excess == pytest.approx(1.5) and "takes 1.50 times its parts" in str(of(150.0))
+def test_a_whole_that_takes_longer_than_its_steps_is_reported() -> None:
+    assert of(100.0).excess is None and "the sum of the steps" not in str(of(100.0))
+    assert of(150.0).excess == pytest.approx(1.5) and "take 1.50 times the sum of the steps" in str(of(150.0))
     assert of(99.0 * EXCESS).excess is None
 
 
-def test_what_a_call_adds_and_both_ways_to_record_are_said() -> None:
+def test_the_cost_of_a_call_and_both_orders_are_printed() -> None:
     text = str(replace(of(100.0), lanes=3, other_us=140.0, this_us=98.0))
     assert "a call, 9.0 us more than a replay of its steps" in text
-    assert "steps run in 3 lanes side by side in 98.0 us; in order they took 140.0 us" in text
+    assert "steps run in parallel on 3 streams in 98.0 us; in order they took 140.0 us" in text
 
 
 def test_the_table_is_by_time_and_the_trace_in_order() -> None:

@@ -63,12 +63,12 @@ class NoRelu(AcceptAll):
         ("add+relu", 1),
     ],
 )
-def test_places_that_are_whole(pattern: str, places: int) -> None:
+def test_places_that_are_one_step(pattern: str, places: int) -> None:
     assert check(program(), pattern) == (places, [])
     assert_fused(program(), pattern)
 
 
-def test_a_cut_chain_is_named_with_its_source_and_the_reason() -> None:
+def test_a_split_sequence_is_named_with_its_source_and_the_reason() -> None:
     with pytest.raises(CheckError) as caught:
         assert_fused(program(NoRelu()), "conv*+relu")
     message = str(caught.value)
@@ -81,7 +81,7 @@ def test_ops_of_two_steps_are_not_one() -> None:
         assert_fused(program(), "relu+softmax")
 
 
-def test_a_pattern_that_occurs_nowhere_fails_and_shows_what_there_is() -> None:
+def test_a_pattern_that_never_occurs_fails_and_shows_the_closest_steps() -> None:
     with pytest.raises(CheckError, match=r"no sequence of ops matches 'conv\+gelu'; closest steps: .*conv\+bias"):
         assert_fused(program(), "conv+gelu")
 
@@ -92,7 +92,7 @@ def test_one_of_two_convolutions_takes_the_residual() -> None:
     assert (places, misses) == (1, [])
 
 
-def test_globs_read_piece_by_piece_are_fnmatch_s() -> None:
+def test_globs_read_piece_by_piece_match_fnmatch() -> None:
     pieces = ["a", "b", "+", "*", "?", "[ab]", "[!a]", "[]", "["]
     rng = random.Random(1)
     matched = 0
@@ -107,7 +107,7 @@ def test_globs_read_piece_by_piece_are_fnmatch_s() -> None:
     assert matched > 1000
 
 
-def test_gates_do_not_multiply_the_work() -> None:
+def test_time_does_not_grow_with_the_number_of_paths() -> None:
     """A swish doubles the number of paths; forty of them in a row have a million million."""
     gates = "\n".join(f"  %s{i} = sigmoid(%n{i})\n  %n{i + 1} = mul(%n{i}, %s{i})" for i in range(40))
     text = f'graph "g" (%n0: f32[4,8]) {{\n{gates}\n  return %n40\n}}'
@@ -117,7 +117,7 @@ def test_gates_do_not_multiply_the_work() -> None:
     assert time.perf_counter() - start < 5
 
 
-def test_who_runs_a_step_does_not_matter_unless_it_shall_be_cudnn() -> None:
+def test_any_library_counts_unless_cudnn_is_required() -> None:
     of = program()
     assert check(of, "softmax") == (1, []), "a kernel's"
     assert_fused(of, "conv*+relu", cudnn_only=True)

@@ -58,17 +58,17 @@ def failed(report: Report) -> set[str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
-def test_a_right_compilation_passes(precision: str) -> None:
+def test_a_correct_compilation_passes(precision: str) -> None:
     report = verify(compiled(precision), seed=4)
     assert report.ok, str(report)
     assert {check.level for check in report.checks} == {"passes", "body", "lowered"}
 
 
-def test_nothing_checked_is_not_a_pass() -> None:
+def test_an_empty_report_does_not_pass() -> None:
     assert not Report(()).ok
 
 
-def test_a_pass_that_changes_the_meaning_is_seen() -> None:
+def test_a_pass_that_changes_the_meaning_is_detected() -> None:
     broken = compiled()
     twin = broken.source.clone()
     victim = next(n for n in twin.nodes if n.op.name == "hard_swish")
@@ -87,7 +87,7 @@ def conv_body(c: Compiled) -> Graph:
     return next(s for s in c.program.steps if s.kind is Kind.CUDNN and "conv" in s.signature).body.clone()
 
 
-def test_a_spelling_that_drops_the_bias_is_seen() -> None:
+def test_a_spelling_that_drops_the_bias_is_detected() -> None:
     c = compiled()
     body = conv_body(c)
     bias = next(n for n in body.nodes if n.op.name == "add")
@@ -96,7 +96,7 @@ def test_a_spelling_that_drops_the_bias_is_seen() -> None:
     assert failed(verify(with_body(c, body))) == {"body", "lowered"}
 
 
-def test_a_lost_pad_is_seen() -> None:
+def test_a_lost_pad_is_detected() -> None:
     c = compiled()
     body = conv_body(c)
     conv = next(n for n in body.nodes if isinstance(n.op, Conv))
@@ -106,7 +106,7 @@ def test_a_lost_pad_is_seen() -> None:
     assert "body" in failed(verify(with_body(c, body)))
 
 
-def test_a_lowered_graph_that_computes_something_else_is_seen() -> None:
+def test_a_wrong_lowered_graph_is_detected() -> None:
     def transposed_filter(graph: CudnnGraph, buffers: Mapping[int, np.ndarray]) -> None:
         changed = dict(buffers)
         for tensor in graph.inputs:
@@ -117,14 +117,14 @@ def test_a_lowered_graph_that_computes_something_else_is_seen() -> None:
     assert failed(verify(compiled(), run=transposed_filter)) == {"lowered"}
 
 
-def test_an_output_left_unwritten_is_seen() -> None:
+def test_an_unwritten_output_is_detected() -> None:
     report = verify(compiled(), run=lambda graph, buffers: None)
     assert failed(report) == {"lowered"}
     assert not any(check.ok for check in report.checks if check.level == "lowered")
     assert report.to_json()["checks"][-1]["error"] is None
 
 
-def test_an_off_by_one_element_is_seen() -> None:
+def test_an_off_by_one_element_is_detected() -> None:
     def shifted(graph: CudnnGraph, buffers: Mapping[int, np.ndarray]) -> None:
         simulate(graph, buffers)
         for tensor in graph.outputs:
@@ -156,7 +156,7 @@ def test_underflow_in_storage_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
-def test_what_an_executable_runs_is_checked_step_by_step(precision: str, rng: np.random.Generator) -> None:
+def test_each_step_of_an_executable_is_checked(precision: str, rng: np.random.Generator) -> None:
     net = Executable(compiled(precision), SimulatorBackend())
     report = net.verify(seed=4)
     assert report.ok, str(report)
@@ -172,7 +172,7 @@ def test_what_an_executable_runs_is_checked_step_by_step(precision: str, rng: np
 
 
 @pytest.mark.parametrize("fault", ["nothing", "something else"])
-def test_a_step_that_does_not_compute_what_it_should_is_seen(fault: str) -> None:
+def test_a_wrong_step_is_detected(fault: str) -> None:
     net = Executable(compiled(), SimulatorBackend())
     net._allocate()
     index = next(i for i, s in enumerate(net.compiled.program.steps) if s.signature == "avg_pool")
@@ -188,7 +188,7 @@ def test_a_step_that_does_not_compute_what_it_should_is_seen(fault: str) -> None
     assert bad == [f"{index} avg_pool"], "each step starts from what is right"
 
 
-def test_state_is_as_it_was_after_a_check() -> None:
+def test_a_check_leaves_state_unchanged() -> None:
     b = Builder()
     x, total = b.input("x", (4, 3)), b.parameter("total", np.full((4, 3), 2.0, np.float32))
     b.update(total, total * 0.5 + x)

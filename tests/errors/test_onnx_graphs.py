@@ -171,6 +171,20 @@ def test_symbolic_declarations_agree_with_all() -> None:
     load(model([node("Relu", ["x"], ["y"])], [X], [info("y", ["n", None])]))
 
 
+def _recurrent(op: str, gates: int, initial: Sequence[int]) -> onnx.ModelProto:
+    """Make a model of one recurrent node, with an initial state of the given shape."""
+    shapes = {"x": [2, 1, 3], "w": [1, 4 * gates, 3], "r": [1, 4 * gates, 4], "h": initial}
+    nodes = [node(op, ["x", "w", "r", "", "", "h"], ["y"], name="n")]
+    return model(nodes, [info(name, shape) for name, shape in shapes.items()], ["y"])
+
+
+def _without_ngram_counts() -> onnx.ModelProto:
+    counting = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "mode": "TF"}
+    counter = node("TfIdfVectorizer", ["x"], ["y"], name="n", ngram_indexes=[0], pool_int64s=[1], **counting)
+    counter.attribute.append(onnx.AttributeProto(name="ngram_counts", type=onnx.AttributeProto.INTS))
+    return model([counter], [info("x", [2, 3], TensorProto.INT64)], ["y"])
+
+
 @pytest.mark.parametrize(
     ("proto", "said"),
     [
@@ -203,6 +217,14 @@ def test_symbolic_declarations_agree_with_all() -> None:
         (one("Cast", [2], to=TensorProto.STRING), "element type string is not supported"),
         (one("Cast", [2], to=77), "element type number 77 is not supported"),
         (one("Gelu", [2], approximate="erf"), "knows no approximation 'erf'"),
+        (one("RNN", [2, 1, 3], [1, 4, 3], [], hidden_size=4), "R has shape [], not [directions, gates * size, size]"),
+        (one("GRU", [2, 1, 3], [1, 12, 3], []), "R has shape [], not [directions, gates * size, size]"),
+        (_recurrent("LSTM", 4, initial=[]), "an initial state has shape [], not [1, 1, 4]"),
+        (_recurrent("GRU", 3, initial=[1, 1]), "an initial state has shape [1, 1], not [1, 1, 4]"),
+        (one("DeformConv", [1, 2, 4, 4], [2, 2, 1, 1], [1, 2, 4, 4], group=0), "group is 0 and offset_group 1"),
+        (one("DeformConv", [1, 2, 4, 4], [2, 2, 1, 1], [1, 2, 4, 4], offset_group=0), "group is 1 and offset_group 0"),
+        (_without_ngram_counts(), "ngram_counts is empty"),
+        (one("GatherND", [2, 3], [2, 1], batch_dims=-1), "batch_dims is -1 for indices of rank 2"),
         (one("Constant", value_string="a"), "strings are not supported"),
         (one("Constant"), "needs exactly one value"),
         (one("Pad", [3], opset=2 + 7, pads=[-2, -2]), "remove more than x of shape [3] has"),

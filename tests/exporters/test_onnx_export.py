@@ -1,4 +1,4 @@
-"""Every op as ONNX: the checker takes it, and the front end reads it back with the same meaning."""
+"""Export of every op as ONNX: the checker accepts it, and the front end imports it with the same meaning."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FLAT = [
 ]
 
 
-def test_every_op_has_a_way_out() -> None:
+def test_every_op_has_an_export() -> None:
     assert set(EXPORT) == set(BY_NAME)
 
 
-def test_random_bits_have_none() -> None:
+def test_random_bits_are_refused() -> None:
     graph = Graph("g")
     state = graph.add_input("state", TensorType((2,), DType.U64))
     graph.set_outputs([graph.add(BY_NAME[REFUSED](shape=(4,)), state)])
@@ -36,7 +36,7 @@ def test_random_bits_have_none() -> None:
 
 
 @pytest.mark.parametrize("case", FLAT)
-def test_an_op_comes_back(case: Case, rng: np.random.Generator) -> None:
+def test_an_exported_op_is_imported_with_equal_results(case: Case, rng: np.random.Generator) -> None:
     graph, feeds = Graph("g"), {}
     for i, array in enumerate(case.arrays(rng)):
         feeds[f"x{i}"] = array
@@ -54,7 +54,7 @@ def test_an_op_comes_back(case: Case, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(got[name], array, rtol=1e-6, atol=1e-6)
 
 
-def test_names_that_meet_are_kept_apart() -> None:
+def test_equal_names_are_made_distinct() -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType((2,), DType.F32))
     y = graph.add(BY_NAME["relu"](), x, name="out")
@@ -104,6 +104,6 @@ def test_resize_keeps_its_scales(sizes: tuple[int, ...], scales: tuple[float, ..
     assert np.array_equal(back["y"], evaluate(graph, feeds)["y"])
 
 
-def test_a_linear_resize_without_an_onnx_form_is_refused() -> None:
+def test_a_linear_resize_that_onnx_lacks_is_refused() -> None:
     with pytest.raises(LoweringError, match=r"ONNX has no Resize"):
         to_onnx(_resized("linear", (1, 2, 5, 3), (1.0, 1.0, 1.5, 1.0)))

@@ -154,7 +154,7 @@ def more_graphs() -> Iterator[CudnnGraph]:
 
 @pytest.mark.cudnn
 @pytest.mark.parametrize("graph", list(more_graphs()), ids=lambda g: f"{g.calls[0].op}-{g.calls[0].mode}")
-def test_operations_no_body_has_are_built_as_emit_does(graph: CudnnGraph) -> None:
+def test_further_operations_are_built_as_emit_does(graph: CudnnGraph) -> None:
     same_as_emitted(bare(graph))
 
 
@@ -186,7 +186,7 @@ def test_scalars_are_exact_in_each_type() -> None:
         assert line in source.script(bare(graph), ones(graph)).splitlines()
 
 
-def test_what_the_frontend_lacks_is_refused() -> None:
+def test_types_and_operations_that_the_frontend_lacks_are_refused() -> None:
     pair = (image(1, (1, 8, 2, 2)), image(2, (1, 8, 2, 2)))
     with pytest.raises(LoweringError, match="no operation 'resample'"):
         source.script(bare(CudnnGraph(pair, (CudnnCall("resample", (1,), (2,)),))), {2: 1.0})
@@ -269,7 +269,7 @@ def test_a_wrong_plan_fails(execute: Any, text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.cudnn
-def test_where_nan_is_right_what_is_not_written_is_wrong(tmp_path: Path) -> None:
+def test_an_unwritten_output_is_wrong_where_nan_is_right(tmp_path: Path) -> None:
     lowered = write(tmp_path / "r", load(LOGARITHM))
     (want,) = arrays(tmp_path / "r" / "expected.npz").values()
     assert 0 < np.isnan(want).sum() < want.size
@@ -302,7 +302,7 @@ def test_tampered_files_fail(tmp_path: Path) -> None:
 # the folder --------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_holds_what_it_should(tmp_path: Path) -> None:
+def test_the_folder_has_all_files(tmp_path: Path) -> None:
     body = load(RESIDUAL)
     lowered = write(tmp_path / "r", body, seed=5)
     folder = tmp_path / "r"
@@ -327,7 +327,7 @@ def test_the_folder_holds_what_it_should(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", [RESIDUAL, SCALED.format("bf16"), BODIES["batched matmul with a transposed operand and a scale"]]
 )
-def test_inputs_are_random_by_seed_and_expected_is_what_the_simulator_makes_of_them(text: str, tmp_path: Path) -> None:
+def test_inputs_depend_on_the_seed_and_expected_outputs_are_simulated(text: str, tmp_path: Path) -> None:
     body = load(text)
     lowered = write(tmp_path / "r", body, seed=7)
     before, expected = arrays(tmp_path / "r" / "inputs.npz"), arrays(tmp_path / "r" / "expected.npz")
@@ -351,7 +351,7 @@ def test_inputs_are_random_by_seed_and_expected_is_what_the_simulator_makes_of_t
         assert_close(unpack(expected[uid].view(type.dtype.numpy), type), means[name], 2 * type.dtype.epsilon + 1e-6)
 
 
-def test_given_inputs_are_taken_or_refused(tmp_path: Path) -> None:
+def test_given_inputs_are_used_or_refused(tmp_path: Path) -> None:
     body = load(SCALED.format("f32"))
     x = np.arange(120, dtype=np.float32).reshape(3, 40)
     lowered = write(tmp_path / "r", body, feeds={"x": x})
@@ -367,7 +367,7 @@ def test_given_inputs_are_taken_or_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_poison_is_nowhere_right() -> None:
+def test_poison_differs_everywhere() -> None:
     for right in (
         np.array([1.0, np.nan, np.inf, 77.0], np.float16),
         np.array([77, 78, 0], np.int8),
@@ -377,7 +377,7 @@ def test_poison_is_nowhere_right() -> None:
         assert not ((poison == right) | ((poison != poison) & (right != right))).any()
 
 
-def test_a_folder_in_use_is_left_alone_and_an_empty_one_is_taken(tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_and_an_empty_one_is_used(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     write(taken, load(LOGARITHM))
@@ -393,7 +393,7 @@ def test_a_folder_in_use_is_left_alone_and_an_empty_one_is_taken(tmp_path: Path)
         write(tmp_path / "a\0b", load(LOGARITHM))
 
 
-def test_what_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, buffers: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -403,7 +403,7 @@ def test_what_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.iterdir())
 
 
-def test_a_body_that_onnx_cannot_say_is_told_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_names_the_reason_for_a_missing_onnx_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(graph: Graph) -> None:
         raise LoweringError("ONNX has no such op")
 
@@ -445,7 +445,7 @@ def test_steps_are_written_by_number(tmp_path: Path) -> None:
     assert "NVIDIA H200 in fp32" in head
 
 
-def test_other_steps_are_refused_with_the_numbers_that_are_possible(tmp_path: Path) -> None:
+def test_other_steps_are_refused_with_the_possible_numbers(tmp_path: Path) -> None:
     net = compiled_net()
     kinds = [step.kind for step in net.program.steps]
     able = ", ".join(str(i) for i, kind in enumerate(kinds) if kind is Kind.CUDNN)
@@ -482,7 +482,7 @@ def described(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.cudnn
 @pytest.mark.usefixtures("described")
-def test_the_command_writes_a_folder_here_or_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_default_or_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
     first = fusec("repro", model, *SHAPE, "--partition", 0, "--precision", "tf32", "--target", "a100")
@@ -517,18 +517,6 @@ def test_the_errors_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert words in result.stderr
         assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
-
-
-def test_the_options_it_shares_with_other_commands_say_the_same() -> None:
-    def options(command: str) -> dict[str, str]:
-        text = fusec(command, "--help").stdout.partition("Options:")[2]
-        found = re.findall(r"^  (-\S.*?)(?:\s{2,}|\n\s+)(.*(?:\n {10,}.*)*)", text, re.MULTILINE)
-        return {name: " ".join(words.split()) for name, words in found}
-
-    ours, theirs = options("repro"), {**options("run"), **options("compile")}
-    shared = {name for name in ours if re.match(r"--(target|precision|shape|disable|seed|json|help)", name)}
-    assert len(shared) == 7
-    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
 
 
 def test_the_manual_names_every_option() -> None:

@@ -1,4 +1,4 @@
-"""A model's names in the script of `fusec repro`: they stand in string literals and can never become code."""
+"""Names of a model in the script of `fusec repro` stay in string literals and never become code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fusec.InferenceSession` beside onnxruntime's: the same calls, the same answers."""
+"""Compare `fusec.InferenceSession` with onnxruntime's: the same calls give the same results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def peer(proto: onnx.ModelProto) -> Any:
 
 
 @pytest.mark.parametrize("batch", ["N", None, 2])
-def test_it_says_and_computes_what_onnxruntime_does(batch: int | str | None) -> None:
+def test_interface_and_results_match_onnxruntime(batch: int | str | None) -> None:
     ours, theirs = fusec.InferenceSession(net(batch).SerializeToString()), peer(net(batch))
     for get in ("get_inputs", "get_outputs"):
         want = [(a.name, a.shape, a.type) for a in getattr(theirs, get)()]
@@ -81,13 +81,13 @@ def test_it_says_and_computes_what_onnxruntime_does(batch: int | str | None) -> 
 
 
 @pytest.mark.parametrize("name", ["FLOAT16", "DOUBLE", "INT8", "UINT64", "BOOL", "BFLOAT16", "FLOAT8E4M3FN"])
-def test_types_are_named_alike(name: str) -> None:
+def test_type_names_match_onnxruntime(name: str) -> None:
     number = getattr(TensorProto, name)
     proto = model([helper.make_node("Identity", ["x"], ["y"])], [info("x", [2], number)], [info("y", [2], number)])
     assert fusec.InferenceSession(proto).get_inputs()[0].type == peer(proto).get_inputs()[0].type
 
 
-def test_a_path_and_options_of_onnxruntime_are_taken(tmp_path: Path) -> None:
+def test_a_path_and_options_of_onnxruntime_are_accepted(tmp_path: Path) -> None:
     onnx.save(net(), tmp_path / "net.onnx")
     options = onnxruntime.SessionOptions()
     session = fusec.InferenceSession(str(tmp_path / "net.onnx"), options, providers=[CPU], provider_options=[{}])
@@ -95,7 +95,7 @@ def test_a_path_and_options_of_onnxruntime_are_taken(tmp_path: Path) -> None:
     assert_close(session.run(["y"], feeds(), None)[0], peer(net()).run(["y"], feeds())[0], 1e-6)
 
 
-def test_a_compiled_model_is_taken(tmp_path: Path) -> None:
+def test_a_compiled_model_is_accepted(tmp_path: Path) -> None:
     fusec.compile(net(2), target="l4").save(tmp_path / "net.fusec")
     session = fusec.InferenceSession(tmp_path / "net.fusec")
     assert [a.shape for a in session.get_inputs()] == [[2, 4], [2, 6]]
@@ -103,7 +103,7 @@ def test_a_compiled_model_is_taken(tmp_path: Path) -> None:
     assert session.executable.at({"x": (2, 4), "i": (2, 6)}).compiled.target.name == "l4"
 
 
-def test_shapes_come_with_the_feeds_and_buckets_hold() -> None:
+def test_feeds_decide_shapes_and_buckets_apply() -> None:
     session = fusec.InferenceSession(net(), buckets={"N": [4]}, max_shapes=2)
     for batch in (1, 3, 4, 5):
         assert_close(session.run(["z"], feeds(batch))[0], peer(net()).run(["z"], feeds(batch))[0], 1e-6)
@@ -114,7 +114,7 @@ def test_shapes_come_with_the_feeds_and_buckets_hold() -> None:
         session.run(None, {**feeds(), "x": feeds()["x"].astype(np.float64)})
 
 
-def test_a_model_of_fixed_shapes_is_compiled_at_once() -> None:
+def test_a_model_of_fixed_shapes_is_compiled_immediately() -> None:
     assert fusec.InferenceSession(net(2)).executable.shapes == [{"x": (2, 4), "i": (2, 6)}]
     bad = model([helper.make_node("RandomNormalLike", ["x"], ["y"])], [info("x", [2])], ["y"])
     with pytest.raises(ModelError, match="RandomNormalLike"):
@@ -140,7 +140,7 @@ def test_providers() -> None:
         fusec.InferenceSession(net())
 
 
-def test_a_binding_reads_and_writes_the_memory_it_was_given() -> None:
+def test_a_binding_reads_and_writes_the_bound_memory() -> None:
     session, given = fusec.InferenceSession(net()), feeds()
     y, z = np.zeros((2, 6), np.float32), np.zeros((2, 6), np.float32)
     binding = session.io_binding()

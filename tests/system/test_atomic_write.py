@@ -1,4 +1,4 @@
-"""Writing whole or not at all: two writers of one path, planted symlinks, what dead writers leave, failures."""
+"""Atomic writes with two writers of one path, planted symlinks, files of dead writers, and failures."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ WRITERS: list[tuple[Callable[[Path], None], Callable[[Path], object]]] = [
 
 
 @pytest.mark.parametrize(("write", "read"), WRITERS, ids=["container", "lock", "file"])
-def test_two_threads_that_write_one_path_never_tear_it(
+def test_two_threads_that_write_one_path_leave_a_whole_file(
     write: Callable[[Path], None], read: Callable[[Path], object], tmp_path: Path
 ) -> None:
     """The name of the process alone does not tell two writers apart, and one removed the other's file."""
@@ -136,7 +136,7 @@ def test_no_temporary_name_can_be_guessed(tmp_path: Path) -> None:
     assert not any((tmp_path / name).is_symlink() for name in ("lock", "file", "container", "export"))
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next_one_alone(tmp_path: Path) -> None:
+def test_only_the_next_writer_removes_files_of_a_killed_writer(tmp_path: Path) -> None:
     goal = tmp_path / "goal"
     command = [sys.executable, "-c", HALF, str(goal)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

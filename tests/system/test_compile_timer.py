@@ -1,4 +1,4 @@
-"""The times of a compilation: parts that add up to the whole, and nothing counted twice."""
+"""Times of a compilation: stages add up to the total, and nothing is counted twice."""
 
 from __future__ import annotations
 

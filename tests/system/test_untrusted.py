@@ -1,4 +1,4 @@
-"""JSON nested so deep that Python gives up is an error in words, wherever a file may hold it."""
+"""JSON that is nested too deep for Python gives a clear error in every kind of file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def entry() -> bytes:
     return b"fusec plan 1\n" + hashlib.sha256(KEY.digest.encode() + body).hexdigest().encode() + b"\n" + body
 
 
-def test_the_reader_says_so() -> None:
+def test_deep_json_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         read_json(DEEP)
     assert read_json(b'{"a": [1]}') == {"a": [1]}

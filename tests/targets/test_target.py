@@ -1,4 +1,4 @@
-"""The targets as data: complete, distinct, honest about where their figures come from."""
+"""Targets as data: complete, distinct, and with the sources of their figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_six_targets_by_capability() -> None:
     assert [load(name).sm for name in names()] == sorted(CAPABILITY.values())
 
 
-def test_an_unknown_target_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_target_lists_the_known_ones() -> None:
     with pytest.raises(TargetError, match="no target 'h300'; targets are t4, a100, l4, h100, h200, b200"):
         load("h300")
 
@@ -49,7 +49,7 @@ def test_only_the_h200_is_measured_and_the_others_cite_their_sheets() -> None:
         assert "https://" in load(name).source
 
 
-def test_digests_tell_targets_apart_and_follow_the_properties_alone() -> None:
+def test_digests_depend_only_on_the_properties() -> None:
     assert len({load(name).digest for name in names()}) == len(names())
     h200 = load("h200")
     assert dataclasses.replace(h200, launch_us=9.0).digest == h200.digest
@@ -100,7 +100,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 @pytest.mark.parametrize(("target", "held"), [("auto", 1), ("h200", 1), ("t4", 0), ("h300", 0)])
-def test_the_gpu_is_woken_meanwhile_if_it_is_the_target(driver: Driver, target: str, held: int) -> None:
+def test_the_gpu_starts_during_planning_if_it_is_the_target(driver: Driver, target: str, held: int) -> None:
     with device.woken(target):
         assert not driver.held
         driver.ready.set()
@@ -110,14 +110,14 @@ def test_the_gpu_is_woken_meanwhile_if_it_is_the_target(driver: Driver, target: 
     assert device.device_name() == "NVIDIA H200"
 
 
-def test_what_fails_meanwhile_is_said(driver: Driver) -> None:
+def test_a_failure_of_the_start_is_reported(driver: Driver) -> None:
     with pytest.raises(ValueError, match="no model"), device.woken("auto"):  # noqa: PT012
         driver.ready.set()
         raise ValueError("no model")
     assert driver.held == 1
 
 
-def test_where_there_is_no_gpu_none_is_woken(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_none_is_started(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_DEVICE", "none")
     with device.woken("auto"):
         pass

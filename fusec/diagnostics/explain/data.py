@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fusec.diagnostics.explain.table import GAP, bytes_text, cut, listed, table, wrapped
+from fusec.diagnostics.explain.table import GAP, bytes_text, listed, shortened, table, wrapped
 from fusec.execution.compilation import label
 
 WIDTH = 118
@@ -190,7 +190,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
     ops = [s.ops + (" *" if s.spelling else "") for s in steps]
     ops_width = min(max(map(len, ("ops", *ops))), room - _NODES_WIDTH)
     rows = [
-        (*first[:3], cut(text, ops_width), listed(s.nodes, room - ops_width), *first[3:])
+        (*first[:3], shortened(text, ops_width), listed(s.nodes, room - ops_width), *first[3:])
         for first, text, s in zip(numbers, ops, steps, strict=True)
     ]
     lines = table(header, rows, right=(0, 5, 6, 7))

@@ -23,7 +23,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     return [line(header), GAP.join("─" * w for w in widths).rstrip(), *map(line, rows)]
 
 
-def cut(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """Shorten a text to at most `width` characters."""
     return text if len(text) <= width else text[: width - 1] + ELLIPSIS
 
@@ -36,7 +36,7 @@ def listed(names: Sequence[str], width: int) -> str:
         more = f" +{len(names) - count}" if count < len(names) else ""
         shown = ", ".join(names[:count])
         if count == 1:
-            best = cut(shown, width - len(more)) + more
+            best = shortened(shown, width - len(more)) + more
         elif len(shown) + len(more) <= width:
             best = shown + more
         elif len(shown) > width:

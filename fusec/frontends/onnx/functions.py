@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from onnx import FunctionProto, ModelProto, NodeProto, checker, inliner, shape_inference
 
@@ -29,9 +30,7 @@ def inlined(model: ModelProto, file: str) -> ModelProto:
     called = [key for node in all_nodes(model.graph.node) if (key := _key(node)) in bodies]
     if not called:
         return model
-    sizes: dict[Key, int] = {}
-    for key in called:
-        _measure(key, bodies, sizes, file)
+    sizes = _sizes(called, bodies, file)
     _check_opsets(model, sizes, file)
     total = len(model.graph.node) + sum(sizes[key] for key in called)
     if total > _MAX_NODES:
@@ -72,25 +71,19 @@ def _key(node: NodeProto) -> Key:
     return (node.domain, node.op_type, getattr(node, "overload", ""))
 
 
-def _measure(root: Key, bodies: dict[Key, list[NodeProto]], sizes: dict[Key, int], file: str) -> None:
-    """Count the nodes of a function after inlining its calls, and write the count to `sizes`.
-
-    The search is depth first with an explicit stack, because calls can be nested deeper than Python's recursion limit.
-    """
-    stack, open_ = [root], set[Key]()
+def _sizes(called: Iterable[Key], bodies: Mapping[Key, Sequence[NodeProto]], file: str) -> dict[Key, int]:
+    """Count the nodes of each called function after inlining its calls."""
+    calls: dict[Key, list[Key]] = {}
+    stack = list(called)
     while stack:
-        key = stack[-1]
-        if key in sizes:
-            stack.pop()
-            continue
-        calls = [k for node in bodies[key] if (k := _key(node)) in bodies]
-        missing = [k for k in calls if k not in sizes]
-        if not missing:
-            sizes[key] = len(bodies[key]) + sum(sizes[k] for k in calls)
-            open_.discard(key)
-            stack.pop()
-            continue
-        open_.add(key)
-        if recursive := next((k for k in missing if k in open_), None):
-            raise ModelError(f"{file}: function {'.'.join(filter(None, recursive))} calls itself")
-        stack.extend(missing)
+        if (key := stack.pop()) not in calls:
+            calls[key] = [k for node in bodies[key] if (k := _key(node)) in bodies]
+            stack += calls[key]
+    sizes: dict[Key, int] = {}
+    try:
+        for key in TopologicalSorter(calls).static_order():
+            sizes[key] = len(bodies[key]) + sum(sizes[k] for k in calls[key])
+    except CycleError as error:
+        name = ".".join(filter(None, error.args[1][0]))
+        raise ModelError(f"{file}: function {name} calls itself") from error
+    return sizes

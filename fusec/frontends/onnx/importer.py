@@ -108,20 +108,19 @@ class Importer:
                 self.needed |= _inputs_above(error.value)
             except VerifyError as error:
                 self._note(scope, node, names[index], error)
-        outputs = [self._value(scope, v.name) for v in self.source.output]
-        for declared, value in zip(self.source.output, outputs, strict=True):
-            if value is None and declared.name not in scope.failed:
-                self.problems.append(f"output {declared.name!r} is not computed: its node gives fewer results")
-        if self.problems:
-            raise self._report()
         flat: list[tuple[str, Value]] = []
         lengths: dict[str, int] = {}
-        for declared, value in zip(self.source.output, outputs, strict=True):
+        for name in (v.name for v in self.source.output):
+            value = self._value(scope, name)
             if isinstance(value, TensorList):
-                lengths[declared.name] = len(value.items)
-                flat += [(f"{declared.name}[{i}]", item) for i, item in enumerate(value.items)]
+                lengths[name] = len(value.items)
+                flat += [(f"{name}[{i}]", item) for i, item in enumerate(value.items)]
             elif value is not None:
-                flat.append((declared.name, value))
+                flat.append((name, value))
+            elif name not in scope.failed:
+                self.problems.append(f"output {name!r} is not computed: its node gives fewer results")
+        if self.problems:
+            raise self._report()
         self.graph.set_outputs([v for _, v in flat], [name for name, _ in flat])
         self.graph.prune()
         try:

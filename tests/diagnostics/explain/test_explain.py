@@ -83,7 +83,7 @@ def layers(count: int) -> str:
     return "\n".join(['graph "deep" (%n0: f32[1,8,6,6]) {', *head, *lines, f"  return %n{count}\n}}"])
 
 
-def test_each_value_inside_a_step_is_said_to_be_rounded_or_not() -> None:
+def test_the_rounding_of_each_value_inside_a_step_is_described() -> None:
     text = """graph "g" (%x: f16[4,8], %w: f16[8,8]) {
   %a = matmul(%x, %w)
   %r = relu(%a)
@@ -135,7 +135,7 @@ def test_an_op_without_a_cudnn_operation_is_its_own_core() -> None:
     assert decline.cause is None
 
 
-def test_a_refused_fusion_has_cudnns_words_ours_and_its_core() -> None:
+def test_a_refused_fusion_has_both_messages_and_its_core() -> None:
     found = explained(Rule(no_gate))
     (decline,) = found.declined
     assert (decline.stage, decline.code) == ("plan", "CUDNN_STATUS_NOT_SUPPORTED")
@@ -148,7 +148,7 @@ def test_a_refused_fusion_has_cudnns_words_ours_and_its_core() -> None:
     assert {s.ops for s in found.steps if s.kind == "cudnn"} == {"conv+bias", "sigmoid+mul"}
 
 
-def test_a_refusal_that_was_overcome_is_no_decline() -> None:
+def test_a_refusal_that_fused_after_all_is_not_listed() -> None:
     """Its nodes run as one step after all, in another spelling."""
     program = cut(Rule(lambda names: False))
     step = program.steps[0]
@@ -182,7 +182,7 @@ def test_a_long_network_stays_readable() -> None:
     assert len(many.reasons().splitlines()) == len(few.reasons().splitlines())
 
 
-def test_str_is_plain_text_and_says_all() -> None:
+def test_str_has_every_part() -> None:
     text = str(explained(Rule(no_gate)))
     assert "\x1b" not in text
     for words in (
@@ -196,7 +196,7 @@ def test_str_is_plain_text_and_says_all() -> None:
         assert words in text, words
 
 
-def test_spellings_are_told_in_words() -> None:
+def test_spellings_are_described_in_words() -> None:
     residual = f"""
     graph "r" (%x: f32[1,8,6,6], %z: f32[1,8,6,6]) {{
       %w = constant weight("w") : f32[8,8,3,3]
@@ -238,7 +238,7 @@ def test_json_schema() -> None:
         assert cause["accepted"] is None or set(cause["accepted"]) >= ACCEPTED
 
 
-def test_explaining_twice_says_the_same() -> None:
+def test_two_explanations_are_equal() -> None:
     judge = Rule(no_gate)
     program = cut(judge)
     assert explain(program, load("h200"), judge) == explain(program, load("h200"), judge)

@@ -1,4 +1,4 @@
-"""Which reasons an explanation gives, once each, and how its tables fit their width."""
+"""Reasons in an explanation, each given once, and tables that fit their width."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from passes.partition.oracles import AcceptAll, Measured
 
 from fusec.diagnostics.explain import Explanation, compare, explain
-from fusec.diagnostics.explain.table import bytes_text, cut, listed, table, wrapped
+from fusec.diagnostics.explain.table import bytes_text, listed, shortened, table, wrapped
 from fusec.ir import Constant, Graph
 from fusec.passes.partition import Judge, partition
 from fusec.plans.verdict import Legal, Plan, Refused, Verdict
@@ -52,7 +52,7 @@ class Refuses(AcceptAll):
         return super().verdict(body)
 
 
-def test_a_spelling_is_told_by_its_equation() -> None:
+def test_a_spelling_is_described_by_its_equation() -> None:
     explanation = explained()
     assert explanation.steps[0].spelling == ("conv + bias + z -> conv + z + bias",)
     assert "reassociated: conv + bias + z -> conv + z + bias (as in conv+bias+add+relu)" in str(explanation)
@@ -63,7 +63,7 @@ def test_views_cost_nothing() -> None:
     assert (view.runs_as, view.read_bytes, view.written_bytes, view.virtual_bytes) == ("view", 0, 0, 0)
 
 
-def test_ops_without_a_cudnn_operation_cost_no_question() -> None:
+def test_ops_without_a_cudnn_operation_need_no_question() -> None:
     judge = Measured()
     program = partition(parse(NET), judge, load("h200"))
     judge.asked.clear()
@@ -73,7 +73,7 @@ def test_ops_without_a_cudnn_operation_cost_no_question() -> None:
     assert judge.asked == []
 
 
-def test_an_op_that_cudnn_declines_alone_has_its_words_and_a_core() -> None:
+def test_an_op_that_cudnn_refuses_alone_has_its_message_and_a_core() -> None:
     explanation = explained(judge=Refuses("conv"))
     (conv,) = [d for d in explanation.left_out if d.op == "conv"]
     assert (conv.stage, conv.message, conv.ours) == ("plan", "engine 7: no conv", "no engine of cuDNN takes it")
@@ -90,7 +90,7 @@ def test_a_copy_is_not_called_a_view() -> None:
     assert "no view" in decline.ours
 
 
-def test_what_is_accepted_of_a_core_keeps_its_anchor() -> None:
+def test_the_accepted_variant_of_a_core_has_its_anchor() -> None:
     (decline,) = explained(judge=Refuses("conv", "relu")).declined
     assert decline.ops == "conv+bias+add+relu"
     assert decline.cause is not None
@@ -108,7 +108,7 @@ def test_a_refusal_that_follows_from_a_smaller_one_is_not_repeated() -> None:
     assert [d.ops for d in explain(program, load("h200"), judge).declined] == ["conv+bias+add+relu"]
 
 
-def test_equal_fusions_declined_in_many_places_cost_one_search() -> None:
+def test_equal_declined_fusions_need_one_search() -> None:
     layers, last = "", "x"
     for i in range(12):
         layers += f'  %c{i} = conv(%{last}, %w) {WINDOW} loc("conv{i}")\n  %r{i} = relu(%c{i}) loc("relu{i}")\n'
@@ -123,12 +123,12 @@ def test_equal_fusions_declined_in_many_places_cost_one_search() -> None:
     assert len(judge.asked) <= 120, "sixty bodies in two spellings at most"
 
 
-def test_a_crash_is_told_as_one() -> None:
+def test_a_crash_is_reported_as_a_crash() -> None:
     (decline,) = explained(judge=Refuses("conv", "relu", stage="crash")).declined
     assert "ended its process" in decline.ours
 
 
-def test_an_op_kept_apart_by_a_cycle_is_no_refusal_of_cudnn() -> None:
+def test_an_op_split_off_by_a_cycle_is_not_a_refusal_of_cudnn() -> None:
     text = f"""
 graph "g" (%x: f32[1,4,6,6]) {{{WEIGHTS}
   %c = conv(%x, %w) {WINDOW} loc("conv")
@@ -142,7 +142,7 @@ graph "g" (%x: f32[1,4,6,6]) {{{WEIGHTS}
     assert decline.cause is None
 
 
-def test_when_all_fuses_that_is_said() -> None:
+def test_a_program_that_fuses_whole_has_no_reasons() -> None:
     text = 'graph "g" (%x: f32[4,8]) {\n  %y = relu(%x)\n  return %y\n}'
     assert "Every op is in a cuDNN step" in str(explained(text, AcceptAll()))
 
@@ -157,7 +157,7 @@ class RuntimeOnly(AcceptAll):
         return Legal((Plan(7, (), False, 0, True),))
 
 
-def test_targets_side_by_side_show_where_they_differ() -> None:
+def test_compared_targets_show_their_differences() -> None:
     ours, theirs = explained(), explained(judge=RuntimeOnly())
     lines = compare([("h200", ours), ("t4", theirs), ("a100", ours)]).splitlines()
     assert lines[0].split() == ["h200", "t4", "a100"]
@@ -197,13 +197,13 @@ def test_table_aligns_columns() -> None:
     assert table(("a", "bb"), [("1", "x"), ("22", "yyy")], right=(0,)) == [" a  bb", "──  ───", " 1  x", "22  yyy"]
 
 
-def test_cut_and_wrapped() -> None:
-    assert cut("abcdef", 4) == "abc…"
-    assert cut("abc", 4) == "abc"
+def test_shortened_and_wrapped_texts() -> None:
+    assert shortened("abcdef", 4) == "abc…"
+    assert shortened("abc", 4) == "abc"
     assert wrapped("one two three", "  ", 9) == ["  one two", "    three"]
 
 
-def test_explaining_a_program_leaves_it_as_it_was() -> None:
+def test_explain_leaves_the_program_unchanged() -> None:
     judge = Refuses("conv", "relu")
     program = partition(parse(NET), judge, load("h200"))
     before = str(program)

@@ -78,14 +78,14 @@ def find(text: str, refuse: Refuse, questions: int = 60) -> tuple[Rule, Core]:
     return judge, CoreSearch(judge, questions=questions).find(body, refusal)
 
 
-def test_one_op_is_to_blame() -> None:
+def test_the_core_is_one_op() -> None:
     _, core = find(GATE, lambda b: "plan" if "sigmoid" in ops(b) else "")
     assert ops(core.body) == ["sigmoid"]
     assert core.body.inputs[0].type.size == 1
     assert core.verdict.stage == "plan"
 
 
-def test_two_ops_are_to_blame_together() -> None:
+def test_the_core_is_two_ops() -> None:
     _, core = find(GATE, lambda b: "plan" if {"conv", "sigmoid"} <= set(ops(b)) else "")
     assert {"conv", "sigmoid"} <= set(ops(core.body))
     assert len(ops(core.body)) < len(ops(parse(GATE)))
@@ -114,7 +114,7 @@ def test_another_refusal_is_not_followed() -> None:
     assert core.verdict.stage == "plan"
 
 
-def test_refusals_of_lowering_are_told_apart_by_their_words() -> None:
+def test_refusals_of_lowering_differ_by_their_messages() -> None:
     class Lowering(AcceptAll):
         def verdict(self, body: Graph) -> Verdict:
             if "tanh" in ops(body):
@@ -173,7 +173,7 @@ def test_variant_only_for_part_of_the_body_says_so() -> None:
     assert core.variant.whole is False
 
 
-def test_no_variant_where_none_serves() -> None:
+def test_without_an_accepted_variant_there_is_none() -> None:
     _, core = find(CHAIN, lambda b: "plan")
     assert core.variant is None
     assert len(ops(core.body)) == 1
@@ -187,7 +187,7 @@ def test_questions_are_bounded_and_counted(bound: int) -> None:
     assert judge.waves <= 1 + bound
 
 
-def test_questions_are_put_in_batches() -> None:
+def test_questions_are_asked_in_batches() -> None:
     judge, core = find(GATE, lambda b: "plan" if len(b.outputs) and "conv" in ops(b) else "")
     assert judge.waves < core.questions
 
@@ -249,7 +249,7 @@ def test_rebuild() -> None:
     assert with_outputs(body, []) is None
 
 
-def test_sizes_that_break_an_op_give_nothing() -> None:
+def test_sizes_that_an_op_refuses_give_no_body() -> None:
     body = parse('graph "g" (%x: f32[4,6]) {\n  %y = reshape(%x) {shape=[24]}\n  return %y\n}')
     assert with_sizes(body, {4: 2}) is None
     halved = with_sizes(body, {4: 2, 24: 12})

@@ -23,7 +23,7 @@ class Case:
     attributes: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
     rtol: float = 1e-5
-    oldest: int = 0  # first opset to try, where the entry's own first one has not got what the case is about
+    oldest: int = 0  # first opset to run, if the first one of the entry lacks a feature that the case needs
 
     @property
     def id(self) -> str:

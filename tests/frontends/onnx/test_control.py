@@ -1,4 +1,4 @@
-"""If, Loop, Scan, sequences and ops the standard defines by others: resolved on import, against onnxruntime."""
+"""Import of If, Loop, Scan, sequences and ops with function bodies, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ node = helper.make_node
 
 
 def _branch(op: str, name: str) -> onnx.GraphProto:
-    """Reads x of the graph around it."""
+    """Make a body that reads x of the outer graph."""
     return helper.make_graph([node(op, ["x"], [name])], op, [], [info(name, None)])
 
 
 def _agrees(proto: onnx.ModelProto, **feeds: np.ndarray) -> list[str]:
-    """The op names of the graph, which gives what onnxruntime gives."""
+    """Compare a model with onnxruntime, and return the op names of its graph."""
     graph = load(proto)
     got = evaluate(graph, feeds)
     for name, want in zip(graph.output_names, run(proto, feeds), strict=True):
@@ -118,7 +118,7 @@ def test_sequences_are_resolved() -> None:
     assert set(_agrees(proto, x=X_VALUE)) <= {"relu", "concat", "reshape", "constant"}
 
 
-def test_what_runs_only_at_run_time_is_refused_by_name() -> None:
+def test_control_flow_that_depends_on_inputs_is_refused_by_name() -> None:
     branches = {"then_branch": _branch("Relu", "a"), "else_branch": _branch("Neg", "b")}
     c = info("c", [], TensorProto.BOOL)
     refused = {
@@ -134,7 +134,7 @@ def test_what_runs_only_at_run_time_is_refused_by_name() -> None:
         assert "'n'" in str(caught.value)
 
 
-def test_a_refusal_in_a_body_names_the_way_to_it() -> None:
+def test_a_refusal_in_a_body_names_all_outer_nodes() -> None:
     body = helper.make_graph([node("StringNormalizer", ["x"], ["a"], name="inner")], "b", [], [info("a", None)])
     branches = {"then_branch": body, "else_branch": _branch("Neg", "b")}
     proto = model([node("If", ["c"], ["y"], name="outer", **branches)], [X], ["y"], {"c": np.array(True)})
@@ -149,7 +149,7 @@ def test_endless_loops_are_refused() -> None:
         load(proto)
 
 
-def test_a_sequence_is_no_output_of_a_graph_but_of_a_bound_one() -> None:
+def test_a_sequence_may_be_an_output_only_with_bound_inputs() -> None:
     proto = model([node("SequenceConstruct", ["x", "x"], ["s"])], [X], ["s"], opset=16)
     with pytest.raises(ModelError, match="output 's' is a sequence of tensors"):
         load(proto)
@@ -157,8 +157,8 @@ def test_a_sequence_is_no_output_of_a_graph_but_of_a_bound_one() -> None:
     assert (list(graph.output_names), lengths) == (["s[0]", "s[1]"], {"s": 2})
 
 
-def test_ops_defined_by_others_are_imported_by_their_definition() -> None:
-    """Attention has no function of its own in fusec: its body in the standard does."""
+def test_ops_with_a_function_body_are_imported_by_it() -> None:
+    """Attention has no import function in fusec, so its function body in the standard is imported."""
     q = info("q", [1, 2, 4, 8])
     proto = model([node("Attention", ["q", "q", "q"], ["y"], is_causal=1)], [q], [info("y", None)], opset=23)
     value = np.random.default_rng(0).standard_normal((1, 2, 4, 8)).astype(np.float32)

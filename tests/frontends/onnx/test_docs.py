@@ -1,5 +1,4 @@
-"""docs/onnx.md holds the table of ops as the code prints it, and what onnx's suite comes to, as the record and the
-committed runs have it."""
+"""Check that docs/onnx.md has the table of ops as the code prints it, and the recorded results of onnx's suite."""
 
 from __future__ import annotations
 
@@ -30,9 +29,7 @@ def _counted() -> str:
     ],
     ids=["counts", "runs", "ops"],
 )
-def test_what_is_generated_is_what_the_code_gives(
-    begin: str, end: str, made: object, request: pytest.FixtureRequest
-) -> None:
+def test_generated_parts_match_the_code(begin: str, end: str, made: object, request: pytest.FixtureRequest) -> None:
     assert callable(made)
     before, _, rest = DOC.read_text().partition(begin)
     listed, _, after = rest.partition(end)

@@ -1,4 +1,4 @@
-"""Models that onnxruntime takes though they are not quite right: fusec takes them too, with one warning."""
+"""Models with small errors that onnxruntime accepts: fusec accepts them too, with one warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ node = helper.make_node
 
 
 def _agrees(proto: onnx.ModelProto, said: str, **feeds: np.ndarray) -> None:
-    """Import with the one warning; the graph gives what onnxruntime gives."""
+    """Import a model with one warning, and compare the graph with onnxruntime."""
     with pytest.warns(UserWarning, match=r"^<ModelProto>: ") as caught:
         graph = load(proto)
     assert len(caught) == 1
@@ -63,7 +63,7 @@ def test_several_stale_annotations_are_one_warning() -> None:
     _agrees(proto, "'a' as f32[2,2], but it is f32[2,1], the model declares 'b' as f32[7]", x=X_VALUE)
 
 
-def test_a_stale_annotation_within_is_a_warning_whatever_its_type() -> None:
+def test_a_stale_annotation_of_an_intermediate_value_is_a_warning() -> None:
     for stale in (info("a", [2, 3], TensorProto.FLOAT16), info("a", [2, 3], TensorProto.STRING)):
         proto = model([node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["y"])], [X], ["y"])
         proto.graph.value_info.append(stale)
@@ -71,7 +71,7 @@ def test_a_stale_annotation_within_is_a_warning_whatever_its_type() -> None:
             assert [n.op.name for n in load(proto).nodes] == ["relu", "neg"]
 
 
-def test_a_negative_dim_of_a_result_is_an_unknown_one() -> None:
+def test_a_negative_dim_of_a_result_is_unknown() -> None:
     proto = model([node("Relu", ["x"], ["y"])], [X], [info("y", [-1, 3])])
     assert load(proto).outputs[0].type.shape == (2, 3)
     assert Source(proto).interface[1][0].dims == ("", 3)
@@ -194,14 +194,14 @@ def test_a_model_without_loops_may_have_any_number_of_nodes(monkeypatch: pytest.
 
 
 def test_50_000_nodes_are_imported() -> None:
-    """Every third becomes six: together more than loops may make."""
+    """Each third node becomes six, which is more in total than loops may make."""
     ops = ["LpNormalization", "Neg", "Abs"]
     nodes = [node(ops[i % 3], [f"v{i}"], [f"v{i + 1}"]) for i in range(50_000)]
     assert len(load(model(nodes, [info("v0", [2])], ["v50000"]))) > 100_000
 
 
 @pytest.mark.parametrize("op", ["Loop", "Scan", "SequenceMap", "SplitToSequence", "RNN"])
-def test_what_unrolls_is_counted(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrolled_nodes_are_counted(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emit, "MAX_UNROLLED", 50)
     x = info("x", [100, 2])
     one = [node("Neg", ["e"], ["f"])]

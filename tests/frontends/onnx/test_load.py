@@ -1,4 +1,4 @@
-"""What a loaded model looks like: names, origins, folding, lazy weights, bound dims, inlined functions."""
+"""Properties of loaded models: names, origins, folding, lazy weights, bound dims, inlined functions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_light_models_give_the_reference_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["light_shufflenet", "light_squeezenet", "light_inception_v1"])
-def test_light_models_with_random_weights_give_what_onnxruntime_gives(name: str) -> None:
+def test_light_models_with_random_weights_match_onnxruntime(name: str) -> None:
     proto = randomised(onnx.load(light(name)), 5)
     inputs = random_inputs(proto, 6)
     graph = load(proto)
@@ -56,7 +56,7 @@ def test_an_imported_graph_survives_its_text_form() -> None:
     assert str(parse(str(graph), weights)) == str(graph)
 
 
-def test_path_bytes_and_proto_give_the_same(tmp_path: Path) -> None:
+def test_path_bytes_and_proto_give_equal_graphs(tmp_path: Path) -> None:
     proto = one("Relu", [2, 3])
     path = tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
@@ -96,14 +96,14 @@ def test_names_and_origins() -> None:
     assert [n.result.name for n in graph.nodes if isinstance(n.op, Constant)] == ["w", "t.out/constant"]
 
 
-def test_intermediate_names_leave_the_models_own_alone() -> None:
+def test_intermediate_names_never_equal_names_of_the_model() -> None:
     nodes = [node("Gemm", ["x", "x"], ["y"], alpha=2.0), node("Relu", ["y"], ["y/matmul"])]
     graph = load(model(nodes, [info("x", [2, 2])], ["y/matmul", "y"]))
     assert [v.name for v in graph.outputs] == ["y/matmul", "y"]
 
 
 def test_shape_arithmetic_is_folded() -> None:
-    """What exporters make of x.view(x.shape[0], -1)."""
+    """Exporters write x.view(x.shape[0], -1) so."""
     nodes = [
         node("Shape", ["x"], ["s"]),
         node("Gather", ["s", "zero"], ["n"]),
@@ -117,8 +117,8 @@ def test_shape_arithmetic_is_folded() -> None:
     assert graph.outputs[0].type == TensorType((5, 12), DType.F32)
 
 
-def test_heads_repeated_by_tile_are_seen_as_such() -> None:
-    """What torch's exporter makes of repeat_interleave: attention wants to see that one dim of 1 is expanded."""
+def test_heads_repeated_by_tile_become_an_expand() -> None:
+    """torch's exporter writes repeat_interleave so, and the attention passes look for an expanded dim of 1."""
     repeat = [
         node("Unsqueeze", ["x", "axes"], ["u"]),
         node("Tile", ["u", "repeats"], ["t"]),
@@ -173,7 +173,7 @@ def test_ai_onnx_is_the_default_domain() -> None:
     assert [n.op.name for n in load(proto).nodes] == ["relu"]
 
 
-def test_outputs_nobody_reads_are_fine() -> None:
+def test_unread_outputs_may_be_missing() -> None:
     graph = load(model([node("Dropout", ["x"], ["y", "mask"])], [info("x", [2])], ["y"]))
     assert len(graph) == 0
     proto = one("MaxPool", [1, 1, 4], kernel_shape=[2], outputs=2)
@@ -194,7 +194,7 @@ def test_a_dim_bound_for_one_input_is_bound_for_all() -> None:
     assert [v.type.shape for v in graph.inputs] == [(7, 3), (7, 7)]
 
 
-def test_dims_without_a_name_are_each_their_own() -> None:
+def test_dims_without_a_name_are_independent() -> None:
     graph = load(_two([None, 3], [None]), {"a": (7, 3), "b": [2]})
     assert [v.type.shape for v in graph.inputs] == [(7, 3), (2,)]
 

@@ -34,7 +34,7 @@ _LACKING = (
 
 
 def _span(op: str, since: int) -> tuple[int, int]:
-    """First and last opset whose nodes of this op the entry imports."""
+    """Return the first and the last opset whose nodes of this op the entry imports."""
     later = [v for name, v in TABLE if name == op and v > since]
     last = min([v - 1 for v in later] + [REVIEWED_OPSET, onnx.defs.onnx_opset_version()])
     removed = [s.since_version for s in _history(op) if s.deprecated and s.since_version > since]
@@ -47,7 +47,7 @@ def _history(op: str) -> list[defs.OpSchema]:
 
 @cache
 def _schemas() -> dict[str, list[defs.OpSchema]]:
-    """All versions of each op: onnx makes anew what it lists, for each of a thousand cases if asked for."""
+    """Return all versions of each op. Cached, because onnx makes all schemas again in each call."""
     found: dict[str, list[defs.OpSchema]] = {}
     for schema in defs.get_all_schemas_with_history():
         if schema.domain == "":
@@ -66,7 +66,7 @@ RUNS = list(_runs())
 
 
 @pytest.mark.parametrize(("case", "opset"), RUNS, ids=[f"{c.id}@{o}#{i}" for i, (c, o) in enumerate(RUNS)])
-def test_op_gives_what_onnxruntime_gives(case: Case, opset: int, rng: np.random.Generator) -> None:
+def test_op_matches_onnxruntime(case: Case, opset: int, rng: np.random.Generator) -> None:
     inputs, held, names = {}, {}, []
     for index, operand in enumerate(case.operands):
         names.append("" if operand is None else f"x{index}")
@@ -92,7 +92,7 @@ def test_op_gives_what_onnxruntime_gives(case: Case, opset: int, rng: np.random.
 
 
 def _expected(proto: onnx.ModelProto, case: Case, opset: int, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """From onnxruntime, else from onnx's own evaluator, else from the oldest version onnxruntime has."""
+    """Compute results with onnxruntime, else onnx's evaluator, else the oldest version that onnxruntime has."""
     version = defs.get_schema(case.op, opset, "").since_version
     older = onnx.ModelProto.FromString(proto.SerializeToString())
     older.opset_import[0].version = min(opset, RUNTIME_OPSET)
@@ -109,7 +109,7 @@ def _expected(proto: onnx.ModelProto, case: Case, opset: int, inputs: dict[str, 
 
 
 def test_every_entry_has_a_case() -> None:
-    """Here, in onnx's own suite, or among the tests of control flow."""
+    """A case is here, in onnx's own suite, or among the tests of control flow."""
     covered = {(case.op, case.since) for case in CASES}
     assert covered <= set(TABLE)
     for op, opset in suite_ops():
@@ -119,7 +119,7 @@ def test_every_entry_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("op", "since"), TABLE, ids=lambda v: str(v))
-def test_attributes_are_the_schemas(op: str, since: int) -> None:
+def test_attributes_match_the_schemas(op: str, since: int) -> None:
     """The keyword arguments of an entry are the attributes of the op's versions it covers, with their defaults.
 
     A function with `**attributes` takes those of Conv.

@@ -119,7 +119,8 @@ def _rows(g: Emitter, x: Value, indices: Value, batch: int) -> tuple[Value, int]
     shape = x.type.shape
     require(indices.type.rank >= 1, "indices are a scalar")
     depth = indices.type.shape[-1]
-    require(batch < indices.type.rank and batch + depth <= len(shape), f"index tuples of {depth} for {list(shape)}")
+    require(0 <= batch < indices.type.rank, f"batch_dims is {batch} for indices of rank {indices.type.rank}")
+    require(batch + depth <= len(shape), f"index tuples of {depth} for {list(shape)}")
     require(indices.type.shape[:batch] == shape[:batch], f"batch dims differ: {indices.type} and {x.type}")
     covered = shape[: batch + depth]
     strides = TensorType(covered, DType.BOOL).strides

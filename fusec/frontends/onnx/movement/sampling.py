@@ -318,6 +318,7 @@ def deform_conv(
     out = [
         (n + edges[d] + edges[d + 2] - spread[d] * (window[d] - 1) - 1) // steps[d] + 1 for d, n in enumerate(spatial)
     ]
+    require(group >= 1 and offset_group >= 1, f"group is {group} and offset_group {offset_group}")
     require(channels % offset_group == 0 and channels % group == 0 and filters % group == 0, "groups do not divide")
     require(w.type.shape[1] * group == channels, f"weight {w.type} for {channels} channels in {group} groups")
     wanted = (batch, offset_group * taps * 2, *out)

@@ -40,6 +40,7 @@ def tf_idf(
     require(mode in ("TF", "IDF", "TFIDF"), f"knows no mode {mode!r}")
     require(1 <= min_gram_length <= max_gram_length <= _MAX_LENGTH, f"{min_gram_length} to {max_gram_length} tokens")
     require(0 <= max_skip_count <= _MAX_LENGTH, f"max_skip_count is {max_skip_count}")
+    require(len(ngram_counts) > 0, "ngram_counts is empty")
     ends = [*ngram_counts[1:], len(pool_int64s)]
     lead = x.type.shape[:-1]
     tokens = g.cast(x, DType.I64)

@@ -202,17 +202,18 @@ def converted(g: Emitter, x: Value, to: DType, saturate: bool = True, round_mode
 def _power_of_two(g: Emitter, x: Value, saturate: bool, round_mode: str) -> Value:
     """Round x to a power of two, as e8m0 stores it: up, down, or to the nearest (ties up)."""
     require(round_mode in ("up", "down", "nearest"), f"knows no round_mode {round_mode!r}")
-    exponent = g(pw("div"), g(pw("log"), g.cast(x, DType.F64)), g.constant(np.array(math.log(2.0))))
+    wide = g.cast(x, DType.F64)
+    two = g.scalar(2.0, wide)
+    exponent = g(pw("div"), g(pw("log"), wide), g.scalar(math.log(2.0), wide))
     nearest = g(pw("round"), exponent)
-    exact = g(pw("cmp_eq"), g(pw("pow"), g.constant(np.array(2.0)), nearest), g.cast(x, DType.F64))
+    exact = g(pw("cmp_eq"), g(pw("pow"), two, nearest), wide)
     if round_mode == "nearest":
         base = g(pw("floor"), exponent)
-        half = g(pw("pow"), g.constant(np.array(2.0)), base)
-        over = g(pw("cmp_ge"), g.cast(x, DType.F64), g(pw("mul"), half, g.constant(np.array(1.5))))
-        chosen = g(pw("where"), over, g(pw("add"), base, g.constant(np.array(1.0))), base)
+        over = g(pw("cmp_ge"), wide, g(pw("mul"), g(pw("pow"), two, base), g.scalar(1.5, wide)))
+        chosen = g(pw("where"), over, g(pw("add"), base, g.scalar(1.0, wide)), base)
     else:
         chosen = g(pw("ceil" if round_mode == "up" else "floor"), exponent)
-    power = g(pw("pow"), g.constant(np.array(2.0)), g(pw("where"), exact, nearest, chosen))
+    power = g(pw("pow"), two, g(pw("where"), exact, nearest, chosen))
     if saturate:
         power = g(pw("clip", min=2.0**-127, max=2.0**127), power)
     return power

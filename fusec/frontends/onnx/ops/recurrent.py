@@ -95,13 +95,24 @@ class RecurrentLayer:
     """Attributes that RNN, GRU and LSTM share, and the number of their gates.
 
     layout: 1 if the batch is the first dim, else 0.
-    hidden: size of a state; 0 to infer it from r.
+    size: size of a state.
     """
 
     direction: str
     layout: int
-    hidden: int
+    size: int
     gates: int
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.direction == "bidirectional" else 1
+
+    @classmethod
+    def of(cls, direction: str, layout: int, hidden_size: int, gates: int, r: Value) -> RecurrentLayer:
+        """Check the attributes. `hidden_size`: size of a state; 0 to infer it from the recurrent weights r."""
+        require(direction in ("forward", "reverse", "bidirectional"), f"knows no direction {direction!r}")
+        require(r.type.rank == 3, f"R has shape {list(r.type.shape)}, not [directions, gates * size, size]")
+        return cls(direction, layout, hidden_size or r.type.shape[-1], gates)
 
 
 @dataclass(frozen=True)
@@ -125,14 +136,14 @@ def _unrolled(
     initial: first value of each state; None for zeros.
     """
     x, w, r, b, lengths = operands.x, operands.w, operands.r, operands.b, operands.lengths
-    direction, layout, gates = layer.direction, layer.layout, layer.gates
-    require(direction in ("forward", "reverse", "bidirectional"), f"knows no direction {direction!r}")
+    layout, gates, count, size = layer.layout, layer.gates, layer.directions, layer.size
     require(x.type.rank == 3, f"takes [steps, batch, size], not {list(x.type.shape)}")
     if layout:
         x = g(Transpose((1, 0, 2)), x)
     steps, batch, _ = x.type.shape
-    count = 2 if direction == "bidirectional" else 1
-    size = layer.hidden or r.type.shape[-1]
+    first = (batch, count, size) if layout else (count, batch, size)
+    for state in filter(None, initial):
+        require(state.type.shape == first, f"an initial state has shape {list(state.type.shape)}, not {list(first)}")
     require(0 < steps <= MAX_STEPS, f"{steps} steps; from 1 to {MAX_STEPS} are supported")
     require(w.type.shape[:2] == (count, gates * size), f"W {w.type} for {count} directions of {gates}x{size}")
     require(r.type.shape == (count, gates * size, size), f"R {r.type} for {count} directions of {gates}x{size}")
@@ -143,7 +154,7 @@ def _unrolled(
     outputs: list[Value] = []
     last: list[list[Value]] = [[] for _ in initial]
     for d in range(count):
-        backward = direction == "reverse" or d == 1
+        backward = layer.direction == "reverse" or d == 1
         weights = _weights(g, w, r, b, d, gates * size)
         zeros = g.full(TensorType((batch, size), x.type.dtype), np.zeros((), x.type.dtype.numpy))
         states = [zeros if v is None else row(g, v, 1 if layout else 0, d) for v in initial]
@@ -211,15 +222,15 @@ def rnn(
     hidden_size: int = 0,
     layout: int = 0,
 ) -> tuple[Value, ...]:
-    count = 2 if direction == "bidirectional" else 1
-    given = activations if len(activations) == count else activations[:count]
-    functions = _activations(g, given, activation_alpha, activation_beta, ("Tanh",), count)
+    layer = RecurrentLayer.of(direction, layout, hidden_size, 1, r)
+    count = layer.directions
+    # the default of the attribute is for two directions
+    functions = _activations(g, activations[:count], activation_alpha, activation_beta, ("Tanh",), count)
 
     def step(p: Weights, d: int, now: Value, states: list[Value]) -> list[Value]:
         total = _sum(g, g(MatMul(), now, p.w), g(MatMul(), states[0], p.r), p.w_bias, p.r_bias)
         return [functions[d][0](_clipped(g, total, clip))]
 
-    layer = RecurrentLayer(direction, layout, hidden_size, 1)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
@@ -243,8 +254,9 @@ def gru(
     linear_before_reset: int = 0,
 ) -> tuple[Value, ...]:
     """Import GRU. The weights have gates z, r and h, in this order."""
-    count, size = (2 if direction == "bidirectional" else 1), hidden_size or r.type.shape[-1]
-    functions = _activations(g, activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh"), count)
+    layer = RecurrentLayer.of(direction, layout, hidden_size, 3, r)
+    size, defaults = layer.size, ("Sigmoid", "Tanh")
+    functions = _activations(g, activations, activation_alpha, activation_beta, defaults, layer.directions)
 
     def part(v: Value, gate: int) -> Value:
         return g.window(v, v.type.rank - 1, gate * size, size)
@@ -265,7 +277,6 @@ def gru(
         old = g(pw("mul"), z, h)
         return [g(pw("add"), g(pw("mul"), g(pw("sub"), g.scalar(1, z), z), new), old)]
 
-    layer = RecurrentLayer(direction, layout, hidden_size, 3)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h], layer, step)
 
 
@@ -291,8 +302,12 @@ def lstm(
     layout: int = 0,
 ) -> tuple[Value, ...]:
     """Import LSTM. The weights have gates i, o, f and c, in this order; peepholes exist for the first three."""
-    count, size = (2 if direction == "bidirectional" else 1), hidden_size or r.type.shape[-1]
-    functions = _activations(g, activations, activation_alpha, activation_beta, ("Sigmoid", "Tanh", "Tanh"), count)
+    layer = RecurrentLayer.of(direction, layout, hidden_size, 4, r)
+    size, defaults = layer.size, ("Sigmoid", "Tanh", "Tanh")
+    functions = _activations(g, activations, activation_alpha, activation_beta, defaults, layer.directions)
+    wanted = (layer.directions, 3 * size)
+    given = wanted if peepholes is None else peepholes.type.shape
+    require(given == wanted, f"P has shape {list(given)}, not {list(wanted)}")
 
     def step(p: Weights, d: int, now: Value, states: list[Value]) -> list[Value]:
         inner, middle, outer = functions[d]
@@ -311,7 +326,6 @@ def lstm(
         cell = g(pw("add"), g(pw("mul"), f, c), g(pw("mul"), i, middle(_clipped(g, new, clip))))
         return [g(pw("mul"), peep(o, 1, cell), outer(cell)), cell]
 
-    layer = RecurrentLayer(direction, layout, hidden_size, 4)
     return _unrolled(g, Operands(x, w, r, b, lengths), [initial_h, initial_c], layer, step)
 
 
