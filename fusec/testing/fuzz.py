@@ -82,13 +82,13 @@ def fuzz(
     _need_hypothesis()
     for name, value in (("time", time), ("examples", examples), ("workers", workers), ("max_findings", max_findings)):
         if value is not None and value <= 0:
-            raise FusecError(f"{name} is to be more than 0, not {value}")
-    goal = _target(target, device)
+            raise FusecError(f"{name} must be more than 0, not {value}")
+    model = _target(target, device)
     chosen, left_out = _choose(properties, device)
     state = State(Path(database) if database is not None else fuzz_folder())
     if fresh:
         state.forget()
-    task = Task(tuple(chosen), seed, goal, absolute(graphs), absolute(cases), shrink_s, hang_s)
+    task = Task(tuple(chosen), seed, model, absolute(graphs), absolute(cases), shrink_s, hang_s)
     plan = WorkPlan(
         task,
         seconds=time,
@@ -97,7 +97,7 @@ def fuzz(
         findings=Path(findings if findings is not None else "fusec-findings").absolute(),
         max_findings=max_findings,
     )
-    report = FuzzReport(seed, goal, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
+    report = FuzzReport(seed, model, {name: PropertyCount() for name in chosen}, plan.workers, left_out=left_out)
     with tempfile.TemporaryDirectory(prefix="run-", dir=state.folder) as scratch:
         run = Run(plan, state, report, Path(scratch), progress or (lambda report: None))
         try:
@@ -116,12 +116,12 @@ def _need_hypothesis() -> None:
 
 
 def _target(name: str, device: bool) -> str:
-    goal = load_target(name)
-    if device and not gpu.is_present(goal):
+    model = load_target(name)
+    if device and not gpu.is_present(model):
         here = gpu.detect()
-        remedy = f"this machine's is of the kind {here.name}; give that as the target" if here else "there is none here"
-        raise TargetError(f"to fuzz on the device takes a GPU of the kind {name}; {remedy}")
-    return goal.name
+        found = f"this machine has a {here.name}: give --target {here.name}" if here else "this machine has no GPU"
+        raise TargetError(f"fuzzing on the device needs a GPU of the model {name}; {found}")
+    return model.name
 
 
 def _choose(names: Sequence[str] | None, device: bool) -> tuple[dict[str, Property], dict[str, str]]:
@@ -129,15 +129,17 @@ def _choose(names: Sequence[str] | None, device: bool) -> tuple[dict[str, Proper
     if names:
         chosen = {absolute(name): property_of(name) for name in names}
         for name, property in chosen.items():
-            if lack := _lack(property, device, named=True):
-                raise FusecError(f"property {name}: {lack}")
+            if missing := _missing(property, device, named=True):
+                raise FusecError(f"property {name}: {missing}")
         return chosen, {}
     known = known_properties()
-    left_out = {name: lack for name, property in known.items() if (lack := _lack(property, device, named=False))}
+    left_out = {
+        name: missing for name, property in known.items() if (missing := _missing(property, device, named=False))
+    }
     return {name: property for name, property in known.items() if name not in left_out}, left_out
 
 
-def _lack(property: Property, device: bool, named: bool) -> str:
+def _missing(property: Property, device: bool, named: bool) -> str:
     """Return the reason why a property cannot run here; empty if it can."""
     if property.needs == "gpu" and not device:
         return "needs a GPU: --device"

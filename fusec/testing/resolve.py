@@ -31,7 +31,7 @@ def property_of(name: str) -> Property:
     if ":" not in name:
         known = known_properties()
         if name not in known:
-            raise FusecError(f"no property is named {name!r}: {', '.join(known)}; or say path/to/file.py:function")
+            raise FusecError(f"no property is named {name!r}: {', '.join(known)}; or give path/to/file.py:function")
         return known[name]
     found = _find(name)
     if isinstance(found, Property):

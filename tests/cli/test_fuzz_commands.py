@@ -91,7 +91,7 @@ def test_time_and_seed(fuzz: Any) -> None:
         (("--examples", "0"), "Invalid value for '--examples'"),
         (("--property", "none"), "no property is named 'none'"),
         (("--property", "none.py:f"), "none.py: No such file"),
-        (("--device",), "takes a GPU of the kind h200; there is none here"),
+        (("--device",), "needs a GPU of the model h200; this machine has no GPU"),
         (("--target", "b17"), "b17"),
         (("replay", "none"), "none: no such folder"),
         (("replay",), "Missing argument 'DIR'"),

@@ -163,7 +163,7 @@ def test_time_and_max_findings_end_a_run(run: Run) -> None:
         ({"properties": [f"{PLANTED}:nothing"]}, "has no 'nothing'"),
         ({"properties": [f"{PLANTED}:three"]}, "takes a graph, or a graph and a case, not 3"),
         ({"properties": ["none.py:f"]}, "none.py: No such file"),
-        ({"examples": 0}, "examples is to be more than 0"),
+        ({"examples": 0}, "examples must be more than 0"),
         ({"target": "b17"}, "b17"),
     ],
 )
@@ -175,7 +175,7 @@ def test_errors_name_bad_arguments(options: dict[str, Any], words: str, tmp_path
 def test_device_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.gpu, "detect", lambda: None)
     monkeypatch.setattr(module.gpu, "is_present", lambda target: False)
-    with pytest.raises(TargetError, match="takes a GPU of the kind h200"):
+    with pytest.raises(TargetError, match="needs a GPU of the model h200"):
         fuzz([f"{PLANTED}:holds"], device=True, database=tmp_path)
 
 

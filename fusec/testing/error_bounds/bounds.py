@@ -175,7 +175,8 @@ def _bound(allowances: Sequence[Allowances], name: str, room: float) -> Array:
 
 
 def _root_mean_square(numbers: Array) -> float:
-    return math.sqrt(float(np.square(numbers).mean())) if numbers.size else 0.0
+    with np.errstate(over="ignore"):
+        return math.sqrt(float(np.square(numbers).mean())) if numbers.size else 0.0
 
 
 def _describe(got: Array, want: Array, far: Array, bound: Array, wrong: Array) -> str:

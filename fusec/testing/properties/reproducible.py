@@ -59,7 +59,7 @@ class Twin:
                 break
             self.close()
         else:
-            raise MismatchError("the process that compiles the graph once more died of it")
+            raise MismatchError("the other process that compiles the graph died twice")
         if "error" in answer:
             raise MismatchError(f"compiled here, the graph fails in another process:\n{answer['error']}")
         return answer["digest"]

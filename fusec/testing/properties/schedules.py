@@ -127,13 +127,7 @@ def _check_late_elements(
 ) -> None:
     for index, step in enumerate(program.steps):
         pairs = {found[v]: v for v in step.outputs if v in found}
-        for value in program.graph.outputs:
-            if reads(program, value) in pairs:
-                raise MismatchError(f"{quote(value.name)} is returned when it is replaced")
-        for later in program.steps[index + 1 :]:
-            for value in later.inputs:
-                if reads(program, value) in pairs:
-                    raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
+        _check_no_later_reads(program, index, pairs)
         if not pairs or any(isinstance(node.op, CHANNELS) for node in step.nodes):
             continue  # because these read a whole channel before they write
         members = equal_members(step.nodes)
@@ -161,6 +155,17 @@ def _check_late_elements(
             alone = all(value.type.shape != old.type.shape for old in pairs)
             if alone and made[value].tobytes() != right[value].tobytes():
                 raise MismatchError(f"{step.signature}: {quote(value.name)} is another when it is computed last")
+
+
+def _check_no_later_reads(program: Program, index: int, pairs: Mapping[Value, Value]) -> None:
+    """Check that no output and no later step reads state that a step replaces."""
+    for value in program.graph.outputs:
+        if reads(program, value) in pairs:
+            raise MismatchError(f"{quote(value.name)} is returned when it is replaced")
+    for later in program.steps[index + 1 :]:
+        for value in later.inputs:
+            if reads(program, value) in pairs:
+                raise MismatchError(f"{quote(value.name)} is read by {later.signature} when it is replaced")
 
 
 def _outputs(

@@ -50,7 +50,7 @@ class WorkPlan:
 
 
 @dataclass
-class _Seat:
+class _Slot:
     """A slot for a worker: its current process and job.
 
     gone: the process died while the run was stopping, so it was not replaced.
@@ -77,7 +77,7 @@ class Run:
     replays: folders of open findings to run again.
     open: open findings of the database, by folder.
     known: findings of this run, by signature.
-    told: messages for workers that start later.
+    announced: messages to all workers, for workers that start later.
     crashes: crashes that are being shrunk.
     deaths, shrunk: crashes of each property, and those of them that were shrunk.
     """
@@ -88,7 +88,7 @@ class Run:
     scratch: Path
     progress: Callable[[FuzzReport], None]
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
-    seats: list[_Seat] = field(default_factory=list[_Seat])
+    slots: list[_Slot] = field(default_factory=list[_Slot])
     stopping: bool = False
     stopped_at: float = float("inf")
     handed: int = 0
@@ -96,7 +96,7 @@ class Run:
     replays: deque[Path] = field(default_factory=deque[Path])
     open: dict[str, Open] = field(default_factory=dict[str, Open])
     known: dict[str, Found] = field(default_factory=dict[str, Found])
-    told: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    announced: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     crashes: list[CrashShrinker] = field(default_factory=list[CrashShrinker])
     deaths: Counter[str] = field(default_factory=Counter[str])
     shrunk: Counter[str] = field(default_factory=Counter[str])
@@ -115,7 +115,7 @@ class Run:
             count = min(count, -(-self.plan.examples // CHUNK))
         for number in range(count):
             hash_seed = int.from_bytes(hashlib.sha256(f"{self.plan.task.seed} {number}".encode()).digest()[:4], "big")
-            self.seats.append(_Seat(number, hash_seed, self._spawn(number, hash_seed)))
+            self.slots.append(_Slot(number, hash_seed, self._spawn(number, hash_seed)))
         while True:
             self._hand_out()
             if self._idle():
@@ -131,13 +131,13 @@ class Run:
         """End the workers and release their chunks, so that a later run does them."""
         for crash in self.crashes:
             crash.close()
-        for seat in self.seats:
-            seat.child.close()
-            if seat.job is not None and "chunk" in seat.job:
-                if self.report.interrupted and seat.ran:
-                    self.state.finish(self.key, seat.job["chunk"], seat.ran)
+        for slot in self.slots:
+            slot.child.close()
+            if slot.job is not None and "chunk" in slot.job:
+                if self.report.interrupted and slot.ran:
+                    self.state.finish(self.key, slot.job["chunk"], slot.ran)
                 else:
-                    self.state.release(self.key, seat.job["chunk"])
+                    self.state.release(self.key, slot.job["chunk"])
 
     # workers ---------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Run:
             current=str(self._current(number)),
         )
         child.tell({"task": task.to_json()})
-        for message in self.told:
+        for message in self.announced:
             child.tell(message)
         return child
 
@@ -158,20 +158,20 @@ class Run:
         return self.scratch / f"current-{number}.json"
 
     def _tell_others(self, message: dict[str, Any], but: Child | None = None) -> None:
-        self.told.append(message)
-        for seat in self.seats:
-            if seat.child is not but:
-                seat.child.tell(message)
+        self.announced.append(message)
+        for slot in self.slots:
+            if slot.child is not but:
+                slot.child.tell(message)
 
     def _hand_out(self) -> None:
-        for seat in self.seats:
-            if seat.job is None and seat.ready and not self.stopping:
+        for slot in self.slots:
+            if slot.job is None and slot.ready and not self.stopping:
                 job = self._next_job()
                 if job is None:
                     return
-                seat.job, seat.ran = job, 0
-                seat.child.heard = time.monotonic()
-                seat.child.tell(job)
+                slot.job, slot.ran = job, 0
+                slot.child.heard = time.monotonic()
+                slot.child.tell(job)
 
     def _next_job(self) -> dict[str, Any] | None:
         if self.replays:
@@ -184,9 +184,9 @@ class Run:
         return {"chunk": self.state.claim(self.key), "count": count}
 
     def _idle(self) -> bool:
-        if self.crashes or any(seat.job is not None for seat in self.seats):
+        if self.crashes or any(slot.job is not None for slot in self.slots):
             return False
-        return self.stopping or (not any(not seat.ready for seat in self.seats) and self._spent())
+        return self.stopping or (not any(not slot.ready for slot in self.slots) and self._spent())
 
     def _spent(self) -> bool:
         return not self.replays and self.plan.examples is not None and self.handed >= self.plan.examples
@@ -198,15 +198,15 @@ class Run:
         if (over or len(self.report.findings) >= self.plan.max_findings) and not self.stopping:
             self.stopping = True
             self.stopped_at = now
-            for seat in self.seats:
-                seat.child.tell({"stop": True})
+            for slot in self.slots:
+                slot.child.tell({"stop": True})
             for crash in self.crashes:
                 crash.hurried = True
-        for seat in self.seats:
+        for slot in self.slots:
             late = now - self.stopped_at > STOP_S
-            busy = not seat.gone and (seat.job is not None or not seat.ready)
-            if busy and (now - seat.child.heard > self.plan.task.hang_s + SILENCE_S or late):
-                self._replace(seat)
+            busy = not slot.gone and (slot.job is not None or not slot.ready)
+            if busy and (now - slot.child.heard > self.plan.task.hang_s + SILENCE_S or late):
+                self._replace(slot)
 
     # messages --------------------------------------------------------------------------------------
 
@@ -221,32 +221,32 @@ class Run:
             self.crashes = [crash for crash in self.crashes if crash.crash.property != message["property"]]
             self._found(message)
             return
-        seat = next((s for s in self.seats if s.child is child and not s.gone), None)
-        if seat is None:
+        slot = next((s for s in self.slots if s.child is child and not s.gone), None)
+        if slot is None:
             return  # the worker was replaced
         if message is None:
-            self._replace(seat)
+            self._replace(slot)
         elif "ready" in message:
-            seat.ready = True
+            slot.ready = True
         elif "counts" in message:
-            self._count(seat, message["counts"])
+            self._count(slot, message["counts"])
         elif "finding" in message:
             self._found(message["finding"], child)
         elif "done" in message:
             self.state.finish(self.key, message["done"], message["examples"])
-            seat.job = None
+            slot.job = None
         elif "replayed" in message:
             self._replayed(Path(message["replayed"]), message)
-            seat.job = None
+            slot.job = None
         elif "failed" in message:
             raise FusecError(message["failed"])
         elif "defect" in message:
             raise RuntimeError(f"the fuzzer failed in a worker:\n{message['defect']}")
 
-    def _count(self, seat: _Seat, counts: dict[str, Any]) -> None:
+    def _count(self, slot: _Slot, counts: dict[str, Any]) -> None:
         report = self.report
-        seat.ran += counts["examples"]
-        seat.total += counts["examples"]
+        slot.ran += counts["examples"]
+        slot.total += counts["examples"]
         report.examples += counts["examples"]
         report.nodes += counts["nodes"]
         report.shrinking += counts["shrinking"]
@@ -257,29 +257,29 @@ class Run:
                 self.known[signature].count += count
         report.coverage.merge(Coverage.from_json(counts["coverage"]))
 
-    def _found(self, told: dict[str, Any], child: Child | None = None) -> None:
+    def _found(self, summary: dict[str, Any], child: Child | None = None) -> None:
         """Store a new finding of the staging folder, or count a known one."""
-        made, signature = Path(told["folder"]), told["signature"]
+        made, signature = Path(summary["folder"]), summary["signature"]
         if signature in self.known:
             self.known[signature].count += 1
         else:
-            stored = self.state.add(signature, told["property"], made)
-            self._add_to_report(stored, told, old=False)
-            self._tell_others({"know": [told["property"], told["kind"], told["ops"], signature]}, child)
+            stored = self.state.add(signature, summary["property"], made)
+            self._add_to_report(stored, summary, old=False)
+            self._tell_others({"know": [summary["property"], summary["kind"], summary["ops"], signature]}, child)
         shutil.rmtree(made, ignore_errors=True)
 
-    def _add_to_report(self, stored: Path, told: dict[str, Any], old: bool) -> None:
+    def _add_to_report(self, stored: Path, summary: dict[str, Any], old: bool) -> None:
         shown = copy(stored, self.plan.findings)
         names = ("property", "message", "how", "ops", "signature", "doubt")
-        found = Found(str(shown), **{name: told[name] for name in names}, old=old)
+        found = Found(str(shown), **{name: summary[name] for name in names}, old=old)
         self.known[found.signature] = found
         (self.report.doubts if found.doubt else self.report.findings).append(found)
 
-    def _replayed(self, folder: Path, told: dict[str, Any]) -> None:
+    def _replayed(self, folder: Path, summary: dict[str, Any]) -> None:
         """Handle the result of an open finding that ran again: it is fixed, or becomes a finding of this run."""
         opened = self.open[str(folder)]
-        signature = told.get("signature") or opened.signature
-        if not told["message"]:
+        signature = summary.get("signature") or opened.signature
+        if not summary["message"]:
             self.state.drop(opened.signature)
             self.report.fixed.append(folder.name)
         elif signature in self.known:  # two findings that now fail in the same way
@@ -287,20 +287,20 @@ class Run:
             self.state.drop(opened.signature)
         else:
             self.state.rename(opened.signature, signature)
-            data = {"how": "", "ops": {}, "doubt": False, **opened.summary(), **told, "signature": signature}
+            data = {"how": "", "ops": {}, "doubt": False, **opened.summary(), **summary, "signature": signature}
             self._add_to_report(folder, data, old=True)
             kind = signature.split(" | ", 2)[2]
             self._tell_others({"know": [opened.property, kind, data["ops"], signature]})
 
     # crashes ---------------------------------------------------------------------------------------
 
-    def _replace(self, seat: _Seat) -> None:
+    def _replace(self, slot: _Slot) -> None:
         """Replace a worker that died or was silent for too long, and make a finding of its example."""
-        failure = seat.child.death()
-        job, seat.job = seat.job, None
-        current = read_current(self._current(seat.number))
-        words = seat.child.last_line()
-        seat.child.close()
+        failure = slot.child.death()
+        job, slot.job = slot.job, None
+        current = read_current(self._current(slot.number))
+        words = slot.child.last_line()
+        slot.child.close()
         if current is None or job is None:
             self.lost += 1
             if self.lost > LOST_MAX:
@@ -308,21 +308,21 @@ class Run:
         elif "replay" in job:
             self._replayed(Path(job["replay"]), {"message": failure.message, "how": failure.how})
         else:
-            unreported = current[1] - seat.total  # examples since the worker's last report
-            seat.ran += unreported
+            unreported = current[1] - slot.total  # examples since the worker's last report
+            slot.ran += unreported
             self.report.examples += unreported
-            self._crash(current, failure, seat, int(job["chunk"]))
+            self._crash(current, failure, slot, int(job["chunk"]))
         if job is not None and "chunk" in job:
-            self.state.finish(self.key, job["chunk"], seat.ran)
-            self.handed -= max(0, job["count"] - seat.ran)
+            self.state.finish(self.key, job["chunk"], slot.ran)
+            self.handed -= max(0, job["count"] - slot.ran)
         elif job is not None and current is None:
             self.replays.append(Path(job["replay"]))
-        self._current(seat.number).unlink(missing_ok=True)
-        seat.gone = self.stopping
+        self._current(slot.number).unlink(missing_ok=True)
+        slot.gone = self.stopping
         if not self.stopping:
-            seat.child, seat.ready, seat.total = self._spawn(seat.number, seat.hash_seed), False, 0
+            slot.child, slot.ready, slot.total = self._spawn(slot.number, slot.hash_seed), False, 0
 
-    def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, seat: _Seat, number: int) -> None:
+    def _crash(self, current: tuple[int, int, dict[str, Any]], failure: Failure, slot: _Slot, number: int) -> None:
         """Count a crash of a property, and start to shrink it in a thread, because each attempt can cost a process."""
         name = self.plan.task.properties[current[0]]
         self.report.properties.setdefault(name, PropertyCount()).failures += 1
@@ -337,12 +337,12 @@ class Run:
             return
         self.shrunk[name] += 1
         graph, case = decode(current[2])
-        origin = {"seed": self.plan.task.seed, "chunk": number, "hash_seed": seat.hash_seed}
+        origin = {"seed": self.plan.task.seed, "chunk": number, "hash_seed": slot.hash_seed}
         shrinker = CrashShrinker(
             Finding(name, graph, case, failure, origin),
             self.plan.task.hang_s,
             self.scratch / f"crashes-{self.shrunk.total()}",
-            lambda told: self.inbox.put((None, told)),
+            lambda summary: self.inbox.put((None, summary)),
         )
         shrinker.hurried = self.stopping
         self.crashes.append(shrinker)

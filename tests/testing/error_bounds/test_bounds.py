@@ -157,15 +157,21 @@ FAULTS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("fault", "precision"),
+    [
+        (fault, precision)
+        for fault in FAULTS
+        for precision in ("fp32", "tf32", "fp16", "bf16")
+        # tf32 and 16 bits round the filters by more than the fault
+        if precision == "fp32" or not fault.startswith("a constant")
+    ],
+)
 def test_planted_faults_are_found(fault: str, precision: str) -> None:
     inputs = "%x: f32[2,3,5,5], %z: f32[2,4,5,5]"
     healthy = graph_of(CONV, inputs, w=W)
     weight = W.swapaxes(2, 3) if fault == "a transposed filter" else W
     faulty = graph_of(FAULTS[fault](CONV), inputs, w=np.ascontiguousarray(weight))
-    if fault.startswith("a constant") and precision != "fp32":
-        pytest.skip("within what 16 bits, or operands of 11, round")
     options = Options(precision)
     narrow = run((Precision(),), healthy.clone(), options)
     for seed in range(5):

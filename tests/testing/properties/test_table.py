@@ -424,7 +424,7 @@ def test_twin_reports_errors_and_ends_with_its_input() -> None:
 def test_twin_that_always_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     child = reproducible.Twin()
     monkeypatch.setattr(child_process.sys, "executable", "/bin/false")
-    with pytest.raises(MismatchError, match="died of it"):
+    with pytest.raises(MismatchError, match="died twice"):
         child.ask(example(), CASE)
 
 
