@@ -255,7 +255,7 @@ def test_a_plan_that_fails_gives_way_in_a_running_model(machine: Machine, tmp_pa
     net = build(tmp_path)
     (engine,) = {choice.engine for choice in net.backend.choices().values()}
     machine.failing = {engine}
-    with pytest.warns(UserWarning, match=f"engine {engine} failed and gave way"):
+    with pytest.warns(UserWarning, match=f"engine {engine} failed, so the next plan"):
         check(net, 0)
     assert engine not in {choice.engine for choice in net.backend.choices().values()}
     check(net, 1)
@@ -265,7 +265,7 @@ def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path
     net = build(tmp_path, "none")
     machine.failing = set(machine.engines)
     failed = pytest.raises(ExecutionError, match=r"step 0 .*: cuDNN failed")
-    with failed, pytest.warns(UserWarning, match="engine 7 failed and gave way"):
+    with failed, pytest.warns(UserWarning, match="engine 7 failed, so the next plan"):
         net.run(None, {"x": fresh(0)})
 
 
@@ -770,7 +770,7 @@ def test_processes_end_with_the_model_unless_others_share_them(
     _at_hand(tmp_path, monkeypatch, TEXT)
     monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: crew)
     net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
-    for thread in [t for t in threading.enumerate() if t.name == "fusec-builders-end"]:
+    for thread in [t for t in threading.enumerate() if t.name == "fusec-end-builders"]:
         thread.join()
-    assert crew.closed == ([] if shared else ["fusec-builders-end"])
+    assert crew.closed == ([] if shared else ["fusec-end-builders"])
     check(net, 0)

@@ -49,11 +49,11 @@ class PlanBuilder:
                 return {"failed": "it is precompiled"}
             if named is not None and wrong_plan(graph, named.engine, dict(named.knobs)) is None:
                 try:
-                    pygraph = self._begun(graph, all_sizes)
+                    pygraph = self._operation_graph(graph, all_sizes)
                     return _built(pygraph, graph, _create(pygraph, named), named, deterministic)
                 except DECLINED:  # also where the frontend does not know a knob of cuDNN
                     pass
-            pygraph, failed = self._begun(graph, all_sizes), NONE_USABLE
+            pygraph, failed = self._operation_graph(graph, all_sizes), NONE_USABLE
             choices = _choices(pygraph, graph)
             for place in sorted(choices, key=lambda place: named is None or choices[place].identity != named.identity):
                 try:
@@ -76,7 +76,7 @@ class PlanBuilder:
         graph = CudnnGraph.from_json(question["graph"])
         named = [Choice.from_json(choice) for choice in question["choices"]]
         try:
-            pygraph = self._begun(graph)
+            pygraph = self._operation_graph(graph)
             choices = _choices(pygraph, graph)
         except DECLINED as error:
             return {"failed": f"cuDNN has no plan for {self._target.name}: {': '.join(reason_of(error))}"}
@@ -129,10 +129,10 @@ class PlanBuilder:
         return {"plans": plans}
 
     def _is_precompiled(self, graph: CudnnGraph, named: Choice) -> bool:
-        plans = list_plans(self._begun(graph), graph).plans.values()
+        plans = list_plans(self._operation_graph(graph), graph).plans.values()
         return any(plan.precompiled for plan in plans if (plan.engine, plan.knobs) == named.identity)
 
-    def _begun(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
+    def _operation_graph(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
         """Return the frontend graph with its operation graph built."""
         pygraph = self._emitted(graph, all_sizes)
         pygraph.validate()

@@ -194,24 +194,25 @@ def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
 ) -> None:
     from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 
-    monkeypatch.setattr(build_pool, "LEAST", 1)
+    monkeypatch.setattr(build_pool, "MIN_PLANS", 1)
 
     net, shop = build(tmp_path, text=SOFTMAX), Shop(2)
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
     backend = net.backend
-    backend.steps._build_pool, backend.steps._launcher = BuildPool(shop), Launcher()
+    variants = backend.steps.variants
+    variants._build_pool, variants._launcher = BuildPool(shop), Launcher()
     asked = {kernel.key: kernel}
-    missing = {launch.entry for _, launch in backend.steps._launcher.missing(variants_of(kernel))}
+    missing = {launch.entry for _, launch in variants._launcher.missing(variants_of(kernel))}
     assert len(missing) > 1
-    backend.steps._compile_soon(asked)
+    variants.compile_soon(asked)
     with shop.lock:
         assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
     before = len(machine.compiled)
-    times = backend.steps._kernels_us(asked, 0)
+    times = variants.times_us(asked, 0)
     assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
-    backend.steps._compile_soon(asked)
+    variants.compile_soon(asked)
     assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
@@ -226,7 +227,7 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
-    net.backend.steps._kernels_us({kernel.key: kernel}, 0)
+    net.backend.steps.variants.times_us({kernel.key: kernel}, 0)
     monkeypatch.setattr(
         Launcher, "times_us", lambda self, each: [10.0] * len(variants_of(each)) if each == kernel else []
     )
@@ -282,7 +283,7 @@ def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path:
     machine.failing = {engines(net)[0]}
     net.rehearse(net.backend.tune_whole_model)
     assert net.backend.descent is None
-    with pytest.warns(UserWarning, match="gave way"):
+    with pytest.warns(UserWarning, match="the next plan is used"):
         check(net, 3)
 
 

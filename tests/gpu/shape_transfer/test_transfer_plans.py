@@ -17,7 +17,8 @@ from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.plan_serialization import reload
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.gpu.shape_transfer import transfer_plans
-from fusec.gpu.shape_transfer.transfer_plans import SizePlans, between, guessed
+from fusec.gpu.shape_transfer.predict_graphs import extrapolate, scale_batch
+from fusec.gpu.shape_transfer.transfer_plans import SizePlans
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Entry
@@ -238,25 +239,25 @@ def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pyte
 
 def test_what_does_not_grow_evenly_is_not_foreseen() -> None:
     one, other = (8,), (12,)
-    assert between((one, READY), (other, batch(READY, 12)), (20,)) == batch(READY, 20)
-    assert between((one, READY), (other, batch(READY, 12)), (1,)) == batch(READY, 1)
-    assert between((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
-    assert between((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
-    assert between((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
+    assert extrapolate((one, READY), (other, batch(READY, 12)), (20,)) == batch(READY, 20)
+    assert extrapolate((one, READY), (other, batch(READY, 12)), (1,)) == batch(READY, 1)
+    assert extrapolate((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
+    assert extrapolate((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
+    assert extrapolate((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
 
 
 def test_of_one_size_the_next_is_guessed() -> None:
     for graph in (READY, COMPILED, conv("bias", "relu", filters=8)):
-        assert guessed((8, 3), graph, (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
-    filters = guessed((8, 3), conv("bias", "relu", filters=8), (12, 3))
+        assert scale_batch(((8, 3), graph), (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
+    filters = scale_batch(((8, 3), conv("bias", "relu", filters=8)), (12, 3))
     assert filters is not None and [t.dims[0] for t in filters.tensors[:2]] == [12, 8], "filters stay as many"
-    assert guessed((8, 3), READY, (12, 4)) is None, "two sizes"
-    assert guessed((8, 3), READY, (8, 3)) is None
-    assert guessed((3, 8), READY, (3, 7)) == batch(READY, 7)
-    assert guessed((16,), READY, (3,)) is None, "one and a half"
-    assert guessed((8,), READY, (1,)) is None, "a dim of one is another graph"
+    assert scale_batch(((8, 3), READY), (12, 4)) is None, "two sizes"
+    assert scale_batch(((8, 3), READY), (8, 3)) is None
+    assert scale_batch(((3, 8), READY), (3, 7)) == batch(READY, 7)
+    assert scale_batch(((16,), READY), (3,)) is None, "one and a half"
+    assert scale_batch(((8,), READY), (1,)) is None, "a dim of one is another graph"
     flat = pointwise("gelu", (1, 12, 64), result=(1, 12, 64))
-    assert guessed((12,), flat, (13,)) is None
+    assert scale_batch(((12,), flat), (13,)) is None
 
 
 def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
@@ -264,7 +265,7 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
     for size in range(8, 40):
         graph = batch(READY, size)
         plans.learn((size,), [graph], {graph.key: choices[READY.key]})
-    assert len(plans._first) == len(plans._choices) == transfer_plans.SIZES
+    assert len(plans._first) == len(plans._choices) == transfer_plans.MAX_SIZES
     assert plans.choices_near([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
     assert plans.choices_near([batch(READY, 61)]) == {}
 
