@@ -148,7 +148,7 @@ class _Groups:
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
-        return find(nodes, outputs_of(nodes)) is not None and not self._has_detour(number, reader)
+        return find(nodes, outputs_of(nodes)) is not None and not self._has_path_around((number,), reader)
 
     @staticmethod
     def _repeats(first: Sequence[Node], second: Sequence[Node]) -> bool:
@@ -158,7 +158,3 @@ class _Groups:
         )
         is_small = first_size * 4 < second_size and second_size > MAX_REPEATED_ELEMENTS
         return is_small and all(can_generate(node) for node in first)
-
-    def _has_detour(self, start: int, end: int) -> bool:
-        """Return True if a path leads from one group to another through a third."""
-        return self._has_path_around((start,), end)

@@ -249,7 +249,8 @@ def _lasts(verdict: Verdict) -> bool:
 
 def _environment(target: Target, device: bool) -> str:
     """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
-    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *_nvrtc_versions()]
+    nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
+    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
     text = json.dumps([SCHEMA, target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -259,8 +260,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _nvrtc_versions() -> list[str]:
-    """Return the file names of NVRTC's libraries; the name of the builtins holds major and minor version."""
-    return [Path(library).name for library in nvrtc_libraries()]

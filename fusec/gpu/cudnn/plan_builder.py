@@ -98,15 +98,6 @@ class PlanBuilder:
                 break
         return {"plans": plans} if plans else {"failed": f"no plan for {self._target.name} was built: {reason}"}
 
-    def workspace(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Read the serialized plan `blob` of `graph`, and answer with its workspace in bytes."""
-        pygraph = self._emitted(CudnnGraph.from_json(question["graph"]))
-        try:
-            pygraph.deserialize(list(base64.b64decode(question["blob"])))
-            return {"workspace": pygraph.get_workspace_size()}
-        except DECLINED as error:
-            return {"failed": f"cuDNN does not read this serialized plan: {': '.join(reason_of(error))}"}
-
     def _named(
         self, pygraph: Any, graph: CudnnGraph, named: Sequence[Choice], offered: dict[Identity, int]
     ) -> dict[str, Any]:
@@ -134,16 +125,13 @@ class PlanBuilder:
 
     def _operation_graph(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
         """Return the frontend graph with its operation graph built."""
-        pygraph = self._emitted(graph, all_sizes)
-        pygraph.validate()
-        pygraph.build_operation_graph()
-        return pygraph
-
-    def _emitted(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
         if all_sizes and self._kernels is None:
             self._kernels = kernel_cache()
         kernels = self._kernels if all_sizes else None
-        return emit(graph, handle=self._handle, target=self._target, kernels=kernels)
+        pygraph = emit(graph, handle=self._handle, target=self._target, kernels=kernels)
+        pygraph.validate()
+        pygraph.build_operation_graph()
+        return pygraph
 
 
 def _create(pygraph: Any, choice: Choice) -> int:

@@ -66,7 +66,6 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
         "verdict": judge.answer,
         "plan": builder.plan,
         "plans": builder.plans,
-        "workspace": builder.workspace,
         "kernel": _compiled,
     }
     return cudnn.backend_version(), answers
