@@ -213,6 +213,7 @@ def time_kernels(wanted: Sequence[str]) -> None:
     import cupy
 
     from fusec.gpu.launch.kernel_launcher import Launcher
+    from fusec.gpu.measure.random_inputs import RandomInputs
 
     target, launcher = device.detect(), Launcher()
     if target is None:
@@ -238,9 +239,8 @@ def time_kernels(wanted: Sequence[str]) -> None:
         kernel, nbytes = kernel_of(types, make)
         assert kernel is not None, name
         launcher.compile((kernel, *kernel.others))
-        us, *others = (
-            time_us(launcher.with_random_data(each)) for each in (kernel, *kernel.others) if launcher.runs(each)
-        )
+        running = [each for each in (kernel, *kernel.others) if launcher.runs(each)]
+        us, *others = (time_us(launcher.bind(each, RandomInputs().memory)) for each in running)
         limit = 1e6 * nbytes / target.memory_bandwidth
         print(f"{name:42} {us:8.1f} {limit:8.1f} {limit / us:6.1%}  {' '.join(f'{t:.1f}' for t in others)}", flush=True)
 

@@ -51,10 +51,10 @@ class CudnnBackend:
     store: where choices are stored; default: the cache folder
     kernel_cache, deterministic, build_pool: see `plan_bench.CudnnContext`
 
-    Steps run on a stream of the backend, so that they can be captured. A call waits for the work on its caller's
-    stream, and that stream waits for the call. A program captured as one CUDA graph runs on the caller's stream itself.
+    Steps run on a stream of the backend, so that they can be captured. A call waits for work on its caller's stream,
+    and that stream waits for the call. A program captured as one CUDA graph runs on the caller's stream.
 
-    tuned: the choices that `tune_steps` made; descent: what `tune_whole_model` found.
+    descent: the result of `tune_whole_model`; None before, or if the model cannot be captured
     """
 
     xp: Any = cupy
@@ -84,12 +84,12 @@ class CudnnBackend:
         self._stopwatch = Stopwatch(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
         self._blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
-        # Kernels that allocate use this pool, because no one else may get memory that a CUDA graph has addresses of.
+        # Kernels that allocate use a pool of their own, because captured CUDA graphs hold addresses of its memory.
         self._pool = cupy.cuda.MemoryPool()
         self._workspace: Array | None = None
         self._lane_workspace: Array | None = None
         self._products: set[Partition] = set()  # steps that cuDNN refuses and cuBLASLt runs
-        self._right_choices: dict[str, list[Choice]] = {}  # for those, by graph
+        self._right_choices: dict[str, list[Choice]] = {}  # cuBLASLt's algorithms with right results, by graph
         self._launcher = Launcher()
         self._build_pool = build_pool
         context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, deterministic, build_pool)
@@ -134,9 +134,9 @@ class CudnnBackend:
 
         Raises ExecutionError when a graph has no plan.
         """
-        found = self.steps.kernels_of(others)
+        wanted = self.steps.variants.kernels_of(others)
         with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as pool:  # NVRTC releases Python's lock
-            kernels_ready = pool.submit(self._launcher.compile, found)
+            kernels_ready = pool.submit(self._launcher.compile, wanted)
             self._ready(graphs, footprint_bytes)
             kernels_ready.result()
         self.plans.store(graphs.values(), footprint_bytes)
@@ -168,34 +168,24 @@ class CudnnBackend:
         if seconds <= 0.0:
             return []
         found = [each if isinstance(each, CudnnGraph) else kernels.find(each.nodes, each.outputs) for each in code]
-        ranked = self.plans.ranked
-        using = (ranked, self._launcher, self._streams, self.scratch, self.time_us)
-        whole = WholeModelTrial(found, runs, bind_step, *using)
-        contests = whole.contests()
-        plans = [plan for contest in contests if contest.key in ranked for _, plan in ranked[contest.key].plans]
-        self._reserve(max((plan.workspace_bytes for plan in plans), default=0))
+        using = (self.plans, self.steps, self._launcher, self._streams, self.scratch, self.time_us)
+        trial = WholeModelTrial(found, runs, bind_step, *using)
+        contests = trial.contests()
+        if not contests:
+            return []
+        self._reserve(trial.workspace_bytes(contests))
         end = time.monotonic() + seconds
         try:
-            if not contests:
-                return []
             for array, type in inputs:
                 array[...] = random_array(type)[: array.size]
             with self.scratch():
                 for run in runs:  # step by step, as in a first call
                     run()
             self.finish()
-            self.descent = descend(contests, whole, lambda: time.monotonic() < end)
+            self.descent = descend(contests, trial, lambda: time.monotonic() < end)
         except ExecutionError:  # the first call names the failing step, and uses another plan
             return []
-        if self.descent is None:
-            return []
-        changed: list[str] = []
-        for key, option in self.descent.options.items():
-            variant = whole.variant(key, option)
-            if self.plans.prefer(key, option) if variant is None else self.steps.prefer_variant(*variant):
-                changed.append(key)
-        self.plans.store([ranked[key].graph for key in changed if key in ranked], self.plans.footprint_bytes)
-        return [number for key in changed for number in whole.steps_of[key]]
+        return [] if self.descent is None else trial.adopt(self.descent.options)
 
     def library(self, work: CudnnGraph | Partition) -> str:
         if isinstance(work, CudnnGraph):
@@ -204,10 +194,10 @@ class CudnnBackend:
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
         """Drop the first plan of a graph, which failed, and use the next; False if there is none."""
-        there = self.plans.give_up(graph, reason)
-        if there:
+        has_next = self.plans.give_up(graph, reason)
+        if has_next:
             self._reserve(self.plans.workspace_bytes([graph.key]))
-        return there
+        return has_next
 
     def choices(self) -> dict[str, Choice]:
         """Return the plan chosen for each graph, by `CudnnGraph.key`."""
@@ -242,11 +232,11 @@ class CudnnBackend:
         kernel = kernels.find(step.nodes, step.outputs)
         if kernel is None or not self._launcher.runs(kernel):
             return self._product(step, memory)
-        shares = self._launcher.fastest(kernel).scratch_bytes > 0
-        return StepLaunch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
+        shares_scratch = self._launcher.fastest(kernel).scratch_bytes > 0
+        return StepLaunch(self._launcher.bind(kernel, memory), shares_scratch=shares_scratch, is_kernel=True)
 
     def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
-        """Bind a product that cuDNN refuses to cuBLASLt; None if that has no right algorithm."""
+        """Bind a product that cuDNN refuses, to run by cuBLASLt; None if that has no algorithm with right results."""
         with self._stream:
             product = None if self._blas is None else lone_product(self._blas, step, self._right_choices)
         if product is None:
@@ -268,7 +258,7 @@ class CudnnBackend:
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
     ) -> Replay:
-        """Capture steps as CUDA graphs, where they can be captured.
+        """Capture steps as CUDA graphs, as far as they can be captured.
 
         waits: the steps that each step waits for; with it the program is also captured on several streams, and the
             faster of the two is used
@@ -278,9 +268,9 @@ class CudnnBackend:
         if ahead is None or waits is None or not isinstance(first, StepLaunch) or not first.is_kernel:
             return self._recorded(runs, waits)
         at = ahead[0]
-        rest = [_nothing if i == at else run for i, run in enumerate(runs)]
-        told = tuple(None if w is None or i == at else tuple(b for b in w if b != at) for i, w in enumerate(waits))
-        replay = self._recorded(rest, told)
+        rest = [_do_nothing if i == at else run for i, run in enumerate(runs)]
+        waits = tuple(None if w is None or i == at else tuple(b for b in w if b != at) for i, w in enumerate(waits))
+        replay = self._recorded(rest, waits)
         replay.ahead = Ahead(first.run, ahead[1])
         return replay
 
@@ -307,7 +297,7 @@ class CudnnBackend:
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
         """Time runs with CUDA events, in microseconds.
 
-        alone: empty the L2 cache before each run if the model does not fit into it; a whole model leaves it as it is
+        alone: empty the L2 cache before each run if the model does not fit into it
         """
         footprint_bytes = self.plans.footprint_bytes
         return [self._stopwatch.within_us(run, footprint_bytes, whole=not alone) for _ in range(count)]
@@ -326,7 +316,7 @@ class CudnnBackend:
     def plan_runners(
         self, graph: CudnnGraph, per_engine: int
     ) -> Iterator[tuple[Choice, Callable[[HostBuffers], None]]]:
-        """Build the first plans of each engine, and yield functions that run them over buffers in host memory."""
+        """Yield the first plans of each engine, with functions that run them over buffers in host memory."""
         for choice, plan in self.plans.of_each_engine(graph, per_engine):
 
             def execute(device: Mapping[int, Array], plan: AnyPlan = plan) -> None:
@@ -355,8 +345,8 @@ class CudnnBackend:
             raise ExecutionError(f"the GPU reported an error: {error}") from error
 
 
-def _nothing() -> None:
-    """Do nothing, in place of a step that is launched before the CUDA graph."""
+def _do_nothing() -> None:
+    """Stand for a step that is launched before the CUDA graph."""
 
 
 def _environment(device_name: str, deterministic: bool, all_sizes: bool) -> TuningEnvironment:

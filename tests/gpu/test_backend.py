@@ -1,4 +1,4 @@
-"""The GPU backend on a stand-in for CuPy and cuDNN: what is chosen, captured, replayed, and what gives way."""
+"""Test the GPU backend on stand-ins for CuPy and cuDNN: what is chosen, captured, replayed and replaced."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_call_that_fails_leaves_the_next_one_free(machine: Machine, tmp_path: 
     check(net, 1)
 
 
-def test_an_error_of_the_device_is_told_with_the_step(machine: Machine, tmp_path: Path) -> None:
+def test_an_error_of_the_device_names_the_step(machine: Machine, tmp_path: Path) -> None:
     """Whatever else fails after it: a context that is lost fails everything."""
     net = build(tmp_path, "none")
     fault = net.backend.xp.cuda.runtime.CUDARuntimeError("cudaErrorIllegalAddress")
@@ -230,7 +230,7 @@ def test_the_fastest_plan_is_chosen_and_remembered(machine: Machine, tmp_path: P
     assert {c.engine for c in build(tmp_path, "none").backend.choices().values()} == {7}
 
 
-def test_choices_made_elsewhere_are_taken_unless_all_shall_be_timed(machine: Machine, tmp_path: Path) -> None:
+def test_suggested_choices_are_used_unless_all_plans_are_timed(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     (key,) = {lowered.graph.key for lowered in compiled().lowered if lowered is not None}
@@ -242,7 +242,7 @@ def test_choices_made_elsewhere_are_taken_unless_all_shall_be_timed(machine: Mac
         assert {choice.engine for choice in net.backend.choices().values()} == {engine}
 
 
-def test_a_wrong_plan_is_not_taken_now_or_later(machine: Machine, tmp_path: Path) -> None:
+def test_a_wrong_plan_is_never_used(machine: Machine, tmp_path: Path) -> None:
     machine.times_us, machine.wrong = {7: 30.0, 4: 20.0, 3: 5.0}, {3}
     net = build(tmp_path)
     assert {choice.engine for choice in net.backend.choices().values()} == {4}
@@ -251,11 +251,11 @@ def test_a_wrong_plan_is_not_taken_now_or_later(machine: Machine, tmp_path: Path
     assert {c.engine for c in build(tmp_path, "full").backend.choices().values()} == {4}, "it is in quarantine"
 
 
-def test_a_plan_that_fails_gives_way_in_a_running_model(machine: Machine, tmp_path: Path) -> None:
+def test_a_plan_that_fails_is_replaced_in_a_running_model(machine: Machine, tmp_path: Path) -> None:
     net = build(tmp_path)
     (engine,) = {choice.engine for choice in net.backend.choices().values()}
     machine.failing = {engine}
-    with pytest.warns(UserWarning, match=f"engine {engine} failed and gave way"):
+    with pytest.warns(UserWarning, match=f"engine {engine} failed, so the next plan"):
         check(net, 0)
     assert engine not in {choice.engine for choice in net.backend.choices().values()}
     check(net, 1)
@@ -265,7 +265,7 @@ def test_when_no_plan_is_left_the_step_is_named(machine: Machine, tmp_path: Path
     net = build(tmp_path, "none")
     machine.failing = set(machine.engines)
     failed = pytest.raises(ExecutionError, match=r"step 0 .*: cuDNN failed")
-    with failed, pytest.warns(UserWarning, match="engine 7 failed and gave way"):
+    with failed, pytest.warns(UserWarning, match="engine 7 failed, so the next plan"):
         net.run(None, {"x": fresh(0)})
 
 
@@ -278,7 +278,7 @@ KERNELS = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
 
 
 @needs_compiler
-def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> None:
+def test_ops_that_cudnn_lacks_run_as_kernels(machine: Machine, tmp_path: Path) -> None:
     net = build(tmp_path, text=KERNELS)
     for seed in range(3):
         x = np.random.default_rng(seed).standard_normal((2, 8, 6, 6)).astype(np.float32)
@@ -291,7 +291,7 @@ def test_what_cudnn_lacks_runs_as_kernels(machine: Machine, tmp_path: Path) -> N
 
 
 @needs_compiler
-def test_what_nvrtc_refuses_gives_way_to_the_reference(
+def test_a_kernel_that_nvrtc_refuses_is_replaced_by_the_reference(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec.gpu.launch import kernel_launcher as launch
@@ -313,8 +313,9 @@ def test_what_nvrtc_refuses_gives_way_to_the_reference(
 
 
 @needs_compiler
-def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> None:
+def test_the_fastest_variant_of_a_kernel_is_chosen(machine: Machine) -> None:
     from fusec.gpu.launch.kernel_launcher import Launcher
+    from fusec.gpu.measure.random_inputs import RandomInputs
 
     conv = Conv((1, 1), (1, 1, 1, 1), (1, 1), 8)
     case = build_case(
@@ -327,7 +328,7 @@ def test_of_kernels_that_do_the_same_the_fastest_is_taken(machine: Machine) -> N
     entries = [each.launches[0].entry for each in (kernel, *kernel.others)]
     assert machine.launched == [*entries, entries[2], entries[1]], "the fastest and the next are compared"
     assert launcher.is_measured(kernel)
-    launcher.with_random_data(kernel)()
+    launcher.bind(kernel, RandomInputs().memory)()
     assert machine.launched[-1] == kernel.others[1].launches[0].entry
 
 
@@ -403,7 +404,7 @@ def test_blocks_that_meet_are_launched_where_there_is_room_for_all(
 
 
 @needs_compiler
-def test_a_file_made_without_a_gpu_gets_its_steps_joined(
+def test_steps_of_a_file_made_without_a_gpu_are_fused(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec import driver
@@ -424,7 +425,7 @@ def test_a_file_made_without_a_gpu_gets_its_steps_joined(
 
 
 @needs_compiler
-def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -> None:
+def test_kernels_compete_with_plans_and_are_fused(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
@@ -464,7 +465,7 @@ def test_a_squeeze_and_excitation_runs_as_one_kernel_and_is_known_the_next_time(
 
 
 @needs_compiler
-def test_what_is_joined_in_place_is_written_and_read_by_kernels_and_plans(machine: Machine, tmp_path: Path) -> None:
+def test_concats_in_place_are_written_and_read_by_kernels_and_plans(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     judge, target, source = LowersJudge(), load("h200"), dense_block(1, 16, 2, 16, 2)
@@ -491,7 +492,7 @@ def test_no_plan_at_all_is_an_error_with_the_graph(machine: Machine, tmp_path: P
 
 @pytest.mark.parametrize("how", ["refuses", "spoils"])
 @pytest.mark.parametrize("where", [(), (0,), (2,), (4,), (1, 2), (0, 1, 2, 3, 4)])
-def test_what_cannot_be_captured_runs_between_graphs(
+def test_steps_that_cannot_be_captured_run_between_graphs(
     machine: Machine, tmp_path: Path, how: str, where: tuple[int, ...]
 ) -> None:
     from fusec.gpu.backend import CudnnBackend
@@ -535,7 +536,7 @@ FORKS = """graph "g" (%x: f32[2,8,4,4], %z: f32[3,8,4,4]) {
 
 
 @pytest.mark.parametrize("faster", [True, False])
-def test_steps_side_by_side_are_taken_where_they_are_faster(
+def test_parallel_steps_are_used_where_they_are_faster(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
 ) -> None:
     net = build(tmp_path, text=FORKS)
@@ -601,7 +602,7 @@ def test_out_of_memory_is_a_clear_error(machine: Machine, tmp_path: Path) -> Non
         net.run(None, {"x": fresh(0)})
 
 
-def test_the_program_takes_the_fastest_forms(machine: Machine, tmp_path: Path) -> None:
+def test_the_program_runs_the_fastest_candidates(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     backend = CudnnBackend("full", store=PlanStore(tmp_path))
@@ -610,7 +611,7 @@ def test_the_program_takes_the_fastest_forms(machine: Machine, tmp_path: Path) -
     assert [step.signature for step in program.steps] == [step.signature for step in of.program.steps]
 
 
-def test_times_are_those_of_events(machine: Machine, tmp_path: Path) -> None:
+def test_times_come_from_events(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = dict.fromkeys(machine.engines, 12.0)
     net = build(tmp_path)
     check(net, 0)
@@ -621,7 +622,7 @@ def test_times_are_those_of_events(machine: Machine, tmp_path: Path) -> None:
     assert len(steps) == len(net.compiled.program.steps)
 
 
-def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_plan_is_used(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fusec import driver, lockfile
 
     of = compiled()
@@ -645,7 +646,7 @@ def test_a_lock_is_kept_to(machine: Machine, tmp_path: Path, monkeypatch: pytest
 
 
 @needs_compiler
-def test_what_a_device_chose_is_locked_and_comes_back_without_timing(
+def test_locked_choices_are_used_without_timing(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec import driver, lockfile
@@ -702,7 +703,7 @@ def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 
 @pytest.mark.parametrize(("compiled_late", "needs_sizes"), [(True, False), (True, True), (False, False)])
-def test_graphs_without_precompiled_plans_share_what_is_compiled(
+def test_graphs_without_precompiled_plans_share_kernels(
     machine: Machine, tmp_path: Path, compiled_late: bool, needs_sizes: bool
 ) -> None:
     from fusec.gpu.backend import CudnnBackend
@@ -719,7 +720,7 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
 
 
 @pytest.mark.parametrize("tune", ["none", "quick"])
-def test_plans_without_a_fixed_order_are_left_out_where_that_is_asked_for(
+def test_nondeterministic_plans_are_left_out_where_the_caller_asks_for_it(
     machine: Machine, tmp_path: Path, tune: str
 ) -> None:
     from fusec.gpu.backend import CudnnBackend
@@ -738,7 +739,7 @@ def test_plans_without_a_fixed_order_are_left_out_where_that_is_asked_for(
     assert engine(False) == 7
 
 
-def test_a_program_with_no_other_than_unordered_plans_says_so(machine: Machine, tmp_path: Path) -> None:
+def test_a_program_with_only_nondeterministic_plans_is_an_error(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     machine.unordered = set(machine.engines)
@@ -760,7 +761,7 @@ class Workers:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_processes_end_with_the_model_unless_others_share_them(
+def test_workers_end_with_the_model_unless_they_are_shared(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     from fusec import driver
@@ -770,7 +771,7 @@ def test_processes_end_with_the_model_unless_others_share_them(
     _at_hand(tmp_path, monkeypatch, TEXT)
     monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: crew)
     net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
-    for thread in [t for t in threading.enumerate() if t.name == "fusec-builders-end"]:
+    for thread in [t for t in threading.enumerate() if t.name == "fusec-end-builders"]:
         thread.join()
-    assert crew.closed == ([] if shared else ["fusec-builders-end"])
+    assert crew.closed == ([] if shared else ["fusec-end-builders"])
     check(net, 0)

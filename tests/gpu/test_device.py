@@ -1,4 +1,4 @@
-"""On a real GPU: what cuDNN computes is what the simulator says, whole models are right, hazards are real."""
+"""Test on a GPU that cuDNN computes what the simulator says, models are right, and hazards are real."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_arrays_on_the_device_stay_there(rng: np.random.Generator) -> None:
     assert_close(torch.from_dlpack(from_torch).cpu().numpy(), want, 0.0)
 
 
-def test_held_inputs_are_there_after_replays(rng: np.random.Generator) -> None:
+def test_held_inputs_are_unchanged_after_replays(rng: np.random.Generator) -> None:
     import cupy
 
     executable = fusec.compile(net(), tune="none")

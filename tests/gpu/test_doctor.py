@@ -1,4 +1,4 @@
-"""The doctor names each missing piece with its remedy, and nothing else."""
+"""Test that the doctor names each missing piece with its remedy, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checks(*names: str) -> dict[str, Requirement]:
 
 
 @pytest.mark.cudnn
-def test_a_whole_machine_has_nothing_missing() -> None:
+def test_a_complete_machine_has_nothing_missing() -> None:
     found = {check.name: check for check in diagnose()}
     assert [str(c) for c in found.values() if c.required and not c.ok] == []
     assert found["cudnn answers"].detail.startswith("cuDNN 9")

@@ -35,8 +35,8 @@ class StepTuning:
 class Timers:
     """Functions that time cuDNN graphs and kernels, by key, in microseconds.
 
-    graphs_us leaves out a graph that cannot run. compile_soon is told the kernels before graphs are timed, so that
-    other processes can compile them meanwhile.
+    graphs_us: leaves out a graph that cannot run
+    compile_soon: receives the kernels before graphs are timed, so that other processes can compile them meanwhile
     """
 
     graphs_us: Callable[[Mapping[str, CudnnGraph]], Mapping[str, float]]

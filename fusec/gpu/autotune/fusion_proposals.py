@@ -29,14 +29,14 @@ def is_joint_work(nodes: Sequence[Node]) -> bool:
 
 
 def may_begin(nodes: Sequence[Node]) -> bool:
-    """Return True if nodes may be the beginning of such a group."""
+    """Return True if a group of steps that begins with these nodes may become such a kernel."""
     first = nodes[0]
     if can_generate(first):
         product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)
         if product is None:
             return all(can_generate(node) for node in nodes)
-        part = match_product(nodes, product) if all(can_generate(node) or node is product for node in nodes) else None
-        return part is not None and bool(part.prologue) and part.fits
+        match = match_product(nodes, product) if all(can_generate(node) or node is product for node in nodes) else None
+        return match is not None and bool(match.prologue) and match.fits
     if is_small_product(first):
         return match_layers(nodes, 1) is not None
     if not isinstance(first.op, Conv):

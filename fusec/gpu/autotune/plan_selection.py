@@ -181,7 +181,7 @@ class PlanSelector:
             self.choose({graph.key: graph}, self.footprint_bytes)
             result = self.ranked[graph.key]
         if result.plans:
-            warnings.warn(f"{what} failed and gave way to the next plan: {reason}", stacklevel=2)
+            warnings.warn(f"{what} failed, so the next plan is used: {reason}", stacklevel=2)
         return bool(result.plans)
 
     def plan(self, key: str) -> Any:

@@ -38,7 +38,7 @@ class PlanBench(Protocol):
         ...
 
     def time_us(self, graph: CudnnGraph, plan: Any) -> float:
-        """Time one run as within the model, in microseconds. Raises ExecutionError if it fails."""
+        """Time one run as within the model, in microseconds. Raises ExecutionError when it fails."""
         ...
 
     def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:

@@ -1,6 +1,6 @@
-"""Enumerate candidates for a step: other ways to run it than the one that the partitioner's cost model proposes.
+"""Enumerate candidates for a step: another spelling of its cuDNN graph, a kernel, or several smaller steps.
 
-They are another spelling of the cuDNN graph, a kernel, or several smaller steps. All of them compute the same.
+All of them compute the same as the step that the partitioner's cost model proposes.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _splits(nodes: tuple[Node, ...]) -> Iterator[tuple[tuple[Node, ...], tuple[N
     """Yield the splits of a step in two that are worth timing.
 
     A step with two products is split between them. Otherwise pointwise ops are split off before the product, after it,
-    or after the first add after it, because engines run a bias or residual best. Any beginning of a step is a step,
-    since a step is convex and in graph order.
+    or after the first add after it, because engines run a bias or residual best. The first nodes of a step always make
+    a step, because a step is convex and in graph order.
     """
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, PRODUCTS)), None)
     if at is None:

@@ -142,21 +142,19 @@ class _Groups:
         members = (*self.members[number], *self.members[reader])
         steps = [self.steps[i] for i in members]
         if not any(step.kind is Kind.KERNEL for step in steps):
-            return False  # steps of cuDNN alone: the partitioner or measured times keep them apart
+            return False  # the partitioner or measured times decide about steps of cuDNN alone
         nodes, pair = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
         if len(nodes) > MAX_NODES or self._repeats(*pair):
             return False
         if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
             return False  # such a kernel was proposed before, and the separate steps were faster
-        return find(nodes, outputs_of(nodes)) is not None and not self._has_detour(number, reader)
+        return find(nodes, outputs_of(nodes)) is not None and not self._has_path_around((number,), reader)
 
     @staticmethod
     def _repeats(first: Sequence[Node], second: Sequence[Node]) -> bool:
         """Return True if the second would compute small results of the first many times."""
-        made = max(v.type.size for node in first for v in node.results)
-        space = max(v.type.size for node in second for v in node.results)
-        return space > MAX_REPEATED_ELEMENTS and made * 4 < space and all(can_generate(node) for node in first)
-
-    def _has_detour(self, start: int, end: int) -> bool:
-        """Return True if a path leads from one group to another through a third."""
-        return self._has_path_around((start,), end)
+        first_size, second_size = (
+            max(v.type.size for node in nodes for v in node.results) for nodes in (first, second)
+        )
+        is_small = first_size * 4 < second_size and second_size > MAX_REPEATED_ELEMENTS
+        return is_small and all(can_generate(node) for node in first)

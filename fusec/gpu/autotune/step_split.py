@@ -1,12 +1,12 @@
 """Split a prologue or epilogue off a cuDNN step where a neighbouring kernel runs it faster.
 
-Fused with the product, such ops may leave it slower engines. As a step of their own, they are a pass over memory. A
-kernel that already reads or writes the same values runs them at little cost, and measured times decide.
+Fused with a product, such ops may leave it only slower engines. As a step of their own, they read and write memory once
+more. A kernel that already reads or writes the same values runs them at little cost. Measured times decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from fusec.gpu.autotune.concat_choice import TimeSteps
@@ -46,7 +46,7 @@ def split_epilogues(
         key, node = step_key(program.graph, step), step.nodes[-1]
         choice = chosen.get(key, _WHOLE)
         normed = any(isinstance(user.op, NORMS) for value in step.outputs for user in value.users)
-        # Sums that were split off are looked at again, because alone they cost more than within the norm's kernel.
+        # Sums that were split off before are tried, too, because alone they cost more than within the norm's kernel.
         if normed and choice[0].runs == "cudnn" and (len(choice) == 1 or _ends_in_sums(step)):
             splits.setdefault(key, _Split(step, (Part(len(step.nodes) - 1), Part(1, "kernel")), (node,)))
     rejoined = {key: _WHOLE for key in splits if len(chosen.get(key, ())) > 1}
@@ -88,17 +88,17 @@ def _faster_splits(
     before, after = apply(joined), apply({**joined, **{key: split.choice for key, split in splits.items()}})
     compared: dict[str, tuple[list[Partition], list[Partition]]] = {}
     for key, split in splits.items():
-        apart = steps_of(after, split.step.nodes)
-        nodes = [node for each in apart for node in each.nodes]
-        whole = steps_of(before, nodes)
+        split_steps = steps_of(after, split.step.nodes)
+        nodes = [node for step in split_steps for node in step.nodes]
+        joined_steps = steps_of(before, nodes)
         is_fused = len(after.step_of[split.moved[0]].nodes) > len(split.moved)
-        if is_fused and {n for each in whole for n in each.nodes} == set(nodes):
-            compared[key] = whole, apart
+        if is_fused and {node for step in joined_steps for node in step.nodes} == set(nodes):
+            compared[key] = joined_steps, split_steps
     times = iter(times_us(program.graph, [step for pair in compared.values() for steps in pair for step in steps]))
     faster: dict[str, StepChoice] = {}
-    for key, (whole, apart) in compared.items():
-        whole_us, apart_us = (sum(next(times) for _ in steps) for steps in (whole, apart))
-        if apart_us < whole_us:
+    for key, pair in compared.items():
+        joined_us, split_us = (sum(next(times) for _ in steps) for steps in pair)
+        if split_us < joined_us:
             faster[key] = splits[key].choice
         elif key in joined:
             faster[key] = joined[key]
@@ -123,7 +123,7 @@ def _ends_in_sums(step: Partition) -> bool:
 
 def _prologue_length(step: Partition) -> int:
     """Count the pointwise ops before the only product; 0 if there are several products or other ops."""
-    products: Sequence[int] = [i for i, node in enumerate(step.nodes) if isinstance(node.op, PRODUCTS)]
+    products = [i for i, node in enumerate(step.nodes) if isinstance(node.op, PRODUCTS)]
     if len(products) != 1 or not all(can_generate(node) for node in step.nodes[: products[0]]):
         return 0
     return products[0]

@@ -1,6 +1,6 @@
-"""Cache of tuned choices on disk, and the choices that a lock file or a compiled file names.
+"""Cache tuned choices on disk, and add the choices that a lock file, a compiled file or another input shape names.
 
-A serialized plan is read in milliseconds. One that cuDNN does not read is dropped, and the plan is built again.
+A serialized plan is read in milliseconds. If cuDNN does not read it, it is dropped, and the plan is built again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TuningEnvironment:
 
 @dataclass(frozen=True)
 class KnownChoices:
-    """Choices made elsewhere, by a lock file, a compiled file or another input shape.
+    """Choices from a lock file, a compiled file or another input shape.
 
     plans: plans of cuDNN graphs, by key, the best first. With level `none` they come first. With another level a plan
         that was timed is used where this machine has none, and plans that were not timed compete with each other alone.
@@ -94,16 +94,16 @@ class TuningCache:
     # plans -------------------------------------------------------------------------------------------
 
     def suggest(self, choices: Mapping[str, Choice]) -> None:
-        """Add plans made elsewhere."""
+        """Suggest plans of graphs, by key."""
         self._suggested = {**self._suggested, **{key: [Entry(choice)] for key, choice in choices.items()}}
 
     def entry(self, graph: str) -> Entry | None:
         """Return the choice for a graph, by key, with its serialized plan if there is one; never one in quarantine."""
-        here = self.plan_store.get(self.environment.key(graph, self.level))
-        there = next(iter(self._suggested.get(graph, ())), None)
-        if there is not None and self.level != "none" and there.choice.time_us is None:
-            there = None
-        entry = (there or here) if self.level == "none" else (here or there)
+        stored = self.plan_store.get(self.environment.key(graph, self.level))
+        suggested = next(iter(self._suggested.get(graph, ())), None)
+        if suggested is not None and self.level != "none" and suggested.choice.time_us is None:
+            suggested = None
+        entry = (suggested or stored) if self.level == "none" else (stored or suggested)
         if entry is None or self.quarantine_reason(graph, entry.choice) is not None:
             return None
         if entry.blob is None:
@@ -113,7 +113,7 @@ class TuningCache:
         return entry
 
     def suggested(self, graph: str) -> tuple[Entry, ...]:
-        """Return the plans made elsewhere for a graph, without those in quarantine."""
+        """Return the plans suggested for a graph, without those in quarantine."""
         entries = self._suggested.get(graph, ())
         return tuple(entry for entry in entries if self.quarantine_reason(graph, entry.choice) is None)
 
@@ -230,7 +230,7 @@ class TuningCache:
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
         except (KeyError, TypeError, ValueError):
-            return None  # of another version: it is timed again
+            return None  # stored by another version of fusec
 
     def store_step_choice(self, step: str, launch_us: float, choice: Sequence[Part]) -> None:
         """Store the choice for a step."""
@@ -255,7 +255,7 @@ def digest_of(text: str) -> str:
 
 @cache
 def candidate_code_digest() -> str:
-    """Return a digest of the code that makes candidates, because a choice holds only among the same candidates."""
+    """Return a digest of the code that enumerates and times candidates, because choices depend on it."""
     digest = hashlib.sha256()
     for package in (autotune, cublaslt, kernels, measure, partition):
         for source in _sources(resources.files(package)):

@@ -1,4 +1,4 @@
-"""Record and time a whole model on the GPU with other plans or kernels, for `coordinate_descent`."""
+"""Record and time a whole model on the GPU with other plans or kernels, and adopt those that make it faster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
-from fusec.gpu.autotune.ranked_plans import RankedPlans
+from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.step_selection import StepSelector
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.cuda_graph import in_order
 from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
@@ -29,7 +30,8 @@ class WholeModelTrial:
     code: Sequence[CudnnGraph | Kernel | None]
     runs: Sequence[Run]
     bind_step: Callable[[int], Run]
-    ranked: Mapping[str, RankedPlans]
+    plans: PlanSelector
+    steps: StepSelector
     launcher: Launcher
     streams: Streams
     scratch: Callable[[], AbstractContextManager[None]]
@@ -49,7 +51,7 @@ class WholeModelTrial:
         return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
     def recorded(self, options: Mapping[str, int]) -> Run | None:
-        """Record the model with these options as one CUDA graph; None if that cannot be."""
+        """Record the model with these options as one CUDA graph; None if it cannot be captured as one."""
         runs = list(self.runs)
         for key, option in options.items():
             for number in self.steps_of[key]:
@@ -62,7 +64,23 @@ class WholeModelTrial:
     def time_us(self, run: Run) -> float:
         return self.times(run, 1)[0]
 
-    def variant(self, key: str, option: int) -> tuple[Kernel, Kernel] | None:
+    def workspace_bytes(self, contests: Sequence[Contest]) -> int:
+        """Return the largest workspace that a plan of these contests needs."""
+        ranked = [self.plans.ranked[each.key] for each in contests if each.key in self.plans.ranked]
+        return max((plan.workspace_bytes for result in ranked for _, plan in result.plans), default=0)
+
+    def adopt(self, options: Mapping[str, int]) -> list[int]:
+        """Use and store these options where their results are right; return the numbers of the steps to bind again."""
+        changed: list[str] = []
+        for key, option in options.items():
+            variant = self._variant(key, option)
+            if self.plans.prefer(key, option) if variant is None else self.steps.prefer_variant(*variant):
+                changed.append(key)
+        ranked = [self.plans.ranked[key] for key in changed if key in self.plans.ranked]
+        self.plans.store([result.graph for result in ranked], self.plans.footprint_bytes)
+        return [number for key in changed for number in self.steps_of[key]]
+
+    def _variant(self, key: str, option: int) -> tuple[Kernel, Kernel] | None:
         """Return a kernel and the variant that an option stands for; None for the key of a graph."""
         kernel = self._kernels.get(key)
         return None if kernel is None else (kernel, self._in_order(kernel)[option][1])
@@ -71,7 +89,7 @@ class WholeModelTrial:
         """Return the times alone of the options of a graph or kernel, the one in use first."""
         if key in self._kernels:
             return [time_us for time_us, _ in self._in_order(self._kernels[key])]
-        plans = self.ranked[key].plans if key in self.ranked else []
+        plans = self.plans.ranked[key].plans if key in self.plans.ranked else []
         return [choice.time_us for choice, _ in plans if choice.time_us is not None]
 
     def _in_order(self, kernel: Kernel) -> list[tuple[float, Kernel]]:
@@ -81,7 +99,7 @@ class WholeModelTrial:
         return sorted(times_us, key=lambda item: (item[1].key != chosen, item[0]))
 
     def _bind(self, key: str, option: int, number: int) -> Run:
-        found = self.variant(key, option)
+        found = self._variant(key, option)
         if found is not None:
             kernel, wanted = found
             before = self.launcher.fastest(kernel).key
@@ -90,7 +108,7 @@ class WholeModelTrial:
                 return self.bind_step(number)
             finally:
                 self.launcher.take(kernel, before)
-        ranked = self.ranked[key]
+        ranked = self.plans.ranked[key]
         plans = ranked.plans
         ranked.plans = [plans[option], *plans]
         try:

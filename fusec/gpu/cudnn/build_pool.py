@@ -19,7 +19,7 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice, Knobs
 from fusec.plans.verdict import Plan
 
-LEAST = 3  # plans worth a worker: fewer are built here before a worker is up
+MIN_PLANS = 3  # fewer are built here before a worker is ready
 
 Order = tuple[str, int, Knobs]  # a graph's key, and the plan's engine and knobs
 Answer = bytes | Exception | None  # a serialized plan, the reason why there is none, or None: build it here
@@ -50,32 +50,32 @@ class BuildPool:
         self._deterministic, self._ends = deterministic, ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
-        self._kernels: list[Launch] = []  # after these
-        self._begun: set[Order] = set()
+        self._kernels: list[Launch] = []  # after the plans
+        self._started: set[Order] = set()
         self._answers: dict[Order, Answer] = {}
         self._threads = 0
         self._failed = ""  # why no worker starts, until the user was warned
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Choice]]) -> None:
-        """Announce the plans to build, in order; they replace those announced before that are not begun."""
+        """Announce the plans to build, in order. They replace those announced before whose build has not started."""
         with self._changed:
             wanted = {(graph.key, *choice.identity): graph for graph, choice in orders}
-            there = {*self._begun, *self._answers, *self._built()}
+            there = {*self._started, *self._answers, *self._built()}
             self._waiting = {order: graph for order, graph in wanted.items() if order not in there}
-            if not self._limit or (len(self._waiting) < LEAST and not self._threads):
+            if not self._limit or (len(self._waiting) < MIN_PLANS and not self._threads):
                 self._waiting.clear()
-            self._begin()
+            self._start_threads()
 
     def expect_kernels(self, launches: Sequence[Launch]) -> None:
-        """Announce kernels that this process will compile, so that CuPy finds them on disk.
+        """Announce kernels that this process will need, so that CuPy finds them on disk.
 
-        They replace those announced before that are not begun. Nobody waits for them.
+        They replace those announced before that are not being compiled yet. Nothing waits for them.
         """
         with self._changed:
-            self._kernels = list(launches) if self._limit and (self._threads or len(launches) >= LEAST) else []
-            self._begin()
+            self._kernels = list(launches) if self._limit and (self._threads or len(launches) >= MIN_PLANS) else []
+            self._start_threads()
 
-    def _begin(self) -> None:
+    def _start_threads(self) -> None:
         for _ in range(self._threads, min(self._limit, len(self._waiting) + len(self._kernels))):
             self._threads += 1
             threading.Thread(target=self._work, name="fusec-builder", daemon=True).start()
@@ -91,7 +91,7 @@ class BuildPool:
                 return built
             if order in self._waiting:  # build it next
                 self._waiting = {order: self._waiting.pop(order), **self._waiting}
-            while order in self._waiting or order in self._begun:
+            while order in self._waiting or order in self._started:
                 self._changed.wait()
             answer = self._answers.pop(order, None)
             failed, self._failed = self._failed, ""
@@ -102,7 +102,7 @@ class BuildPool:
         return answer
 
     def close(self) -> None:
-        """Drop what is not begun, and end the workers if they are to end; later announcements start new ones."""
+        """Drop what is waiting, and end the workers if `ends` is set. Later announcements start new ones."""
         with self._changed:
             self._waiting.clear()
             self._kernels.clear()
@@ -110,7 +110,7 @@ class BuildPool:
         if self._ends:
             self._workers.built.clear()
             # in a thread, because ending a worker takes a tenth of a second
-            threading.Thread(target=self._workers.close, name="fusec-builders-end", daemon=True).start()
+            threading.Thread(target=self._workers.close, name="fusec-end-builders", daemon=True).start()
 
     def _built(self) -> dict[Order, bytes]:
         """Return the plans that were built to judge graphs."""
@@ -118,7 +118,7 @@ class BuildPool:
         return {(key, plan.engine, plan.knobs): blob for key, (plan, blob) in found.items()}
 
     def _work(self) -> None:
-        """Build what is waiting, one after the other, until nothing is."""
+        """Build and compile what is waiting, until nothing is left."""
         while (task := self._next()) is not None:
             if isinstance(task, Launch):
                 self._compile(task)
@@ -127,7 +127,7 @@ class BuildPool:
             answer: Answer = None
             try:
                 answer = self._answer(order, graph)
-            except EndedError:  # the workers were closed: nobody waits for this plan
+            except EndedError:  # the workers were closed, so nothing waits for this plan
                 pass
             except TargetError as error:
                 self._give_up(str(error))
@@ -135,7 +135,7 @@ class BuildPool:
                 answer = error
             finally:
                 with self._changed:
-                    self._begun.discard(order)
+                    self._started.discard(order)
                     self._answers[order] = answer
                     self._changed.notify_all()
 
@@ -165,7 +165,7 @@ class BuildPool:
                 self._threads -= 1
                 return None
             order = next(iter(self._waiting))
-            self._begun.add(order)
+            self._started.add(order)
             return order, self._waiting.pop(order)
 
     def _answer(self, order: Order, graph: CudnnGraph) -> Answer:
@@ -175,5 +175,5 @@ class BuildPool:
         if isinstance(answer, WorkerDeath):
             return ExecutionError(answer.words) if answer.by_own_fault else None
         if "blob" not in answer or Choice.from_json(answer["choice"]).identity != (engine, knobs):
-            return None  # built here, it says why
+            return None  # built here, so that the error has its reason
         return base64.b64decode(answer["blob"])

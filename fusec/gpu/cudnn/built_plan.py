@@ -20,12 +20,16 @@ READS_WITHOUT_HANDLE = 91100  # the first version of cuDNN whose frontend's test
 
 @dataclass(frozen=True, eq=False)
 class BuiltPlan:
-    """Plan of a frontend graph, which owns it, at an index. blob: the serialized form that it was read from, if any."""
+    """Plan of a frontend graph, at an index of its list.
+
+    scalars: host memory of scalars passed by value, by uid
+    blob: the serialized form that the plan was read from, if any
+    """
 
     pygraph: Any
     index: int
     workspace_bytes: int
-    scalars: Mapping[int, np.ndarray[Any, Any]]  # passed by value, from host memory
+    scalars: Mapping[int, np.ndarray[Any, Any]]
     blob: bytes | None = None
 
     def addresses(self, buffers: Mapping[int, int]) -> dict[int, int]:
@@ -51,7 +55,7 @@ def revive(blob: bytes, handle: Any) -> Any:
         try:
             graph.deserialize(list(blob))
             return graph
-        except DECLINED:  # reading for the handle may work, or tells what is wrong
+        except DECLINED:  # reading for the handle may work, or gives the reason
             pass
     graph = cudnn.pygraph()
     try:

@@ -23,8 +23,8 @@ DTYPES: dict[DType, Any] = {
     DType.BOOL: cudnn.data_type.BOOLEAN,
 }
 
-# The frontend's pointwise methods by the number of tensors they take, which CudnnCall gives in their order:
-# backward modes take (loss, input), binary_select (where true, where false, mask).
+# The frontend's pointwise methods, with the number of tensors that they take. CudnnCall lists the tensors in the order
+# of their parameters: (loss, input) for backward modes, (where true, where false, mask) for binary_select.
 POINTWISE: dict[str, int] = {
     **dict.fromkeys(("abs", "ceil", "cos", "elu", "erf", "exp", "floor", "gelu", "gelu_approx_tanh", "gen_index"), 1),
     **dict.fromkeys(("identity", "leaky_relu", "log", "logical_not", "neg", "reciprocal", "relu", "rsqrt"), 1),
@@ -64,9 +64,9 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None,
     fp32 = cudnn.data_type.FLOAT
     g = cudnn.pygraph(io_data_type=fp32, intermediate_data_type=fp32, compute_data_type=fp32, **where)
     tensors: dict[int, Any] = {}
-    made = {uid for call in graph.calls for uid in call.outputs}
+    computed = {uid for call in graph.calls for uid in call.outputs}
     for tensor in graph.tensors:
-        if tensor.uid not in made:
+        if tensor.uid not in computed:
             tensors[tensor.uid] = g.tensor(
                 dim=list(tensor.dims),
                 stride=list(tensor.strides),
@@ -75,8 +75,8 @@ def emit(graph: CudnnGraph, *, handle: Any = None, target: Target | None = None,
                 uid=tensor.uid,
             )
     for call in graph.calls:
-        made_now = _call(g, call, [tensors[uid] for uid in call.inputs])
-        for uid, result in zip(call.outputs, made_now if len(call.outputs) > 1 else [made_now], strict=True):
+        results = _call(g, call, [tensors[uid] for uid in call.inputs])
+        for uid, result in zip(call.outputs, results if len(call.outputs) > 1 else [results], strict=True):
             tensor = graph.tensor(uid)
             result.set_uid(uid).set_dim(list(tensor.dims)).set_stride(list(tensor.strides))
             result.set_data_type(DTYPES[tensor.dtype])
@@ -102,19 +102,16 @@ def _call(g: Any, call: CudnnCall, inputs: list[Any]) -> Any:
             return g.conv_wgrad(image=image, loss=loss, compute_data_type=compute, **attributes)
         case "matmul":
             return g.matmul(*inputs, compute_data_type=compute)
-        case "sdpa":
-            q, k, v, *bias = inputs
-            given = {**attributes, **({"bias": bias[0]} if bias else {})}
-            return g.sdpa(q=q, k=k, v=v, generate_stats=False, compute_data_type=compute, **given)[0]
-        case "sdpa_train":
-            q, k, v, *bias = inputs
-            given = {**attributes, **({"bias": bias[0]} if bias else {})}
-            return g.sdpa(q=q, k=k, v=v, generate_stats=True, compute_data_type=compute, **given)
+        case "sdpa" | "sdpa_train":
+            trains = call.op == "sdpa_train"
+            named = dict(zip(("q", "k", "v", "bias"), inputs, strict=False))
+            results = g.sdpa(**named, generate_stats=trains, compute_data_type=compute, **attributes)
+            return results if trains else results[0]
         case "sdpa_backward":
             named = dict(zip(PORTS[call.op][0], inputs, strict=False))
             return g.sdpa_backward(**named, compute_data_type=compute, **attributes)
         case "pointwise":
-            if "beta" in attributes:  # swish alone has one
+            if "beta" in attributes:  # only swish has one
                 attributes["swish_beta"] = attributes.pop("beta")
             if POINTWISE.get(call.mode) != len(inputs):
                 raise LoweringError(f"cuDNN has no pointwise mode {call.mode!r} of {len(inputs)} operands")

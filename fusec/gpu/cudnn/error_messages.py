@@ -1,4 +1,4 @@
-"""Shorten cuDNN's nested refusals to the first reason of each engine; the lines after it name its callers."""
+"""Shorten cuDNN's nested refusals to the first reason of each engine. The other lines only name its callers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _WARNING = re.compile(
 )
 _FINALIZE = re.compile(r"failed with message: (.*?), and code: (CUDNN_STATUS_\w+)", re.DOTALL)
 _STATUS = re.compile(r"CUDNN_STATUS_[A-Z][A-Z_]*[A-Z]")
-_OTHER_GPU = "_ARCH_MISMATCH"  # an engine of another GPU generation, which says nothing about the graph
+_OTHER_GPU = "_ARCH_MISMATCH"  # of an engine for another GPU generation, which gives no reason about the graph
 _NEEDS_DEVICE = ("cuKernelGetFunction", "EXECUTION_FAILED_CUDART")
 
 
 def reason_of(error: BaseException) -> tuple[str, str]:
-    """Return the status code of cuDNN's message and its informative lines, shortened."""
+    """Return the status code and the reasons in cuDNN's message, shortened."""
     text = str(error)
     code, message = _engines(text) or _finalize(text) or _plain(error)
     if any(mark in text for mark in _NEEDS_DEVICE):
@@ -25,20 +25,20 @@ def reason_of(error: BaseException) -> tuple[str, str]:
 
 
 def _engines(text: str) -> tuple[str, str] | None:
-    """Return the reasons of engines, equal ones joined, without engines of other GPU generations."""
-    _, *parts = _ENGINE.split(text)
+    """Return the reasons of engines, equal reasons once, without engines for other GPU generations."""
+    _, *pieces = _ENGINE.split(text)
     causes: dict[tuple[str, str], list[str]] = {}
-    for engine, body in zip(parts[::2], parts[1::2], strict=True):
+    for engine, body in zip(pieces[::2], pieces[1::2], strict=True):
         found = _WARNING.search(body)
         if found:
             cause = (found[1], _one_line(found[2]))
             if engine not in causes.setdefault(cause, []):
                 causes[cause].append(engine)
-    telling = {c: e for c, e in causes.items() if not c[0].endswith(_OTHER_GPU)} or causes
-    if not telling:
+    own = {c: e for c, e in causes.items() if not c[0].endswith(_OTHER_GPU)} or causes
+    if not own:
         return None
-    message = "; ".join(f"engine {', '.join(engines)}: {reason}" for (_, reason), engines in telling.items())
-    return next(iter(telling))[0], message
+    message = "; ".join(f"engine {', '.join(engines)}: {reason}" for (_, reason), engines in own.items())
+    return next(iter(own))[0], message
 
 
 def _finalize(text: str) -> tuple[str, str] | None:

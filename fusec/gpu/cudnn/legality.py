@@ -88,7 +88,7 @@ class Oracle(WorkerPool):
         self._asked_again: set[str] = set()
 
     def judge(self, graphs: Sequence[CudnnGraph], progress: Callable[[int, int], None] | None = None) -> list[Verdict]:
-        """Return one verdict per graph, in order; equal graphs are asked once. `progress` is told (done, to ask)."""
+        """Return one verdict per graph, in order; equal graphs are judged once. `progress` receives (done, to ask)."""
         new = {g.key: g for g in graphs if g.key not in self._memory}
         for key, graph in list(new.items()):
             hazard = deadly(graph) or misread(graph)
@@ -183,7 +183,7 @@ class Oracle(WorkerPool):
         return worker.versions
 
     def _prove_once(self) -> None:
-        """Call `prove` once per environment."""
+        """Call `prove` once per environment, because it takes as long as a compilation."""
         if not self._proven and not self._store.get([self._entry(PROBE.key)]):
             self.prove()
         self._proven = True
@@ -248,8 +248,9 @@ def _lasts(verdict: Verdict) -> bool:
 
 
 def _environment(target: Target, device: bool) -> str:
-    """Return a digest of what a verdict depends on besides the graph; no wheel is loaded for it."""
-    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *_nvrtc_versions()]
+    """Return a digest of what a verdict depends on, apart from the graph. No wheel is loaded for it."""
+    nvrtc = [Path(library).name for library in nvrtc_libraries()]  # the name of the builtins has the minor version
+    versions = [_version("nvidia-cudnn-frontend"), cudnn_version(), *nvrtc]
     text = json.dumps([SCHEMA, target.digest, device, versions])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -259,8 +260,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _nvrtc_versions() -> list[str]:
-    """Return the file names of NVRTC's libraries; the name of the builtins holds major and minor version."""
-    return [Path(library).name for library in nvrtc_libraries()]

@@ -49,11 +49,11 @@ class PlanBuilder:
                 return {"failed": "it is precompiled"}
             if named is not None and wrong_plan(graph, named.engine, dict(named.knobs)) is None:
                 try:
-                    pygraph = self._begun(graph, all_sizes)
+                    pygraph = self._operation_graph(graph, all_sizes)
                     return _built(pygraph, graph, _create(pygraph, named), named, deterministic)
                 except DECLINED:  # also where the frontend does not know a knob of cuDNN
                     pass
-            pygraph, failed = self._begun(graph, all_sizes), NONE_USABLE
+            pygraph, failed = self._operation_graph(graph, all_sizes), NONE_USABLE
             choices = _choices(pygraph, graph)
             for place in sorted(choices, key=lambda place: named is None or choices[place].identity != named.identity):
                 try:
@@ -76,7 +76,7 @@ class PlanBuilder:
         graph = CudnnGraph.from_json(question["graph"])
         named = [Choice.from_json(choice) for choice in question["choices"]]
         try:
-            pygraph = self._begun(graph)
+            pygraph = self._operation_graph(graph)
             choices = _choices(pygraph, graph)
         except DECLINED as error:
             return {"failed": f"cuDNN has no plan for {self._target.name}: {': '.join(reason_of(error))}"}
@@ -97,15 +97,6 @@ class PlanBuilder:
             if len(plans) == question["count"]:
                 break
         return {"plans": plans} if plans else {"failed": f"no plan for {self._target.name} was built: {reason}"}
-
-    def workspace(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Read the serialized plan `blob` of `graph`, and answer with its workspace in bytes."""
-        pygraph = self._emitted(CudnnGraph.from_json(question["graph"]))
-        try:
-            pygraph.deserialize(list(base64.b64decode(question["blob"])))
-            return {"workspace": pygraph.get_workspace_size()}
-        except DECLINED as error:
-            return {"failed": f"cuDNN does not read this serialized plan: {': '.join(reason_of(error))}"}
 
     def _named(
         self, pygraph: Any, graph: CudnnGraph, named: Sequence[Choice], offered: dict[Identity, int]
@@ -129,21 +120,18 @@ class PlanBuilder:
         return {"plans": plans}
 
     def _is_precompiled(self, graph: CudnnGraph, named: Choice) -> bool:
-        plans = list_plans(self._begun(graph), graph).plans.values()
+        plans = list_plans(self._operation_graph(graph), graph).plans.values()
         return any(plan.precompiled for plan in plans if (plan.engine, plan.knobs) == named.identity)
 
-    def _begun(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
+    def _operation_graph(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
         """Return the frontend graph with its operation graph built."""
-        pygraph = self._emitted(graph, all_sizes)
-        pygraph.validate()
-        pygraph.build_operation_graph()
-        return pygraph
-
-    def _emitted(self, graph: CudnnGraph, all_sizes: bool = False) -> Any:
         if all_sizes and self._kernels is None:
             self._kernels = kernel_cache()
         kernels = self._kernels if all_sizes else None
-        return emit(graph, handle=self._handle, target=self._target, kernels=kernels)
+        pygraph = emit(graph, handle=self._handle, target=self._target, kernels=kernels)
+        pygraph.validate()
+        pygraph.build_operation_graph()
+        return pygraph
 
 
 def _create(pygraph: Any, choice: Choice) -> int:

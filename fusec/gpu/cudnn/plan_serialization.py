@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from fusec.errors import ExecutionError, FusecError, TargetError
+from fusec.errors import TargetError
 from fusec.gpu.cudnn.worker_pool import WorkerPool
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.lowering.cudnn_graph import CudnnGraph
@@ -55,7 +55,11 @@ def serialize(
             left_out = [[engine, [list(pair) for pair in knobs]] for engine, knobs in (skip or {}).get(key, ())]
             question = _question(by_key[key], (choices or {}).get(key, ()), count, left_out)
             answer, _ = pool.exchange(question, epoch=epoch)
-            return tuple(map(entry_of, _required(answer, by_key[key], TargetError)["plans"]))
+            if isinstance(answer, WorkerDeath):
+                raise TargetError(f"no plan was built: {answer.words}; the graph is\n{by_key[key]}")
+            if "failed" in answer:
+                raise TargetError(f"{answer['failed']}; the graph is\n{by_key[key]}")
+            return tuple(map(entry_of, answer["plans"]))
 
         pool.ask_each(list(by_key), ask, arrived)
     return {key: plans[key] for key in by_key}
@@ -75,17 +79,6 @@ class Tries:
         return not isinstance(answer, WorkerDeath) and any(plan["blob"] for plan in answer.get("plans", ()))
 
 
-def reload(graph: CudnnGraph, blob: bytes, target: Target) -> int:
-    """Read a serialized plan for the target without a GPU, and return its workspace in bytes.
-
-    Only for a blob that is trusted. Raises ExecutionError when cuDNN does not accept it.
-    """
-    with WorkerPool(target, workers=1) as pool:
-        question = {"ask": "workspace", "graph": graph.to_json(), "blob": base64.b64encode(blob).decode()}
-        answer, _ = pool.exchange(question)
-    return int(_required(answer, graph, ExecutionError)["workspace"])
-
-
 def entry_of(plan: Mapping[str, Any]) -> Entry:
     """Return the plan that a worker answered with."""
     blob = plan["blob"]
@@ -95,12 +88,3 @@ def entry_of(plan: Mapping[str, Any]) -> Entry:
 def _question(graph: CudnnGraph, choices: Sequence[Choice], count: int, skip: Sequence[Any] = ()) -> dict[str, Any]:
     named = [choice.to_json() for choice in choices]
     return {"ask": "plans", "graph": graph.to_json(), "choices": named, "skip": skip, "count": count}
-
-
-def _required(answer: dict[str, Any] | WorkerDeath, graph: CudnnGraph, refusal: type[FusecError]) -> dict[str, Any]:
-    """Return an answer that is no failure. Raises `refusal` for others."""
-    if isinstance(answer, WorkerDeath):
-        raise refusal(f"no plan was built: {answer.words}; the graph is\n{graph}")
-    if "failed" in answer:
-        raise refusal(f"{answer['failed']}; the graph is\n{graph}")
-    return answer

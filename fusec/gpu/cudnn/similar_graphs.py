@@ -1,4 +1,4 @@
-"""Find graphs that differ in their sizes alone, because cuDNN's answer for one holds for the others."""
+"""Find graphs that differ in their sizes alone, because cuDNN's verdict on one mostly holds for the others."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fusec.lowering.cudnn_graph import CudnnGraph
 class SimilarGraphs:
     """Set of graphs in which a similar graph can be looked up.
 
-    Two graphs are similar if some dims differ by one common factor, as with another batch size, and nothing else does.
+    Two graphs are similar if only dims differ, all by one factor, as with another batch size.
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[Hashable, dict[str, CudnnGraph]] = {}
+        self._groups: dict[Hashable, dict[str, CudnnGraph]] = {}  # by what similar graphs share, then by key
 
     def add(self, graph: CudnnGraph) -> None:
-        self._by_key.setdefault(graph.size_free_key, {})[graph.key] = graph
+        self._groups.setdefault(graph.size_free_key, {})[graph.key] = graph
 
     def remove(self, graph: CudnnGraph) -> None:
-        self._by_key.get(graph.size_free_key, {}).pop(graph.key, None)
+        self._groups.get(graph.size_free_key, {}).pop(graph.key, None)
 
     def of(self, graph: CudnnGraph) -> CudnnGraph | None:
-        """Return the similar graph with the fewest changed dims, of these the nearest in size; None without one."""
+        """Return the similar graph with the fewest changed dims, and of these the nearest in size; None without one."""
         found: list[tuple[int, float, str]] = []
-        known = self._by_key.get(graph.size_free_key, {})
+        known = self._groups.get(graph.size_free_key, {})
         for key, other in known.items():
             count, by = _changes(other, graph)
             if count:
@@ -39,10 +39,7 @@ def factor(known: CudnnGraph, graph: CudnnGraph) -> float:
 
 
 def _changes(known: CudnnGraph, graph: CudnnGraph) -> tuple[int, float]:
-    """Count the changed dims and return their common factor; no dims if factors differ.
-
-    The graphs have the same `size_free_key`.
-    """
+    """Count the changed dims, and return their common factor. The count is 0 if there is no common factor."""
     count, new, old = 0, 0, 1
     for before, after in zip(known.tensors, graph.tensors, strict=True):
         if before.dims != after.dims:

@@ -31,7 +31,7 @@ def main(name: str, device: bool) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it ends the input
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints must not break the protocol
+    os.dup2(2, 1)  # because a library that prints would break the protocol
     target = load(name)
     try:
         nvrtc = check_nvrtc(load_nvrtc(), target.sm) if device else bring_up(target.sm)
@@ -55,7 +55,7 @@ def main(name: str, device: bool) -> int:
 
 def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
     """Return cuDNN's version, and the function that answers each kind of question."""
-    import cudnn  # these need the driver and NVRTC loaded
+    import cudnn  # these imports need the driver and NVRTC loaded
 
     from fusec.gpu.cudnn.legality_judge import LegalityJudge
     from fusec.gpu.cudnn.plan_builder import PlanBuilder
@@ -66,7 +66,6 @@ def _answers(target: Target, device: bool) -> tuple[int, dict[str, Answer]]:
         "verdict": judge.answer,
         "plan": builder.plan,
         "plans": builder.plans,
-        "workspace": builder.workspace,
         "kernel": _compiled,
     }
     return cudnn.backend_version(), answers

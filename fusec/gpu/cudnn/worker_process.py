@@ -1,4 +1,4 @@
-"""Start a worker process, ask it, and tell how it ended."""
+"""Start a worker process, ask it, and report how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusec.targets.target import Target
 TIMEOUT_S = 300.0  # far above what the longest graphs take to build (benchmarks/builds.py)
 # Signals that a library causes itself; other signals come from outside.
 OWN_FAULT = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
-# Settings of the user's shell that change what cuDNN offers, and are no part of the question.
+# Variables of the user's shell that change what cuDNN offers, although verdicts do not depend on them.
 _NOT_PASSED_ON = ("NVIDIA_TF32_OVERRIDE", "CUDNN_FRONTEND_ENABLE_FROST_ENGINES")
 # The import path is this process's, so that the same fusec and cudnn answer.
 _START = (
@@ -47,7 +47,7 @@ class WorkerDeath:
 
 
 class EndedError(TargetError):
-    """Error for a question whose workers were closed, so that nobody waits for its answer."""
+    """Error for a question whose workers were closed before it was answered."""
 
     def __init__(self) -> None:
         super().__init__("the cuDNN workers were ended meanwhile")
@@ -72,7 +72,7 @@ class WorkerProcess:
             pass_fds=[handle],
             text=True,
         )
-        # held while the pipes are read, because closing a pipe never wakes a thread that reads it
+        # held while the pipes are read, because closing a pipe does not wake a thread that reads it
         self._reading = threading.Lock()
         self._ended = False
         self.versions: dict[str, Any] = {}
@@ -144,24 +144,24 @@ class WorkerProcess:
             return "it was ended"
         self._errors.seek(0)
         lines = [line.strip() for line in self._errors if line.strip()]
-        return lines[-1][-300:] if lines else "it said nothing"
+        return lines[-1][-300:] if lines else "it printed nothing"
 
     def close(self) -> None:
         """Kill the process and wait for its end; safe to call twice, and while another thread waits for an answer."""
         self._ended = True
         self._process.kill()
-        with self._reading:  # a thread that waits reads the end of the output first
+        with self._reading:  # so that a waiting thread reads the end of the output first
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # unsent input is of no use
+                    with contextlib.suppress(BrokenPipeError):  # unsent input is not needed
                         pipe.close()
             self._errors.close()
 
     @staticmethod
-    def close_all(*lists: list[WorkerProcess]) -> None:
+    def close_all(*groups: list[WorkerProcess]) -> None:
         """Kill all workers of these lists, then wait for each; the lists are empty afterwards."""
-        ended = [workers.pop() for workers in lists for _ in range(len(workers))]
+        ended = [workers.pop() for workers in groups for _ in range(len(workers))]
         for worker in ended:
             worker._ended = True
             worker._process.kill()

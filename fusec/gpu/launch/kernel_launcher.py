@@ -170,10 +170,6 @@ class Launcher:
             cupy.cuda.get_current_stream().synchronize()  # because another stream may use them first
         return self._counters
 
-    def with_random_data(self, kernel: Kernel) -> Callable[[], None]:
-        """Return a function that launches a kernel over its own memory: normal numbers, and indices within bounds."""
-        return self.bind(kernel, RandomInputs().memory)
-
 
 def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
     """Return the variants of a kernel, itself first."""

@@ -216,7 +216,11 @@ def out_of_memory(what: str) -> Generator[None]:
     try:
         yield
     except cupy.cuda.memory.OutOfMemoryError as error:
-        raise _without_memory(what, error) from error
+        cupy.get_default_memory_pool().free_all_blocks()
+        free, total = cupy.cuda.runtime.memGetInfo()
+        raise ExecutionError(
+            f"out of memory while {what}: {error}; {free >> 20} MB of {total >> 20} MB are free"
+        ) from error
 
 
 @contextmanager
@@ -227,9 +231,3 @@ def _device_errors(what: str) -> Generator[None]:
             yield
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise ExecutionError(f"the GPU reported an error while {what}: {error}") from error
-
-
-def _without_memory(what: str, error: BaseException) -> ExecutionError:
-    cupy.get_default_memory_pool().free_all_blocks()
-    free, total = cupy.cuda.runtime.memGetInfo()
-    return ExecutionError(f"out of memory while {what}: {error}; {free >> 20} MB of {total >> 20} MB are free")

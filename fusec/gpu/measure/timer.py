@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -14,6 +15,7 @@ from fusec.errors import ExecutionError
 
 SHUT_US = 500.0  # after which a gate opens by itself, because queueing may wait for the device, as to load a kernel
 TRIES = 3
+RUNS = 7
 WARM_RUNS = 4  # consecutive runs, whose operands are in the L2 cache
 
 # The host opens the gate by a number in its own memory, which the device reads again and again.
@@ -70,6 +72,11 @@ class Stopwatch:
         if footprint_bytes > self._cache_bytes:
             return self.us(run, swept=not whole)
         return self.us(run, WARM_RUNS)
+
+    def median_us(self, run: Callable[[], None], footprint_bytes: int) -> float:
+        """Return the median time of RUNS runs as within a model, after one that warms up."""
+        times = [self.within_us(run, footprint_bytes) for _ in range(1 + RUNS)]
+        return statistics.median(times[1:])
 
     def us(self, run: Callable[[], None], runs: int = 1, swept: bool = False) -> float:
         """Time one run of `runs` queued together, in microseconds.

@@ -1,4 +1,4 @@
-"""A depthwise convolution with the squeeze-and-excitation behind it, as text."""
+"""A depthwise convolution with the squeeze-and-excitation after it, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concats in place stay where they are the faster way, each piece of memory by itself."""
+"""Test that concats stay in place where that is faster, each group by itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prices(gap_us: float, copy_us: float) -> object:
 
 
 @pytest.mark.parametrize(("gap_us", "copy_us", "kind"), [(1.0, 4.0, "view"), (3.0, 4.0, "kernel")])
-def test_a_block_stays_if_its_steps_lose_less_than_the_copies_take(
+def test_concats_stay_in_place_if_their_steps_lose_less_than_copies_take(
     rng: np.random.Generator, gap_us: float, copy_us: float, kind: str
 ) -> None:
     """Three parts are written, two copies saved."""
@@ -55,7 +55,7 @@ def test_a_block_stays_if_its_steps_lose_less_than_the_copies_take(
     check(program, BLOCK, rng)
 
 
-def test_what_a_step_has_in_common_goes_with_it(rng: np.random.Generator) -> None:
+def test_concats_with_a_common_step_are_decided_together(rng: np.random.Generator) -> None:
     program = place(LINKED)
     assert joins(program) == ["c view", "f view", "i view"]
     concats_in_place = {sorted(v.name for v in family.types)[0]: family for family in joined(program)}
@@ -75,7 +75,7 @@ def test_what_a_step_has_in_common_goes_with_it(rng: np.random.Generator) -> Non
     check(gone, LINKED, rng)
 
 
-def test_without_concats_nothing_is_priced() -> None:
+def test_without_concats_nothing_is_timed() -> None:
     text = 'graph "g" (%x: f32[4]) {\n  %y = exp(%x)\n  return %y\n}'
     program = place(text)
 

@@ -1,4 +1,4 @@
-"""Plans within the whole: against a table of times, and on a stand-in for a GPU, where a plan is another in company."""
+"""Test choices within the model: against a table of times, and on a stand-in GPU whose plans affect each other."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_plan_that_makes_the_whole_faster_is_found() -> None:
     assert found.before_us == pytest.approx(160.0, rel=0.01)
 
 
-def test_what_plans_do_to_each_other_is_seen() -> None:
+def test_effects_of_plans_on_each_other_are_measured() -> None:
     pairs = {frozenset({("a", 1), ("b", 0)}): 30.0}
     whole = Sums({"a": (100.0, 90.0), "b": (50.0, 45.0)}, pairs)
     found = descend(whole.contests(), whole, always)
@@ -95,14 +95,14 @@ def test_a_clock_that_drifts_hides_no_gain() -> None:
     assert found is not None and found.options == {"a": 1}
 
 
-def test_what_is_clearly_slower_costs_few_runs() -> None:
+def test_a_clearly_slower_option_costs_few_runs() -> None:
     whole, same = (Sums({"a": (100.0, other)}) for other in (120.0, 100.0))
     for each in (whole, same):
         descend(each.contests(), each, always)
     assert whole.runs < same.runs
 
 
-def test_it_ends_with_its_time_and_what_it_found() -> None:
+def test_descent_ends_with_its_time_and_keeps_its_result() -> None:
     left = iter([True, False, False, False, False])
     whole = Sums({"a": (100.0, 90.0, 80.0), "b": (50.0, 45.0)})
     found = descend(whole.contests(), whole, lambda: next(left))
@@ -110,7 +110,7 @@ def test_it_ends_with_its_time_and_what_it_found() -> None:
     assert (found.options, found.tried) == ({"a": 1}, 1)
 
 
-def test_what_cannot_be_recorded_is_left_alone() -> None:
+def test_a_model_that_cannot_be_recorded_is_left_alone() -> None:
     whole = Sums({"a": (100.0, 50.0, 60.0)}, refused=frozenset({("a", 1)}))
     found = descend(whole.contests(), whole, always)
     assert found is not None and found.options == {"a": 2}
@@ -125,7 +125,7 @@ class Nothing(Sums):
         return None
 
 
-def test_heavy_works_with_ways_that_come_close_are_tried() -> None:
+def test_contests_are_steps_with_a_large_share_and_close_options() -> None:
     known: dict[str, list[float]] = {
         "few": [20.0, 20.0 * NEAR - 0.1, 20.0 * NEAR + 0.1],
         "many": [10.0, 10.1, 10.2, 10.3, 10.4],
@@ -157,7 +157,7 @@ def engines(net: Any) -> list[int]:
     return [choice.engine for choice in net.backend.choices().values()]
 
 
-def test_a_plan_that_is_faster_within_the_whole_is_taken_and_kept(machine: Machine, tmp_path: Path) -> None:
+def test_a_plan_that_is_faster_within_the_model_is_chosen_and_stored(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 10.0, 4: 10.5, 3: 30.0}
     machine.within_us = {7: 10.0, 4: 6.0, 3: 1.0}
     net = descent(tmp_path)
@@ -172,7 +172,7 @@ def test_a_plan_that_is_faster_within_the_whole_is_taken_and_kept(machine: Machi
     check(again, 5)
 
 
-def test_nothing_changes_where_the_first_is_the_fastest_there_too(machine: Machine, tmp_path: Path) -> None:
+def test_nothing_changes_where_the_first_plan_is_fastest_within_the_model(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 10.0, 4: 10.5, 3: 11.0}
     net = descent(tmp_path)
     assert engines(net) == [7]
@@ -189,35 +189,36 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 
 
 @needs_compiler
-def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
+def test_kernels_to_time_are_compiled_in_other_processes(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 
-    monkeypatch.setattr(build_pool, "LEAST", 1)
+    monkeypatch.setattr(build_pool, "MIN_PLANS", 1)
 
     net, shop = build(tmp_path, text=SOFTMAX), Shop(2)
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
     backend = net.backend
-    backend.steps._build_pool, backend.steps._launcher = BuildPool(shop), Launcher()
+    variants = backend.steps.variants
+    variants._build_pool, variants._launcher = BuildPool(shop), Launcher()
     asked = {kernel.key: kernel}
-    missing = {launch.entry for _, launch in backend.steps._launcher.missing(variants_of(kernel))}
+    missing = {launch.entry for _, launch in variants._launcher.missing(variants_of(kernel))}
     assert len(missing) > 1
-    backend.steps._compile_soon(asked)
+    variants.compile_soon(asked)
     with shop.lock:
         assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
     before = len(machine.compiled)
-    times = backend.steps._kernels_us(asked, 0)
+    times = variants.times_us(asked, 0)
     assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
-    backend.steps._compile_soon(asked)
+    variants.compile_soon(asked)
     assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
 @needs_compiler
 @pytest.mark.parametrize("agrees", [True, False])
-def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_computes_the_same(
+def test_a_kernel_that_is_faster_within_the_model_is_stored_if_it_computes_the_same(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
     from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
@@ -226,7 +227,7 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
-    net.backend.steps._kernels_us({kernel.key: kernel}, 0)
+    net.backend.steps.variants.times_us({kernel.key: kernel}, 0)
     monkeypatch.setattr(
         Launcher, "times_us", lambda self, each: [10.0] * len(variants_of(each)) if each == kernel else []
     )
@@ -282,7 +283,7 @@ def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path:
     machine.failing = {engines(net)[0]}
     net.rehearse(net.backend.tune_whole_model)
     assert net.backend.descent is None
-    with pytest.warns(UserWarning, match="gave way"):
+    with pytest.warns(UserWarning, match="the next plan is used"):
         check(net, 3)
 
 

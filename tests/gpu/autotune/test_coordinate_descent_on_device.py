@@ -1,4 +1,4 @@
-"""On a real GPU: what is found within the whole is kept, revived, and computes the same; so do turned projections."""
+"""Test on a GPU that choices made within the model are stored, revived, and compute the same."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def graph_of(text: str, rng: np.random.Generator) -> Graph:
 
 @pytest.mark.parametrize("tune", ["quick", "full"])
 @pytest.mark.parametrize("text", [LAYERS, TURNED, GROUPS, SWIGLU], ids=["layers", "turned", "groups", "swiglu"])
-def test_what_is_found_within_the_whole_computes_the_same(
+def test_options_chosen_within_the_model_compute_the_same(
     text: str, tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))

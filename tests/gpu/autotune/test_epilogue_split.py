@@ -1,4 +1,4 @@
-"""What follows a product goes to the norm's kernel behind it, if the device says so."""
+"""Test that the kernel of a norm runs the epilogue of the product before it, if times say so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def program() -> Program:
 
 
 @pytest.mark.parametrize("apart_us", [9.0, 11.0])
-def test_the_norm_takes_the_relus_gradient_along_where_that_is_faster(apart_us: float) -> None:
+def test_the_kernel_of_a_norm_runs_the_gradient_of_relu_where_that_is_faster(apart_us: float) -> None:
     found, asked = program(), list[str]()
     known = {
         "conv_transpose+add+relu_backward": 6.0,
@@ -55,7 +55,7 @@ def test_the_norm_takes_the_relus_gradient_along_where_that_is_faster(apart_us: 
     assert steps == sorted(known, key=list(known).index)[2:] if forms else steps == list(known)[:2]
 
 
-def test_what_runs_otherwise_already_is_left_alone() -> None:
+def test_steps_that_already_run_otherwise_are_left_alone() -> None:
     found = program()
     work = step_key(found.graph, found.steps[0])
 

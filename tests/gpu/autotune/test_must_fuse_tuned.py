@@ -1,4 +1,4 @@
-"""Must-fuse on a tuned GPU asks whether ops are one step, whoever runs it; on a stand-in, and on a real one."""
+"""Test that ops which must be fused are one step after tuning, on a stand-in and on a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def block(channels: int, filters: int, pixels: int) -> Any:
 
 
 @needs_compiler
-def test_a_chain_that_one_kernel_runs_is_fused(
+def test_a_sequence_that_one_kernel_runs_is_fused(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fusec.gpu.backend import CudnnBackend  # needs cupy, as the next

@@ -1,4 +1,4 @@
-"""The tuner against a table of times: it finds the best, keeps to its budget, and trusts no plan unseen."""
+"""Search plans on a bench that is a table of times: the best is found within the budget, and results are checked."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def one(table: Table, level: str = "full", **options: Any) -> RankedPlans:
     return rank_plans({"a": graph(1)}, table, given, known, clock=lambda: table.now)["a"]
 
 
-def test_the_fastest_wins_whatever_the_noise() -> None:
+def test_the_fastest_plan_wins_despite_noise() -> None:
     for seed in range(20):
         table = Table({1: [50.0, 11.0, 10.0, 700.0, 12.0, 30.0]}, rng=random.Random(seed))
         tuned = one(table)
@@ -112,20 +112,20 @@ def test_the_fastest_wins_whatever_the_noise() -> None:
         assert times == sorted(times)
 
 
-def test_hopeless_plans_are_run_but_a_few_times() -> None:
+def test_hopeless_plans_are_timed_only_a_few_times() -> None:
     table = Table({1: [10.0, *[1000.0] * 20]})
     one(table)
     assert table.runs <= 3 * 21 + 7
 
 
-def test_none_takes_the_first_that_builds_and_times_nothing() -> None:
+def test_level_none_uses_the_first_plan_that_builds() -> None:
     table = Table({1: ["no", 50.0, 10.0]})
     tuned = one(table, "none")
     assert best(tuned) == 1 and table.runs == 0
     assert tuned.rejected == ["engine 0 {2: 0}: no"]
 
 
-def test_quick_leaves_the_long_end_of_the_list() -> None:
+def test_level_quick_tries_only_the_first_plans() -> None:
     table = Table({1: [float(50 - i) for i in range(40)]}, noise=0.0, compiled=frozenset({3, 5, 7, 39}))
     tuned = one(table, "quick")
     tried = {place for _, place in table.built}
@@ -134,7 +134,7 @@ def test_quick_leaves_the_long_end_of_the_list() -> None:
     assert tuned.plans[0][0].complete
 
 
-def test_what_will_be_built_is_told_beforehand() -> None:
+def test_plans_to_build_are_announced() -> None:
     """First what each graph begins with, then what that is compared with, the slowest graph first; at last nothing."""
     table = Table({1: [10.0, 5.0, 9.0], 2: [100.0, 50.0]}, noise=0.0, compiled=frozenset({0, 1}))
     rank_plans({str(n): graph(n) for n in (1, 2)}, table, TuningOptions("quick"), clock=lambda: table.now)
@@ -166,24 +166,24 @@ def test_a_budget_gives_each_graph_a_plan_and_the_rest_to_the_slowest() -> None:
     assert {key: t.plans[0][0].complete for key, t in tuned.items()} == {"1": False, "2": True, "3": False}
 
 
-def test_what_is_known_is_built_and_not_timed() -> None:
+def test_a_known_plan_is_built_and_not_timed() -> None:
     table = Table({1: [50.0, 10.0, 20.0]})
     known = Choice(2, ((2, 2),), 0, 20.0, 1e-4)
     tuned = one(table, known={"a": known})
     assert tuned.plans[0][0] == known and table.runs == 0 and table.built == [(1, 2)]
 
 
-def test_what_is_known_in_part_is_gone_on_with() -> None:
+def test_an_incomplete_search_is_continued() -> None:
     table = Table({1: [50.0, 10.0, 20.0]})
     tuned = one(table, known={"a": Choice(2, ((2, 2),), 0, 20.0, 1e-4, complete=False)})
     assert best(tuned) == 1 and tuned.plans[0][0].complete
 
 
-def test_what_is_known_and_no_longer_offered_is_measured_anew() -> None:
+def test_a_known_plan_that_is_not_offered_is_replaced_by_timing() -> None:
     assert best(one(Table({1: [50.0, 10.0]}), known={"a": Choice(9, ((2, 9),))})) == 1
 
 
-def test_a_wrong_plan_gives_way_and_is_remembered() -> None:
+def test_a_wrong_plan_is_put_in_quarantine() -> None:
     table = Table({1: [50.0, 10.0, 20.0]}, wrong={1: 0.5})
     tuned = one(table)
     assert best(tuned) == 2
@@ -251,7 +251,7 @@ def test_a_tie_goes_to_cudnn() -> None:
         assert best(rank_plans({"a": graph(1)}, bench, TuningOptions("quick"))["a"]) == engine
 
 
-def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
+def test_plans_of_one_library_do_not_confirm_each_other() -> None:
     class Lenient(Table):
         """Two plans that share a mistake agree."""
 

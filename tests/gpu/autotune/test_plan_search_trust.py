@@ -1,4 +1,4 @@
-"""What the tuner trusts: not a first run, not a plan that failed, not the vote of a plan's own kin."""
+"""Test that a first run, a plan that failed, and the vote of a plan's own engine do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in front of a product goes to the kernel in front of it, if the device says so."""
+"""Test that the kernel before a product runs its prologue, if times say so."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def forms_of(found: Program) -> dict[str, tuple[Part, ...]]:
 
 
 @pytest.mark.parametrize("apart_us", [9.0, 11.0])
-def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -> None:
+def test_the_kernel_of_a_squeeze_excite_multiplies_where_that_is_faster(apart_us: float) -> None:
     found, asked = program(), list[str]()
     known = {"slice": 2.0, "slice+gelu": 2.0, "mul+matmul": 6.0, "slice+slice+gelu+mul": apart_us - 5.0, "matmul": 5.0}
 
@@ -53,7 +53,7 @@ def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -
     assert forms == (forms_of(found) if apart_us < 10.0 else {})
 
 
-def test_what_is_cut_already_is_left_alone() -> None:
+def test_steps_that_are_already_split_are_left_alone() -> None:
     found = program()
 
     def replace_steps(tried: object) -> Program:

@@ -1,4 +1,4 @@
-"""Candidates of a step mean the same, and the program takes the fastest of each."""
+"""Test that candidates of a step compute the same, and that a program runs the fastest of each."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def outputs(of: Compiled) -> list[np.ndarray]:
     return Executable(of, SimulatorBackend()).run(None, feeds)
 
 
-def test_forms_of_a_fused_convolution() -> None:
+def test_candidates_of_a_fused_convolution() -> None:
     of = compiled()
     (step, *_) = of.program.steps
     assert [tuple(p.signature for p in form) for form in candidates(of.graph, step, "none")] == [(step.signature,)]
@@ -87,7 +87,7 @@ def test_forms_of_a_fused_convolution() -> None:
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_the_fastest_form_of_each_step_is_taken_and_means_the_same(level: str) -> None:
+def test_the_fastest_candidate_of_each_step_computes_the_same(level: str) -> None:
     of = compiled()
     want = outputs(of)
     for name in range(4):
@@ -128,7 +128,7 @@ SWIGLU = """graph "g" (%x: f16[2,8,16]) {
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
-def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -> None:
+def test_two_products_may_run_as_steps_before_the_op_that_joins_them(level: str) -> None:
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal((16, 24)).astype(np.float16) for name in "ab"}
     graph, target, judge = parse(SWIGLU, weights), load("h200"), LowersJudge()
@@ -152,7 +152,7 @@ def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -
         np.testing.assert_allclose(got, right, rtol=2e-2, atol=2e-2)
 
 
-def test_what_stands_before_a_product_may_be_cut_off() -> None:
+def test_a_prologue_of_a_product_may_be_split_off() -> None:
     text = """graph "g" (%x: f16[2,8,5,5]{0,2,3,1}) {
       %k = constant [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0] : f16[8,1,1]
       %w = constant weight("w") : f16[8,8,1,1]{0,2,3,1}
@@ -170,7 +170,7 @@ def test_what_stands_before_a_product_may_be_cut_off() -> None:
     assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
 
 
-def test_launches_count() -> None:
+def test_launch_times_count() -> None:
     of = compiled()
 
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
@@ -180,7 +180,7 @@ def test_launches_count() -> None:
     assert len(rewrite(of.program, True, 2.0, "full", time_us).steps) == 3
 
 
-def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
+def test_depthwise_convolutions_are_split_at_the_quick_level_too() -> None:
     of = compiled(groups=4)
     step = next(s for s in of.program.steps if any(n.op.name == "conv" for n in s.nodes))
     if len(step.nodes) > 1:
@@ -198,7 +198,7 @@ def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_lowered_is_none_where_a_part_does_not_lower() -> None:
+def test_a_candidate_whose_step_does_not_lower_has_no_code() -> None:
     of = compiled()
     form = candidates(of.graph, of.program.steps[0], "none")[0]
     assert runnables(form, True) is not None
@@ -231,7 +231,7 @@ def test_kernels_compete() -> None:
     assert rewrite(of.program, True, 1.0, "none", time_us, kernels_us).steps[0].kind is Kind.CUDNN
 
 
-def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
+def test_steps_of_a_candidate_are_timed_as_a_sequence() -> None:
     of = compiled()
     asked: list[tuple[str, ...]] = []
 
@@ -257,7 +257,7 @@ def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
     assert asked == []
 
 
-def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
+def test_steps_timed_as_a_sequence_share_the_values_between_them(machine: Machine) -> None:
     from fusec.gpu.autotune.candidate_runner import bind_candidate, graphs_of
     from fusec.gpu.launch.kernel_launcher import Launcher
 
@@ -279,7 +279,7 @@ def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
     assert {t.uid for t in (*second.inputs, *second.outputs)} == set(read)
 
 
-def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Machine) -> None:
+def test_a_product_in_another_spelling_is_timed_with_the_ops_after_it(machine: Machine) -> None:
     """The body of such a step calls its results by other names."""
     from fusec.gpu.autotune.candidate_runner import bind_candidate
     from fusec.gpu.launch.kernel_launcher import Launcher
@@ -302,7 +302,7 @@ def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Mach
         assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
 
 
-def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() -> None:
+def test_a_product_in_another_spelling_still_writes_into_its_part_of_a_concat() -> None:
     text = """graph "g" (%x: f16[16,8]) {
       %w = constant weight("w") : f16[8,8]
       %m = matmul(%x, %w) : f16[16,8]
@@ -327,7 +327,7 @@ def excited() -> Compiled:
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
 
 
-def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
+def test_a_kernel_for_several_steps_competes_with_these_steps() -> None:
     of = excited()
     want = outputs(of)
     program = fuse_steps(of.program, products=True)
@@ -362,7 +362,7 @@ def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_s
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
-def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
+def test_the_fastest_candidate_of_a_kernel_for_several_steps_is_chosen() -> None:
     of = excited()
     program = fuse_steps(of.program, products=True)
 

@@ -1,4 +1,4 @@
-"""Steps joined into kernels: which are, which are not, and that the program means the same."""
+"""Test which steps are fused into kernels, which are not, and that the program computes the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(text: str, want: list[str]) -> Compiled:
     return joined
 
 
-def test_an_image_is_cast_and_laid_out_in_one() -> None:
+def test_an_image_is_cast_and_laid_out_by_one_kernel() -> None:
     of = check(
         """graph "g" (%x: f32[2,3,8,8]) {
   %s = constant [0.5] : f32[]
@@ -53,7 +53,7 @@ def test_an_image_is_cast_and_laid_out_in_one() -> None:
     assert step.kind is Kind.KERNEL and len(step.nodes) == 3
 
 
-def test_what_is_behind_a_pool_is_done_by_it() -> None:
+def test_the_kernel_of_a_pool_runs_the_ops_after_it() -> None:
     check(
         f"""graph "g" (%x: f32[2,8,6,6]{{0,2,3,1}}, %z: f32[2,8,3,3]{{0,2,3,1}}) {{
   %p = max_pool(%x) {POOL} : f32[2,8,3,3]{{0,2,3,1}}
@@ -66,7 +66,7 @@ def test_what_is_behind_a_pool_is_done_by_it() -> None:
     )
 
 
-def test_what_is_around_a_batch_norm_in_training_is_done_by_it() -> None:
+def test_the_kernel_of_a_batch_norm_in_training_runs_the_ops_around_it() -> None:
     """The relu, rather than being a prologue of the convolution behind it, and what is made of the statistics."""
     check(
         """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}, %s: f32[8], %b: f32[8], %h: f32[8], %w: f32[8,8,1,1]) {
@@ -89,7 +89,7 @@ def test_what_is_around_a_batch_norm_in_training_is_done_by_it() -> None:
     )
 
 
-def test_a_gradient_goes_past_a_layer_norm_in_its_kernel() -> None:
+def test_the_kernel_of_a_layer_norm_gradient_adds_the_residual_gradient() -> None:
     """Rather than in front of the sum for a bias, which cuDNN takes here."""
     check(
         """graph "g" (%d: f32[6,40], %x: f32[6,40], %s: f32[40], %z: f32[6,40]) {
@@ -103,7 +103,7 @@ def test_a_gradient_goes_past_a_layer_norm_in_its_kernel() -> None:
     )
 
 
-def test_what_cudnn_does_alone_is_left_to_it() -> None:
+def test_steps_of_cudnn_alone_are_not_fused() -> None:
     text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %e = exp(%x)
   %r = relu(%e)
@@ -113,7 +113,7 @@ def test_what_cudnn_does_alone_is_left_to_it() -> None:
     assert fuse_steps(of.program) is of.program
 
 
-def test_no_cycle_is_closed() -> None:
+def test_fusion_makes_no_cycle() -> None:
     """The add reads the softmax through a sum that is no kernel's, too: they stay apart."""
     check(
         """graph "g" (%x: f32[4,4]) {
@@ -127,7 +127,7 @@ def test_no_cycle_is_closed() -> None:
     )
 
 
-def test_a_gate_is_not_computed_for_every_element_of_a_large_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_factor_is_not_computed_for_every_element_of_a_large_image(monkeypatch: pytest.MonkeyPatch) -> None:
     text = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
   %m = reduce(%x) {kind="mean", axes=[2, 3]} : f32[2,8,1,1]{0,2,3,1}
   %s = softmax(%m) {axis=1} : f32[2,8,1,1]{0,2,3,1}
@@ -153,7 +153,7 @@ def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
 
 
-def test_what_another_step_stands_between_is_not_united() -> None:
+def test_steps_with_another_step_between_them_are_not_fused() -> None:
     text = EXCITATION.replace("%a = relu(%h)", "%a = softmax(%h) {axis=1}")
     united = fuse_steps(compiled(text).program, products=True)
     assert signatures(united)[0] == "conv+bias+swish+reduce"
@@ -171,7 +171,7 @@ def test_a_rotary_embedding_reads_its_part_of_a_projection() -> None:
     )
 
 
-def test_convolutions_that_a_kernel_runs_take_in_what_is_around_them() -> None:
+def test_kernels_of_convolutions_run_the_ops_around_them() -> None:
     """The fourth channel of an image, tanh and channels first; a pool goes to the norm before it."""
     of = compiled(
         f"""graph "g" (%x: f16[1,3,48,48], %s: f16[32], %b: f16[32],

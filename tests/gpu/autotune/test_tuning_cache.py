@@ -1,4 +1,4 @@
-"""Plans and forms from one process to the next: revived instead of built, and what happens to those that are bad."""
+"""Test choices from one process to the next: plans are revived instead of built, and damaged ones are dropped."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tuned(path: Path) -> Executable:
 
 
 @pytest.mark.parametrize("tune", ["none", "quick", "full"])
-def test_the_next_process_revives_what_was_chosen(machine: Machine, tmp_path: Path, tune: str) -> None:
+def test_the_next_process_revives_the_chosen_plan(machine: Machine, tmp_path: Path, tune: str) -> None:
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
     chosen = engines(build(tmp_path, tune))
     machine.built.clear()
@@ -74,7 +74,7 @@ def test_the_next_process_revives_what_was_chosen(machine: Machine, tmp_path: Pa
     check(again, 1)
 
 
-def test_a_blob_that_is_cut_or_changed_is_dropped_and_made_anew(machine: Machine, tmp_path: Path) -> None:
+def test_a_damaged_blob_is_dropped_and_written_again(machine: Machine, tmp_path: Path) -> None:
     build(tmp_path)
     (file,) = (tmp_path / "plans").iterdir()
     whole = file.read_bytes()
@@ -90,7 +90,7 @@ def test_a_blob_that_is_cut_or_changed_is_dropped_and_made_anew(machine: Machine
         assert machine.built == []
 
 
-def test_a_blob_of_another_cudnn_is_not_asked_for(machine: Machine, tmp_path: Path) -> None:
+def test_a_blob_of_another_cudnn_version_is_not_read(machine: Machine, tmp_path: Path) -> None:
     build(tmp_path)
     machine.revived.clear()
     machine.built.clear()
@@ -133,7 +133,7 @@ def test_a_blob_that_this_machine_did_not_build_is_not_used(machine: Machine, tm
     assert machine.built == []
 
 
-def test_a_plan_whose_blob_computes_something_else_is_not_kept(machine: Machine, tmp_path: Path) -> None:
+def test_a_plan_whose_blob_computes_something_else_is_not_stored(machine: Machine, tmp_path: Path) -> None:
     machine.spoils_blobs = True
     with pytest.warns(UserWarning, match=r"engine \d is not stored: read back, its results are off by 1"):
         net = build(tmp_path)
@@ -143,7 +143,7 @@ def test_a_plan_whose_blob_computes_something_else_is_not_kept(machine: Machine,
         check(build(tmp_path), 1)
 
 
-def test_a_revived_plan_that_fails_is_built_and_then_gives_way(machine: Machine, tmp_path: Path) -> None:
+def test_a_revived_plan_that_fails_is_built_and_then_replaced(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
     build(tmp_path)
     net = build(tmp_path)
@@ -151,7 +151,7 @@ def test_a_revived_plan_that_fails_is_built_and_then_gives_way(machine: Machine,
     with (
         pytest.warns(UserWarning, match="dropped the serialized plan"),
         pytest.warns(UserWarning, match="the serialized plan of engine 3 failed"),
-        pytest.warns(UserWarning, match="^engine 3 failed and gave way"),
+        pytest.warns(UserWarning, match="^engine 3 failed, so the next plan"),
     ):
         check(net, 0)
     assert engines(net) == {4}
@@ -159,7 +159,7 @@ def test_a_revived_plan_that_fails_is_built_and_then_gives_way(machine: Machine,
     assert engines(build(tmp_path)) == {4}, "it is in quarantine"
 
 
-def test_a_plan_that_was_kept_before_it_was_known_to_be_wrong(
+def test_a_stored_plan_that_is_known_to_be_wrong_is_not_used(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.times_us = {7: 30.0, 4: 20.0, 3: 5.0}
@@ -171,7 +171,7 @@ def test_a_plan_that_was_kept_before_it_was_known_to_be_wrong(
     check(net, 0)
 
 
-def test_forms_are_not_measured_twice(machine: Machine, tmp_path: Path) -> None:
+def test_candidates_are_not_timed_twice(machine: Machine, tmp_path: Path) -> None:
     first = tuned(tmp_path)
     machine.built.clear()
     machine.emitted.clear()
@@ -359,7 +359,7 @@ def test_a_file_saved_on_the_device_has_the_plans_chosen_there(
 
 
 @needs_compiler
-def test_which_concats_are_in_place_is_kept_and_locked(
+def test_choices_for_concats_are_stored_and_locked(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpu.autotune.test_concat_choice import LINKED
@@ -399,7 +399,7 @@ def test_which_concats_are_in_place_is_kept_and_locked(
     assert joins(fresh_one().program) == ["c view", "f view", "i view"]
 
 
-def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_path: Path) -> None:
+def test_received_plans_are_used_and_stored(machine: Machine, tmp_path: Path) -> None:
     from fusec.gpu.backend import CudnnBackend
 
     first = build(tmp_path / "there", "none")

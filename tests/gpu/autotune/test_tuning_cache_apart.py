@@ -1,4 +1,4 @@
-"""What is remembered of plans and forms, and what of it is not taken: without a GPU, by what the store holds."""
+"""Test which stored choices are used and which are not, without a GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_form_is_the_fastest_among_what_there_was(tmp_path: Path, monkeypatch:
     assert here.step_choice("work", 2.0) is None
 
 
-def test_what_competes_is_told_by_all_code_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_digest_covers_all_code_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that is edited, added in a new folder or taken away changes the digest; nothing else does."""
     told = module.candidate_code_digest.__wrapped__
     assert len(told()) == 64 and told() == module.candidate_code_digest()

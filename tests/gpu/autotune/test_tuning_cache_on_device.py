@@ -1,4 +1,4 @@
-"""On a real GPU: what cuDNN serializes and revives computes the same, for every kind of graph there is."""
+"""Test on a GPU that a serialized plan computes the same when it is read back, for every kind of graph."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_revived_plan_computes_the_same(title: str, folder: Path, rng: np.rand
             np.testing.assert_array_equal(second, first)
 
 
-def test_a_blob_that_was_cut_is_a_clear_error_and_the_plan_is_built(folder: Path) -> None:
+def test_a_truncated_blob_is_a_clear_error_and_the_plan_is_built(folder: Path) -> None:
     graph = lower(load(next(iter(BODIES.values())))).graph
     first = backend(folder)
     first.prepare({graph.key: graph}, 0)
@@ -66,7 +66,7 @@ def test_a_blob_that_was_cut_is_a_clear_error_and_the_plan_is_built(folder: Path
     assert second.plans.ranked[graph.key].revived is False
 
 
-def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
+def test_locked_choices_are_used_without_timing_on_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     from gpu.test_device import net

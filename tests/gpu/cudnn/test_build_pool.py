@@ -1,4 +1,4 @@
-"""Plans built in other processes: several at once, in the order they are wanted, and what happens when one fails."""
+"""Test plans that workers build: several at the same time, in the order they are needed, and after failures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu.cudnn.read_back import workspace_bytes
 from gpu.cudnn_graphs import conv
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import check, compiled
@@ -101,7 +102,7 @@ def test_several_are_built_at_once_and_no_more_than_the_limit() -> None:
     assert builders.plan(PROBE, CHOICES[5]) == b"plan 5"
 
 
-def test_what_is_waited_for_is_built_next_and_what_is_not_wanted_any_more_is_not() -> None:
+def test_the_awaited_plan_is_built_next_and_dropped_plans_are_not_built() -> None:
     shop = Shop()
     shop.allowed = 0
     builders = BuildPool(shop)
@@ -119,7 +120,7 @@ def test_what_is_waited_for_is_built_next_and_what_is_not_wanted_any_more_is_not
     assert shop.closed == 0, "the crew is somebody else's"
 
 
-def test_a_plan_that_kills_its_process_is_none_and_what_is_not_built_there_is_built_here() -> None:
+def test_a_plan_that_kills_its_worker_is_an_error_and_plans_not_built_there_are_built_here() -> None:
     shop = Shop(
         e0=lambda: {"failed": "cuDNN builds no plan"},
         e1=lambda: WorkerDeath("cuDNN killed its process with SIGSEGV", "SIGSEGV", by_own_fault=True),
@@ -141,7 +142,7 @@ def defect() -> dict[str, Any]:
     raise RuntimeError("Traceback")
 
 
-def test_where_no_process_starts_plans_are_built_here() -> None:
+def test_without_workers_plans_are_built_here() -> None:
     def start() -> dict[str, Any]:
         raise TargetError("no driver")
 
@@ -156,7 +157,7 @@ def test_where_no_process_starts_plans_are_built_here() -> None:
         assert builders.plan(PROBE, CHOICES[0]) is None
 
 
-def test_a_few_plans_are_built_here_and_what_was_built_before_is_not_built_again() -> None:
+def test_few_plans_are_built_here_and_no_plan_is_built_twice() -> None:
     shop = Shop(4)
     builders = BuildPool(shop)
     expect(builders, 0, 1)
@@ -170,7 +171,7 @@ def test_a_few_plans_are_built_here_and_what_was_built_before_is_not_built_again
     assert strict.plan(PROBE, CHOICES[0]) == b"plan 0", "which may give other bits from run to run"
 
 
-def test_kernels_come_behind_plans() -> None:
+def test_kernels_are_compiled_after_plans() -> None:
     shop = Shop()
     shop.allowed = 0
     builders = BuildPool(shop)
@@ -189,7 +190,7 @@ def test_kernels_come_behind_plans() -> None:
 
 @pytest.mark.cudnn
 def test_a_process_builds_the_plan_that_was_asked_for(tmp_path: Path) -> None:
-    from fusec.gpu.cudnn.plan_serialization import reload, serialize
+    from fusec.gpu.cudnn.plan_serialization import serialize
 
     target = load("h200")
     graphs = [PROBE, conv("bias", "sigmoid")]
@@ -201,7 +202,7 @@ def test_a_process_builds_the_plan_that_was_asked_for(tmp_path: Path) -> None:
         for graph in graphs:
             blob = builders.plan(graph, firsts[graph.key].choice)
             assert blob is not None
-            assert reload(graph, blob, target) == firsts[graph.key].choice.workspace_bytes
+            assert workspace_bytes(graph, blob, target) == firsts[graph.key].choice.workspace_bytes
         assert builders.plan(PROBE, wrong) is None
         strict = BuildPool(oracle, deterministic=True)
         strict.expect([*((graph, firsts[graph.key].choice) for graph in graphs), (PROBE, wrong)])

@@ -1,4 +1,4 @@
-"""On a real GPU: plans compiled at run time come from other processes, with kernels, and these processes end."""
+"""Test on a GPU that workers build plans compiled at run time, compile kernels, and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAYERS = """graph "layers" (%x: f16[8,64,28,28]) {
 }"""
 
 
-def test_what_is_compiled_elsewhere_is_chosen_among_and_right(
+def test_plans_compiled_by_workers_compete_and_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "fusec"))

@@ -1,4 +1,4 @@
-"""cuDNN without a driver: the stand-in, NVRTC, and one clear line for each piece that is missing."""
+"""Test cuDNN without a driver: the stand-in, NVRTC, and one clear message for each missing piece."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_stand_in_reports_no_device_and_accepts_what_is_never_launched(tmp_p
 
 
 @pytest.mark.cudnn
-def test_processes_that_build_the_stand_in_at_once_end_with_one(
+def test_processes_that_build_the_stand_in_at_the_same_time_end_with_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))

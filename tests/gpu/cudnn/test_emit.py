@@ -1,4 +1,4 @@
-"""What reaches the frontend, read back from its own JSON, against the graph it was emitted from."""
+"""Compare the frontend's own JSON with the graph that was emitted."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_convolution_with_epilogue_is_emitted_as_given() -> None:
     assert {k: tuple(node[k]) for k, _ in WINDOW} == dict(WINDOW)
 
 
-def test_asymmetric_window_keeps_its_sides_apart() -> None:
+def test_an_asymmetric_window_has_different_sides() -> None:
     window = (("pre_padding", (1, 0)), ("post_padding", (2, 1)), ("stride", (2, 1)), ("dilation", (1, 2)))
     tensors = (image(1, (1, 6, 12, 11)), image(2, (4, 3, 3, 2)), image(3, (1, 4, 7, 10)))
     node = check(CudnnGraph(tensors, (CudnnCall("conv_fprop", (1, 2), (3,), attributes=window),)))["nodes"][0]
@@ -92,7 +92,7 @@ def test_gradient_of_filters() -> None:
     check(CudnnGraph(tensors, (CudnnCall("conv_wgrad", (1, 2), (3,), attributes=WINDOW),)))
 
 
-def test_sums_behind_a_convolution() -> None:
+def test_sums_after_a_convolution() -> None:
     node = check(conv_with_sums())["nodes"][1]
     assert node["outputs"] == {"SUM": 4, "SQ_SUM": 5}
 
@@ -195,7 +195,7 @@ def test_scalar_attributes_of_activations_arrive() -> None:
     assert index["axis"] == 1
 
 
-def test_what_the_frontend_has_no_words_for_is_refused() -> None:
+def test_ops_that_the_frontend_lacks_are_refused() -> None:
     pair = (matrix(1, (1, 8, 64)), matrix(2, (1, 8, 64)))
     for tensors, call, words in (
         (pair, CudnnCall("pointwise", (1,), (2,), "atan"), "no pointwise mode 'atan'"),
@@ -211,7 +211,7 @@ def test_every_operation_of_the_ports_is_covered_here() -> None:
     assert set(TAGS) == set(PORTS)
 
 
-def test_with_a_kernel_cache_the_next_size_is_compiled_at_once() -> None:
+def test_with_a_kernel_cache_the_next_size_is_not_compiled() -> None:
     """cuDNN compiles for all sizes what its runtime engine takes: the second size takes no compilation."""
     bring_up(90)
     import cudnn

@@ -1,4 +1,4 @@
-"""cuDNN's nested refusals, abridged from what 9.19 says, and what is kept of them."""
+"""Test how cuDNN's nested refusals (shortened from those of 9.19) become one reason."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_what_needs_a_device_says_so() -> None:
     assert message.startswith("cuDNN asks for a real device here, and may accept it there")
 
 
-def test_other_errors_are_named_by_their_kind_and_long_ones_cut() -> None:
+def test_other_errors_have_the_name_of_their_type_and_long_ones_are_shortened() -> None:
     assert reason_of(ValueError("Inner dimensions\nmust match")) == ("ValueError", "Inner dimensions must match")
     assert len(reason_of(RuntimeError("x" * 5000))[1]) <= MAX_REASON

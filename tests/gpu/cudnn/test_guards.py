@@ -1,4 +1,4 @@
-"""Graphs that never reach cuDNN, each beside one that does: it would die of them or take them silently."""
+"""Test graphs that are never put to cuDNN, each with a similar one that is. cuDNN would crash or be wrong."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def prologue(strides: tuple[int, ...]) -> CudnnGraph:
     return CudnnGraph(tensors, (CudnnCall("pointwise", (uid,), (1,), "identity"), *plain.calls))
 
 
-def test_a_cast_that_also_reorders_in_front_of_a_convolution() -> None:
+def test_a_cast_that_also_reorders_before_a_convolution() -> None:
     """On an H200 its kernel did not end; from channels last it is right."""
     _, channels, height, width = conv("bias", "relu").tensor(1).dims
     row_major = (channels * height * width, height * width, width, 1)

@@ -1,4 +1,4 @@
-"""The oracle: cuDNN's verdicts through child processes, remembered, and never poorer than the truth."""
+"""Test cuDNN's verdicts through workers: they are stored, and never poorer than cuDNN's own."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_legal_graph_has_a_built_plan_and_no_plan_that_failed(h200: Oracle) ->
         assert len({(p.engine, p.knobs) for p in plans}) == len(plans)
 
 
-def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> None:
+def test_a_plan_built_in_one_size_makes_other_sizes_legal(tmp_path: Path) -> None:
     """Where asked for: without a compilation, and not for the disk, where answers are for everyone."""
     sizes = (("gelu", (1, 12, 64)), ("gelu", (1, 16, 64)), ("tanh", (1, 16, 64)))
     small, large, other = (pointwise(mode, dims, result=dims) for mode, dims in sizes)
@@ -108,7 +108,7 @@ def test_what_was_built_in_one_size_is_believed_of_others(tmp_path: Path) -> Non
         assert any(plan.built for plan in legal(oracle.judge([small, large])[1]).plans)
 
 
-def test_plans_that_were_built_to_answer_are_handed_over(tmp_path: Path) -> None:
+def test_plans_built_to_judge_are_handed_over(tmp_path: Path) -> None:
     graphs = [conv("bias", "relu"), pointwise("gelu", (1, 8, 64)), pointwise("relu", (1, 9, 64))]
     store = Store(tmp_path / "answers.sqlite")
     with Oracle(load("h200"), store=store, workers=1, hand_over=True) as oracle:
@@ -136,7 +136,7 @@ def test_true_fp32_excludes_plans_with_tensor_cores(h200: Oracle) -> None:
     assert "tf32" in refused(excluded).message
 
 
-def test_refusals_keep_stage_code_and_the_engines_own_reason(h200: Oracle) -> None:
+def test_refusals_have_stage_code_and_the_reason_of_the_engine(h200: Oracle) -> None:
     pooled = CudnnGraph(
         (image(1, (8, 64, 28, 28)), image(2, (8, 64, 1, 1), DType.F32)), (CudnnCall("reduction", (1,), (2,), "add"),)
     )
@@ -168,7 +168,7 @@ def test_every_target_answers(name: str, store: Store) -> None:
         assert count(half)[0] > 5
 
 
-def test_answers_are_remembered_in_memory_and_on_disk(tmp_path: Path) -> None:
+def test_verdicts_are_stored_in_memory_and_on_disk(tmp_path: Path) -> None:
     store = Store(tmp_path / "answers.sqlite")
     graphs = [conv("bias", "relu", filters=k) for k in (32, 64)]
     with Oracle(load("h200"), store=store, workers=2) as first:
@@ -186,7 +186,7 @@ def test_answers_are_remembered_in_memory_and_on_disk(tmp_path: Path) -> None:
         assert other.asked == 2  # another target is another question
 
 
-def test_progress_is_told_for_what_is_asked_only(tmp_path: Path) -> None:
+def test_progress_counts_only_graphs_that_cudnn_is_asked_about(tmp_path: Path) -> None:
     store = Store(tmp_path / "answers.sqlite")
     seen: list[tuple[int, int]] = []
     graphs = [conv("bias", filters=k) for k in (16, 32, 48)]
@@ -228,7 +228,7 @@ def test_a_worker_killed_from_outside_is_asked_again(tmp_path: Path) -> None:
         assert not is_alive(worker.pid)
 
 
-def test_silence_ends_in_a_refusal_that_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_is_a_refusal_that_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "answers.sqlite")
     graph = conv("bias", "relu", filters=96)
     with Oracle(load("h200"), store=store, workers=1) as oracle:
@@ -243,7 +243,7 @@ def test_silence_ends_in_a_refusal_that_is_not_remembered(tmp_path: Path, monkey
         assert len(store) == known
 
 
-def test_a_defect_of_ours_is_an_exception_and_not_remembered(tmp_path: Path) -> None:
+def test_a_defect_of_fusec_is_an_exception_and_not_stored(tmp_path: Path) -> None:
     store = Store(tmp_path / "answers.sqlite")
     good = conv("bias", "relu")
     # a call without the window attributes is nothing the lowering makes
@@ -257,7 +257,7 @@ def test_a_defect_of_ours_is_an_exception_and_not_remembered(tmp_path: Path) -> 
         assert count(oracle.judge([good])[0])[0] > 30  # it goes on
 
 
-def test_missing_pieces_are_an_error_and_never_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_libraries_are_an_error_and_never_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "answers.sqlite")
     with Oracle(load("h200"), store=store, workers=1) as oracle:
         # NVRTC is there and does not work: cuDNN would offer the runtime engines and then build none
@@ -293,7 +293,7 @@ def test_workers_end_with_the_oracle(tmp_path: Path) -> None:
     assert not is_alive(pid)
 
 
-def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> None:
+def test_workers_start_in_parallel_and_not_after_close(tmp_path: Path) -> None:
     oracle = Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=2)
 
     def up() -> None:
@@ -314,7 +314,7 @@ def test_workers_come_up_side_by_side_and_not_after_the_end(tmp_path: Path) -> N
     assert oracle._all == [] == oracle._idle
 
 
-def test_settings_that_change_the_offer_do_not_reach_the_worker(
+def test_environment_variables_that_change_verdicts_do_not_reach_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, h200: Oracle
 ) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
@@ -323,7 +323,7 @@ def test_settings_that_change_the_offer_do_not_reach_the_worker(
         assert count(oracle.judge([graph])[0]) == count(h200.judge([graph])[0])
 
 
-def test_warm_answers_take_no_time(h200: Oracle, store: Store) -> None:
+def test_stored_verdicts_take_no_time(h200: Oracle, store: Store) -> None:
     graphs = [conv("bias", "relu"), PROBE]
     h200.judge(graphs)
     start = time.perf_counter()
@@ -337,7 +337,7 @@ def test_verdicts_survive_the_store() -> None:
         assert decode(json.loads(json.dumps(encode(verdict)))) == verdict
 
 
-def test_there_are_as_many_workers_as_cores_or_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_workers_is_that_of_the_cores_or_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FUSEC_WORKERS", raising=False)
     for cores, workers in ((1, 1), (3, 3), (64, 8)):
         monkeypatch.setattr("os.sched_getaffinity", lambda process, cores=cores: set(range(cores)))

@@ -1,4 +1,4 @@
-"""The stand-in for libcuda is loaded only from a folder that nobody else can write, and only whole."""
+"""Test that the stand-in for libcuda is loaded only undamaged, from a folder that nobody else can write."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_elsewhere() -> str:
 
 
 @pytest.mark.cudnn
-def test_the_stand_in_lies_in_a_private_folder(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stand_in_is_stored_in_a_private_folder(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = driver_stand_in.stand_in()
     assert library.parent == own
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
@@ -61,7 +61,7 @@ def test_a_library_planted_in_the_cache_folder_is_not_loaded(own: Path) -> None:
 
 @pytest.mark.cudnn
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF"])
-def test_a_damaged_stand_in_is_built_anew(own: Path, damage: bytes) -> None:
+def test_a_damaged_stand_in_is_built_again(own: Path, damage: bytes) -> None:
     library = driver_stand_in.stand_in()
     library.write_bytes(damage)
     with pytest.raises(TargetError, match="SHA-256"):
@@ -118,7 +118,7 @@ def test_a_library_that_others_can_write_is_refused(own: Path) -> None:
 
 
 @pytest.mark.cudnn
-def test_a_read_only_folder_with_a_whole_stand_in_serves(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_with_an_undamaged_stand_in_is_enough(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = driver_stand_in.stand_in()
     own.chmod(0o500)
     own.parent.chmod(0o500)

@@ -1,4 +1,4 @@
-"""Graphs known in another size: what counts as the same, and which is taken of several."""
+"""Test which graphs are similar, and which of several is found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_another_batch_of_the_same_graph() -> None:
     assert known(twice).of(graph) == twice
 
 
-def test_of_several_the_one_with_the_fewest_other_dims_then_the_nearest() -> None:
+def test_the_graph_with_the_fewest_other_dims_and_then_the_nearest_is_found() -> None:
     """A batch twice as large is no reason to take the layer with twice the channels."""
     narrow, wide = conv("bias", "relu"), conv("bias", "relu", filters=128)
     relatives = known(narrow, wide)
@@ -47,7 +47,7 @@ def test_of_several_the_one_with_the_fewest_other_dims_then_the_nearest() -> Non
     assert relatives.of(batch(narrow, 9)) == narrow
 
 
-def test_what_is_no_relative() -> None:
+def test_graphs_that_are_not_similar() -> None:
     graph = conv("bias", "relu")
     relatives = known(graph)
     for other in (

@@ -1,4 +1,4 @@
-"""A worker that is closed while a thread waits for it: that thread is told at once, and nothing stays."""
+"""Test workers that are closed while a thread waits for them: the thread wakes, and no process stays."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def started(action: Callable[[], object]) -> tuple[threading.Thread, list[object
     return thread, got
 
 
-def test_who_waits_for_an_answer_reads_the_end_and_not_a_closed_pipe(
+def test_a_thread_that_waits_for_an_answer_wakes_when_the_worker_is_closed(
     silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between `register` and `select` the pipe was closed: epoll forgets it, and the thread slept for 300 s."""

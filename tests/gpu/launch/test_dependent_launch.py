@@ -1,4 +1,4 @@
-"""Launches that begin early: what the driver is told of them, and what they wait for."""
+"""Test dependent launches: the arguments of the driver's function, and what a launch waits for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLOW = """extern "C" __global__ void slow(const unsigned short* from, unsigned s
 }"""
 
 
-def test_structures_lie_as_in_cuda_h() -> None:
+def test_structures_have_the_layout_of_cuda_h() -> None:
     assert ctypes.sizeof(Config) == 56 and ctypes.sizeof(Attribute) == 72
     fields = (Config.shared_bytes, Config.stream, Config.attributes, Config.count)
     assert [field.offset for field in fields] == [24, 32, 40, 48]
@@ -107,7 +107,7 @@ def recorded(stream: Any) -> Any:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("front", ["memset", "copy", "slow kernel", "two lanes"])
-def test_an_early_launch_waits_for_what_is_in_front(front: str, rng: np.random.Generator) -> None:
+def test_an_early_launch_waits_for_the_launch_before_it(front: str, rng: np.random.Generator) -> None:
     """Within a graph, in each way; and one behind the other, the second of which writes over what the first reads."""
     case = convolved("early", last(DType.F16, 1, 256, 14, 14), SAME, (3, 3), 256)
     assert case.kernel is not None

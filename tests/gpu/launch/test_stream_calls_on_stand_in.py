@@ -1,4 +1,4 @@
-"""The benchmark of calls, on a stand-in for the GPU: each kind of call copies what its name says."""
+"""Run the benchmark of calls on a stand-in GPU: each kind of call copies what its name says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plans are timed and compared on: numbers of every type, and distances that see what is wrong."""
+"""Test random data of every type, and distances that show wrong results."""
 
 from __future__ import annotations
 

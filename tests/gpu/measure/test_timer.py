@@ -1,4 +1,4 @@
-"""Times of the device on a stand-in: work that this process could not queue in time is timed again."""
+"""Test the timer on a stand-in GPU: work that was queued too slowly is timed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several batch sizes of one model on a real GPU: the answers, and what the next size costs with shared kernels."""
+"""Test several batch sizes of one model on a GPU: the results, and the cost of the next size."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_size_is_right(share_kernels: bool, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("tune", ["none", "quick"])
-def test_sizes_take_over_what_is_there(
+def test_sizes_share_plans_and_kernels(
     tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is asked and nothing timed for them; what they compute is right, also from plans for all sizes."""
@@ -95,7 +95,7 @@ def test_padded_arrays_stay_on_the_device() -> None:
     assert exe.shapes == [{"x": (4, 64, 28, 28)}]
 
 
-def test_kernels_for_all_sizes_are_kept_serialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_for_all_sizes_are_stored_serialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path))
     x = np.random.default_rng(1).standard_normal((8, 64, 28, 28)).astype(np.float32)
     results: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""A second size of a dynamic model on a stand-in GPU: what is taken over from the first, and what if that is wrong."""
+"""Test a second input shape on a stand-in GPU: what is transferred from the first, and what if that is wrong."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def run(exe: Any, batch: int) -> None:
         check(exe.run(None, {"x": x}), x)
 
 
-def test_the_next_size_is_asked_about_nowhere_and_planned_elsewhere(machine: Machine, workers: list[Workers]) -> None:
+def test_workers_build_the_plans_of_the_next_size_without_asking_cudnn(
+    machine: Machine, workers: list[Workers]
+) -> None:
     exe = fusec.compile_dynamic(net(), tune="none")
     run(exe, 4)
     (oracle,) = workers
@@ -115,7 +117,7 @@ def test_the_next_size_is_asked_about_nowhere_and_planned_elsewhere(machine: Mac
     assert oracle.questions == []
 
 
-def test_a_size_that_was_believed_in_and_is_refused_is_compiled_anew(machine: Machine, workers: list[Workers]) -> None:
+def test_a_size_assumed_legal_that_is_refused_is_partitioned_again(machine: Machine, workers: list[Workers]) -> None:
     exe = fusec.compile_dynamic(net(), tune="none")
     run(exe, 4)
     (oracle,) = workers
@@ -128,7 +130,7 @@ def test_a_size_that_was_believed_in_and_is_refused_is_compiled_anew(machine: Ma
     run(exe, 8)
 
 
-def test_nothing_is_made_ready_for_a_model_of_one_size(machine: Machine, workers: list[Workers]) -> None:
+def test_nothing_is_prepared_for_a_model_of_one_size(machine: Machine, workers: list[Workers]) -> None:
     from frontends.onnx.models import info, model
     from onnx import helper
 
@@ -140,7 +142,7 @@ def test_nothing_is_made_ready_for_a_model_of_one_size(machine: Machine, workers
     assert [oracle.started for oracle in workers] == [0]
 
 
-def test_what_was_measured_is_taken_over_near_by(machine: Machine, workers: list[Workers]) -> None:
+def test_choices_are_transferred_to_near_sizes(machine: Machine, workers: list[Workers]) -> None:
     machine.times_us = {7: 30.0, 4: 10.0, 3: 20.0}
     exe = fusec.compile_dynamic(net(), tune="quick")
     run(exe, 4)
@@ -168,7 +170,7 @@ def test_what_was_measured_is_taken_over_near_by(machine: Machine, workers: list
     assert machine.emitted == [], "near that one"
 
 
-def test_each_size_is_measured_where_that_is_asked_for(machine: Machine, workers: list[Workers]) -> None:
+def test_each_size_is_tuned_where_the_caller_asks_for_it(machine: Machine, workers: list[Workers]) -> None:
     exe = fusec.compile_dynamic(net(), tune="quick", tune_each=True)
     run(exe, 4)
     machine.emitted.clear()
@@ -177,7 +179,7 @@ def test_each_size_is_measured_where_that_is_asked_for(machine: Machine, workers
     assert (workers[0].questions, workers[0].started) == ([], 0)
 
 
-def test_a_session_takes_over_or_measures_as_it_is_told(machine: Machine, workers: list[Workers]) -> None:
+def test_a_session_transfers_or_tunes_as_its_options_say(machine: Machine, workers: list[Workers]) -> None:
     for tune_each in (False, True):
         session = fusec.InferenceSession(net(), tune="quick", tune_each=tune_each)
         for batch in (5, 10):
@@ -187,7 +189,7 @@ def test_a_session_takes_over_or_measures_as_it_is_told(machine: Machine, worker
         assert workers[-1].started == (not tune_each)
 
 
-def test_where_a_plan_taken_over_does_not_build_the_size_is_measured(machine: Machine, workers: list[Workers]) -> None:
+def test_a_size_is_tuned_where_a_transferred_plan_does_not_build(machine: Machine, workers: list[Workers]) -> None:
     exe = fusec.compile_dynamic(net(), tune="quick")
     run(exe, 4)
     (oracle,) = workers

@@ -1,4 +1,4 @@
-"""Decisions of one size as those of another: the same forms where programs are cut alike, nothing where not."""
+"""Test that choices are transferred to another input shape whose program has the same steps, and to no other."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shape(program: Program) -> list[tuple[Kind, int, tuple[str, ...]]]:
     return [(step.kind, len(step.nodes), step.spelling) for step in program.steps]
 
 
-def test_steps_take_the_forms_of_the_other_size() -> None:
+def test_choices_for_steps_are_transferred() -> None:
     found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")), side_by_side=True)
     other = program(6)
     assert shape(ran) != shape(other)
@@ -69,7 +69,7 @@ def test_steps_take_the_forms_of_the_other_size() -> None:
     assert again is not None and shape(again.program) == shape(ran)
 
 
-def test_the_fastest_of_kernels_is_that_of_the_other_size() -> None:
+def test_variants_of_kernels_are_transferred() -> None:
     before, other = program(2), program(6)
     (kernel,) = (k for s in before.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs)) is not None)
     assert kernel.others
@@ -83,7 +83,7 @@ def test_the_fastest_of_kernels_is_that_of_the_other_size() -> None:
         assert (key, taken) == (same.key, keys[[kernel.key, *(o.key for o in kernel.others)].index(way.key)])
 
 
-def test_concats_are_copies_where_they_are_in_the_other_size() -> None:
+def test_choices_for_concats_are_transferred() -> None:
     before = program(2, CONCAT)
     in_place = concat_choices(concats_in_place(before), before)
     assert [each.in_place for each in in_place.values()] == [True]
@@ -98,7 +98,7 @@ def test_concats_are_copies_where_they_are_in_the_other_size() -> None:
     assert [each.in_place for each in transferred.tuned.concats.values()] == [False]
 
 
-def test_what_is_cut_otherwise_is_not_followed_and_left_as_it_was() -> None:
+def test_a_program_with_other_steps_gets_no_transfer_and_stays_as_it_was() -> None:
     found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")))
     for other in (program(6, relu="tanh"), program(6, CONCAT)):
         before = [value.type for value in other.graph.values()]
@@ -119,7 +119,7 @@ POINTWISE = """graph "g" (%x: f32[2,64]) {
 }"""
 
 
-def test_what_is_pointwise_is_a_kernel_of_all_sizes() -> None:
+def test_pointwise_steps_are_kernels_for_all_sizes() -> None:
     """Where cuDNN was faster, too: it would compile for each."""
     before = program(2, POINTWISE)
     assert [step.kind for step in before.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]

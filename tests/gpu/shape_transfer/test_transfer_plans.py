@@ -1,4 +1,4 @@
-"""Plans for a new size from those of the size before, by the real cuDNN without a GPU."""
+"""Test plans for a new size from those of sizes before, by the real cuDNN without a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu.cudnn.read_back import workspace_bytes
 from gpu.cudnn.test_similar_graphs import batch
 from gpu.cudnn_graphs import conv, image, pointwise
 
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.plan_serialization import reload
 from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.gpu.shape_transfer import transfer_plans
-from fusec.gpu.shape_transfer.transfer_plans import SizePlans, between, guessed
+from fusec.gpu.shape_transfer.predict_graphs import extrapolate, scale_batch
+from fusec.gpu.shape_transfer.transfer_plans import SizePlans
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Entry
@@ -56,7 +57,7 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_legal_graph_is_assumed_legal_in_another_batch(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = oracle.judge([READY, COMPILED])
     asked = oracle.asked
     others = oracle.judge([batch(READY, 9), batch(COMPILED, 16)])
@@ -80,7 +81,7 @@ def test_what_is_legal_is_legal_in_another_batch(oracle: Oracle, monkeypatch: py
     assert oracle.assumed_from(batch(READY, 9)) is None
 
 
-def test_sizes_are_believed_as_far_as_they_are_near(tmp_path: Path) -> None:
+def test_only_near_sizes_are_assumed_legal(tmp_path: Path) -> None:
     with Oracle(load("h200"), store=Store(tmp_path / "answers.sqlite"), workers=1, max_factor=4) as oracle:
         oracle.judge([READY])
         oracle.judge([batch(READY, 32), batch(READY, 2)])
@@ -90,7 +91,7 @@ def test_sizes_are_believed_as_far_as_they_are_near(tmp_path: Path) -> None:
         assert oracle.asked == asked + 1
 
 
-def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
+def test_plans_are_built_by_name_and_compiled_once_for_all_sizes(
     oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices, plans = first(oracle, [READY, COMPILED]), SizePlans(oracle)
@@ -122,14 +123,16 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         for graph in graphs:
             entry = entries[graph.key]
             assert entry.blob is not None
-            assert reload(graph, entry.blob, load("h200")) == entry.choice.workspace_bytes
+            assert workspace_bytes(graph, entry.blob, load("h200")) == entry.choice.workspace_bytes
         assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
         plans.learn((size,), graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
     assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
 
 
-def test_what_compiles_quickly_is_compiled_for_each_size(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_compiles_quickly_is_compiled_for_each_size(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer_plans, "QUICK_S", 60.0)
     choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
     plans.learn((8,), [COMPILED], choices)
@@ -140,7 +143,7 @@ def test_what_compiles_quickly_is_compiled_for_each_size(oracle: Oracle, monkeyp
     assert entry.choice.identity == choices[COMPILED.key].identity
 
 
-def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle) -> None:
+def test_far_sizes_and_plans_that_do_not_build_get_cudnns_first_plan(oracle: Oracle) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     other = Choice.of([plan for plan in oracle.plans(READY) if plan.precompiled][5])
     assert other.identity != choices[READY.key].identity
@@ -179,7 +182,7 @@ def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     assert len(oracle._all) == 1 and oracle._all[0] is not ready[0]
 
 
-def test_who_wants_one_worker_waits_for_it_and_nobody_starts_too_many(oracle: Oracle) -> None:
+def test_a_thread_waits_for_its_worker_and_the_limit_of_workers_holds(oracle: Oracle) -> None:
     oracle.judge([READY])
     worker = oracle._take()
     got: list[Any] = []
@@ -200,7 +203,7 @@ def test_who_wants_one_worker_waits_for_it_and_nobody_starts_too_many(oracle: Or
     assert got == [worker, worker]
 
 
-def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_kills_its_worker_is_not_used(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     plans.learn((8,), [READY], choices)
     other = batch(READY, 9)
@@ -212,7 +215,7 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
     assert transfer_plans.NEAR == 4
 
 
-def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_of_the_next_size_are_extrapolated(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     plans.learn((8, 3), [READY], choices)
     plans.prefetch((12, 3), lambda graphs: [])
@@ -236,35 +239,35 @@ def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pyte
     assert made(plans, [batch(READY, 64)]) == {batch(READY, 64).key: asked}
 
 
-def test_what_does_not_grow_evenly_is_not_foreseen() -> None:
+def test_graphs_that_do_not_grow_evenly_are_not_extrapolated() -> None:
     one, other = (8,), (12,)
-    assert between((one, READY), (other, batch(READY, 12)), (20,)) == batch(READY, 20)
-    assert between((one, READY), (other, batch(READY, 12)), (1,)) == batch(READY, 1)
-    assert between((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
-    assert between((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
-    assert between((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
+    assert extrapolate((one, READY), (other, batch(READY, 12)), (20,)) == batch(READY, 20)
+    assert extrapolate((one, READY), (other, batch(READY, 12)), (1,)) == batch(READY, 1)
+    assert extrapolate((one, READY), (other, batch(READY, 24)), (10,)) == batch(READY, 16)
+    assert extrapolate((one, READY), (other, batch(READY, 9)), (9,)) is None, "a quarter of a row"
+    assert extrapolate((one, READY), (other, batch(READY, 24)), (3,)) is None, "fewer than one row"
 
 
-def test_of_one_size_the_next_is_guessed() -> None:
+def test_the_graph_of_the_next_size_is_guessed_from_one() -> None:
     for graph in (READY, COMPILED, conv("bias", "relu", filters=8)):
-        assert guessed((8, 3), graph, (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
-    filters = guessed((8, 3), conv("bias", "relu", filters=8), (12, 3))
+        assert scale_batch(((8, 3), graph), (12, 3)) == batch(graph, 12) or graph.tensors[1].dims[0] == 8
+    filters = scale_batch(((8, 3), conv("bias", "relu", filters=8)), (12, 3))
     assert filters is not None and [t.dims[0] for t in filters.tensors[:2]] == [12, 8], "filters stay as many"
-    assert guessed((8, 3), READY, (12, 4)) is None, "two sizes"
-    assert guessed((8, 3), READY, (8, 3)) is None
-    assert guessed((3, 8), READY, (3, 7)) == batch(READY, 7)
-    assert guessed((16,), READY, (3,)) is None, "one and a half"
-    assert guessed((8,), READY, (1,)) is None, "a dim of one is another graph"
+    assert scale_batch(((8, 3), READY), (12, 4)) is None, "two sizes"
+    assert scale_batch(((8, 3), READY), (8, 3)) is None
+    assert scale_batch(((3, 8), READY), (3, 7)) == batch(READY, 7)
+    assert scale_batch(((16,), READY), (3,)) is None, "one and a half"
+    assert scale_batch(((8,), READY), (1,)) is None, "a dim of one is another graph"
     flat = pointwise("gelu", (1, 12, 64), result=(1, 12, 64))
-    assert guessed((12,), flat, (13,)) is None
+    assert scale_batch(((12,), flat), (13,)) is None
 
 
-def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
+def test_only_the_first_sizes_are_stored(oracle: Oracle) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     for size in range(8, 40):
         graph = batch(READY, size)
         plans.learn((size,), [graph], {graph.key: choices[READY.key]})
-    assert len(plans._first) == len(plans._choices) == transfer_plans.SIZES
+    assert len(plans._first) == len(plans._choices) == transfer_plans.MAX_SIZES
     assert plans.choices_near([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
     assert plans.choices_near([batch(READY, 61)]) == {}
 
