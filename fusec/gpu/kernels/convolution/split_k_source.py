@@ -1,7 +1,7 @@
 """Generate the CUDA C of a convolution over few pixels: see `split_k`.
 
-A block has a tile of pixels, some filters and some channels. The pixels that its taps read are in shared memory. Weights
-are constants, stored in the order in which threads multiply them; loads of many steps are issued together. Both
+A block has a tile of pixels, some filters and some channels. The pixels that its taps read are in shared memory.
+Weights are constants, stored in the order in which threads multiply them; loads of many steps are issued together. Both
 operands may permute the depth in the same way, so a thread takes eight neighbours of a pixel.
 """
 
