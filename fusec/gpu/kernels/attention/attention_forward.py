@@ -16,7 +16,7 @@ from fusec.gpu.kernels.codegen import wgmma
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import MOST_SHARED_BYTES
 from fusec.gpu.kernels.codegen.indexing import VIEW_OPS, View, source, view_of_operand
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import split_index
 from fusec.ir import Node, Value
 from fusec.ops import Attention
@@ -39,12 +39,8 @@ def attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     found = match_attention(nodes, outputs)
     if found is None:
         return None
-    best, *others = (
-        found.kernel(tiling)
-        for tiling in VARIANTS
-        if found.tiles(tiling).shared_bytes * tiling.resident <= MOST_SHARED_BYTES
-    )
-    return replace(best, others=tuple(others))
+    fit = [t for t in VARIANTS if found.tiles(t).shared_bytes * t.resident <= MOST_SHARED_BYTES]
+    return with_variants(found.kernel(tiling) for tiling in fit)
 
 
 def match_attention(nodes: Sequence[Node], outputs: Sequence[Value]) -> AttentionSource | None:

@@ -61,8 +61,5 @@ def rotary(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     lines += [f"{number} turned[{vector}];", *other.lines()]
     code = PointwiseCode(Space(y.type.shape, tuple(names), along, vector), arguments)
     code.define(y, f"{code.get(x, laid, memory)} * {code.get(cos)} + turned[j] * {code.get(sin)}")
-    for node in epilogue:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(epilogue, outputs)
     return Kernel(name, (arguments.launch("rotary", [*lines, *code.lines()], ceil_div(total, BLOCK)),))

@@ -8,7 +8,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.indexing import Strided, View
@@ -119,6 +119,13 @@ class PointwiseCode:
                 index = "0"
             text = expression(node.op, source.dtype, operands, index)
         self.define(result, text, rounds=node.op.name not in EXACT)
+
+    def compute(self, nodes: Iterable[Node], stored: Iterable[Value] = ()) -> None:
+        """Apply nodes, and store these values."""
+        for node in nodes:
+            self.apply(node)
+        for value in stored:
+            self.store(value)
 
     def define(self, value: Value, text: str, rounds: bool = True) -> None:
         """Set the expression of a value, and round it to the value's type unless `rounds` is false."""

@@ -133,10 +133,7 @@ class DepthwiseSource:
         names = tuple(f"c{d}" for d in range(rank))
         code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
         code.define(self.conv.result, "acc[r][s][j]")
-        for node in self.rest:
-            code.apply(node)
-        for value in self.outputs:
-            code.store(value)
+        code.compute(self.rest, self.outputs)
         code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
         row: list[str] = []
         if rank > 3:
