@@ -228,7 +228,7 @@ class ThinSource:
         if step.prologue:
             for node in step.prologue:
                 code.apply(node)
-            code.body.append(f"taken.v[j] = {code.as_stored(value)};")
+            code.body.append(f"packed.v[j] = {code.as_stored(value)};")
             load = cuda("apply_prologue", PROLOGUE=code.lines())
         else:
             load = cuda("load_words", POINTER=arguments.read(value), AT=code.space.offset(value.type))
