@@ -35,7 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     pool_forward.pooling,
     max_pool_backward.pool_backward,
     depthwise.depthwise,
-    squeeze_excite.gate,
+    squeeze_excite.small_products,
     split_k.few_pixels,  # before thin products, because its variants include theirs
     thin_product.thin_product,
     few_channels.few_channels,  # before sampled, because that would run the pad to four channels alone

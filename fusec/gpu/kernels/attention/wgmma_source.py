@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from fusec.gpu.kernels.attention.mma_source import PACK, WarpTiles
 from fusec.gpu.kernels.codegen import wgmma
-from fusec.gpu.kernels.codegen.mma_tiles import unrolled_loops
+from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, Filling, c_bool, cuda_template
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, ceil_div
 
 STAGES = 5  # rounds whose keys and values are in shared memory
+_CUDA = cuda_template(__package__, "wgmma.cuh")
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,19 @@ class GroupTiles(WarpTiles):
     ones.
 
     A warpgroup has 64 queries. It issues the products of its next scores and of its sums together, and waits for both.
-    It
-    does not wait for other warps, except for the copies of the next round's keys and values. Shared memory holds five
-    rounds, because copies for two rounds later must touch none that is still read.
+    It does not wait for other warps, except for the copies of the next round's keys and values. Shared memory holds
+    five rounds, because copies for two rounds later must touch none that is still read.
     """
+
+    causal: bool = False
 
     @property
     def weight(self) -> str:
         return f"sums[a][{self.width - 1}]"
+
+    @property
+    def query_octets(self) -> int:
+        return self.depth
 
     @property
     def depth(self) -> int:
@@ -57,119 +64,93 @@ class GroupTiles(WarpTiles):
     def _size(self, operand: int) -> int:
         return (self.depth if operand == 1 else self.width) * self._octet(operand)
 
-    def declare(self) -> list[str]:
-        keys, sizes = self.tiling.keys, (self._size(1), self._size(2))
-        places = [(f"kept_values + stage * {sizes[1]}u", 2, self.one)]
-        if self.depth > self.octets(1):
-            places.append((f"kept_keys + stage * {sizes[0]}u", 1, 0))
-        lines = [
-            "RESIDENT(kept);",
-            f"{self.kind} *kept_keys = ({self.kind}*)kept, *kept_values = kept_keys + {STAGES * sizes[0]};",
-            f"u64* come = (u64*)(kept + {self._barrier});",
-            *(f"barrier_for(come, {self.tiling.warps}u);", "__syncthreads();"),
-            f"for (u32 i = threadIdx.x; i < {STAGES * keys}u; i += {self.tiling.threads}u) {{",
-            f"const u32 stage = i / {keys}u, own = i % {keys}u;",
-        ]
-        for stage, operand, word in places:
-            at = f"{stage} + {self.octets(operand) * self._octet(operand)}u + own * {PACK}u"
-            lines.append(f"*(Pack<u32, 4>*)({at}) = Pack<u32, 4>{{{', '.join([f'{word:#x}u'] * 4)}}};")
-        lines += ["}", f"float sums[1][{self.width}][4];"]
-        return [*lines, *unrolled_loops([("b", self.width), ("e", 4)], "sums[0][b][e] = 0.0f;")]
+    @property
+    def holes(self) -> dict[str, Filling]:
+        own: dict[str, Filling] = {
+            "STAGES": STAGES,
+            "WARPS": self.tiling.warps,
+            "WIDTH": self.width,
+            "KEY_OCTETS": self.octets(1),
+            "KEY_STRIDE": self.views[1].strides[2],
+            "KEY_OCTET_SIZE": self._octet(1),
+            "VALUE_STRIDE": self.views[2].strides[2],
+            "VALUE_OCTET_SIZE": self._octet(2),
+        }
+        return super().holes | own
 
     def preamble(self) -> list[str]:
-        functions = {
-            (self.tiling.step, False): wgmma.product(self.kind, self.tiling.step),
-            (self.width * 8, True): wgmma.product(self.kind, self.width * 8, turned=True),
-        }
-        return [line for lines in functions.values() for line in lines]
-
-    def queries(self) -> list[str]:
-        lines = super().queries()
-        if self.depth == self.octets(0):
-            return lines
-        lines[0] = f"u32 query[1][{self.depth}][2];"
-        return [*lines, f"query[0][{self.depth - 1}][0] = query[0][{self.depth - 1}][1] = 0u;"]
-
-    def _pieces(self) -> list[str]:
-        """Declare where a thread reads the first octet that it copies of a round, and where it stores it."""
-        lines: list[str] = []
-        for operand, name in ((1, "k"), (2, "v")):
-            octets, stride = self.octets(operand), self.views[operand].strides[2]
-            lines.append(f"const u32 {name}_own = threadIdx.x / {octets}u, {name}_octet = threadIdx.x % {octets}u;")
-            at = f"{name}_own * {stride}u + {name}_octet * {PACK}u"
-            lines.append(f"const {self.kind}* {name}_from = {name} + ({at});")
-            place = f"{name}_octet * {self._octet(operand)}u + {name}_own * {PACK}u"
-            lines.append(f"const u32 {name}_place = {place};")
-        return lines
-
-    def copy_round(self, round: str, stage: str) -> list[str]:
-        lines: list[str] = []
-        for operand, name, kept in ((1, "k", "kept_keys"), (2, "v", "kept_values")):
-            view, keys, octets = self.views[operand], self.tiling.keys, self.octets(operand)
-            lines.append(f"{{ const {self.kind}* from = {name}_from + (u64){round} * {keys * view.strides[2]}u;")
-            lines.append(f"{self.kind}* to = {kept} + ({stage} * {self._size(operand)}u + {name}_place);")
-            together = self.tiling.threads // octets  # keys, or values, of which all threads together copy an octet
-            for first in range(0, keys, together):
-                begun = f"copy_ahead<16>(to + {first * PACK}, from + {first * view.strides[2]});"
-                if view.shape[2] % keys:
-                    nothing = f"*(Pack<u32, 4>*)(to + {first * PACK}) = Pack<u32, 4>{{0u, 0u, 0u, 0u}};"
-                    there = f"{round} * {keys}u + {first}u + {name}_own < {view.shape[2]}u"
-                    begun = f"{{ if ({there}) {begun} else {nothing} }}"
-                some = self.tiling.threads % octets or first + together > keys
-                lines.append(f"if ({name}_own < {min(together, keys - first)}u) {begun}" if some else begun)
-            lines.append("}")
-        return [*lines, "copied();"]
-
-    def loop_over_rounds(self, weigh: list[str]) -> list[str]:
-        steps, sizes = self.tiling.keys // self.tiling.step, (self._size(1), self._size(2))
-        come = ("seen_by_groups();", "has_come(come);")
-        following = f"s + 1 < {steps} ? own_keys : next_keys, (s + 1) % {steps} * {self.tiling.step * PACK * 2}"
+        kind = C_TYPES[self.views[0].dtype]
         return [
-            "const u32 second = begin + 1u < rounds ? begin + 1u : 0u;",
-            *(*self._pieces(), *self.copy_round("begin", "0u")),
-            *("if (1u < rounds) {", *self.copy_round("second", "1u"), "} else copied();"),
-            *("wait_for_copies<1>();", *come, "wait_for_all(come, 0u);"),
-            f"float scores[1][{self.tiling.step // 8}][4];",
-            *wgmma.pin_numbers("sums[0]", self.width),  # they are zero before products run
-            *("group_begins();", *self._issue_scores("kept_keys, 0"), "group_ends();"),
-            *("bool fresh = true;", "u32 stage = 0u, round = begin;", "#pragma unroll 1"),
-            *("for (u32 turn = 0; turn < rounds; ++turn) {", "wait_for_copies<0>();", *come),
-            "const u32 following = round + 1u < rounds ? round + 1u : 0u;",
-            f"const u32 next = stage + 1u < {STAGES}u ? stage + 1u : 0u;",
-            "if (turn + 2u < rounds) {",
-            "const u32 last = following + 1u < rounds ? following + 1u : 0u;",
-            f"const u32 later = next + 1u < {STAGES}u ? next + 1u : 0u;",
-            *(*self.copy_round("last", "later"), "} else copied();"),
-            f"const {self.kind}* own_keys = kept_keys + stage * {sizes[0]}u;",
-            f"const {self.kind}* next_keys = kept_keys + next * {sizes[0]}u;",
-            f"const {self.kind}* own_values = kept_values + stage * {sizes[1]}u;",
-            *("#pragma unroll", f"for (int s = 0; s < {steps}; ++s) {{", *self._wait(), *weigh),
-            f"if (s + 1 == {steps}) wait_for_all(come, turn + 1u);",
-            *("group_begins();", *self._issue_scores(following), *self._issue_sums(), "group_ends();", "}"),
-            *("stage = next;", "round = following;", "}", *self._wait()),
+            *wgmma.product(kind, self.tiling.step),
+            *wgmma.product(kind, self.width * 8, turned=True),
         ]
 
-    def _wait(self) -> list[str]:
-        """Wait until products have written scores and sums."""
-        scores, sums = wgmma.pin_numbers("scores[0]", self.tiling.step // 8), wgmma.pin_numbers("sums[0]", self.width)
-        return ["wait_for_groups<0>();", *scores, *sums]
+    def declare(self) -> list[str]:
+        return _CUDA(
+            "declare_group",
+            **self.holes,
+            BARRIER=self._barrier,
+            ONES_AT=self.octets(2) * self._octet(2),
+            IS_PADDED=c_bool(self.depth > self.octets(1)),
+            ZEROS_AT=self.octets(1) * self._octet(1),
+        )
 
-    def _issue_scores(self, keys: str) -> list[str]:
-        """Issue products of queries by the keys at `keys`."""
-        octet, lines = self._octet(1), list[str]()
-        for o in range(0, self.depth, 2):
-            words = ", ".join(f"query[0][{o + i}][{h}]" for i in (0, 1) for h in (0, 1))
-            at = f"{keys} + {2 * o * octet}, {2 * octet}u, 128u, {int(o > 0)}"
-            lines.append(f"{{ const u32 words[4] = {{{words}}};")
-            lines.append(f"ENTRY_{self.tiling.step}(scores[0], words, {at}); }}")
+    def loop(self, weigh: list[str]) -> list[str]:
+        steps, step_bytes = self.tiling.keys // self.tiling.step, self.tiling.step * PACK * 2
+        return _CUDA(
+            "loop_of_groups",
+            **self.holes,
+            BLOCKS=ceil_div(self.views[0].shape[2], self.tiling.queries),
+            IS_CAUSAL=c_bool(self.causal),
+            COPY_FIRST=self._copy_round("begin", "0u"),
+            COPY_SECOND=self._copy_round("second", "1u"),
+            COPY_LATER=self._copy_round("last", "later"),
+            FIRST_SCORES=self._issue_scores("all_keys", "0"),
+            NEXT_SCORES=self._issue_scores(
+                f"s + 1 < {steps} ? own_keys : next_keys", f"(s + 1) % {steps} * {step_bytes}"
+            ),
+            SUMS=self._issue_sums(),
+            WEIGH=weigh,
+            WAIT=_CUDA("wait", **self.holes),
+        )
+
+    def _copy_round(self, round: str, stage: str) -> list[str]:
+        cuda = _CUDA.bind(**self.holes, AT_ROUND=round, AT_STAGE=stage)
+        return cuda(
+            "copy_round", COPY_KEYS=self._copy_octets(cuda, 1, "k_own"), COPY_VALUES=self._copy_octets(cuda, 2, "v_own")
+        )
+
+    def _copy_octets(self, cuda: CudaTemplate, operand: int, own: str) -> list[str]:
+        octets, keys, threads = self.octets(operand), self.tiling.keys, self.tiling.threads
+        together = threads // octets  # keys, or values, of which all threads together copy an octet
+        lines: list[str] = []
+        for first in range(0, keys, together):
+            all_copy = threads % octets == 0 and first + together <= keys
+            is_own = "true" if all_copy else f"{own} < {min(together, keys - first)}u"
+            lines += cuda("copy_octet", IS_OWN=is_own, FIRST=first, OWN=own, STRIDE=self.views[operand].strides[2])
         return lines
+
+    def _issue_scores(self, keys: str, offset: str) -> list[str]:
+        """Issue products of queries by the keys at `offset` bytes from `keys`."""
+        return [
+            line
+            for octet in range(0, self.depth, 2)
+            for line in _CUDA(
+                "issue_score",
+                **self.holes,
+                PRODUCT=f"ENTRY_{self.tiling.step}",
+                KEYS_AT=keys,
+                OFFSET=offset,
+                OCTET=octet,
+                OCTET_OFFSET=2 * octet * self._octet(1),
+                ONTO=int(octet > 0),
+            )
+        ]
 
     def _issue_sums(self) -> list[str]:
         """Issue products of weights by the values of a step."""
-        step, octet, lines = self.tiling.step, self._octet(2), list[str]()
-        for n in range(0, step // 8, 2):
-            words = ", ".join(f"power[0][{n + i}][{h}]" for i in (0, 1) for h in (0, 1))
-            at = f"own_values, (s * {step} + {n * 8}) * {2 * PACK}, 128u, {2 * octet}u, 1"
-            lines.append(f"{{ const u32 words[4] = {{{words}}};")
-            lines.append(f"ENTRY_{self.width * 8}_turned(sums[0], words, {at}); }}")
-        return lines
+        return [
+            line
+            for octet in range(0, self.tiling.step // 8, 2)
+            for line in _CUDA("issue_sum", **self.holes, PRODUCT=f"ENTRY_{self.width * 8}_turned", OCTET=octet)
+        ]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from fusec.gpu.kernels.codegen.cuda_template import indented
@@ -126,6 +126,12 @@ class Kernel:
         named = (pair for launch in self.launches for pair in zip(launch.parameters, launch.arguments, strict=True))
         found = (a.value for c_type, a in named if a.value is not None and not c_type.startswith("const "))
         return tuple(dict.fromkeys(found))
+
+
+def with_variants(kernels: Iterable[Kernel]) -> Kernel | None:
+    """Return the first kernel with the others as its variants; None if there is none."""
+    found = list(kernels)
+    return replace(found[0], others=tuple(found[1:])) if found else None
 
 
 @dataclass

@@ -99,8 +99,8 @@ FRAGMENT(load_filters) {
   LOOPS
   {
     if (CONTIGUOUS) {
-      const Pack<STORED, VECTOR> taken = load_pack<STORED, VECTOR>(FILTERS + (AT));
-      for (int j = 0; j < VECTOR; ++j) WEIGHT[j] = wide(taken.v[j]);
+      const Pack<STORED, VECTOR> loaded = load_pack<STORED, VECTOR>(FILTERS + (AT));
+      for (int j = 0; j < VECTOR; ++j) WEIGHT[j] = wide(loaded.v[j]);
     } else {
       for (int j = 0; j < VECTOR; ++j) WEIGHT[j] = wide(FILTERS[AT + j * CHANNEL_STRIDE]);
     }
@@ -113,7 +113,7 @@ FRAGMENT(image_columns) {
   for (int q = 0; q < WIDTH_READ; ++q) {
     const int PLACE = (int)strip * (STRIP * STRIDE) - PAD + q;
     if ((u32)PLACE >= SIZEu) continue;
-    const Pack<STORED, VECTOR> taken = load_pack<STORED, VECTOR>(IMAGE + (AT));
+    const Pack<STORED, VECTOR> loaded = load_pack<STORED, VECTOR>(IMAGE + (AT));
     #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
       TAP_ROW
@@ -121,7 +121,7 @@ FRAGMENT(image_columns) {
       for (int s = 0; s < STRIP; ++s) {
         const int k = q - s * STRIDE;
         if (k < 0 || k % DILATION != 0 || k / DILATION >= TAPS) continue;
-        for (int j = 0; j < VECTOR; ++j) acc[r][s][j] += wide(taken.v[j]) * WEIGHT[k / DILATION][j];
+        for (int j = 0; j < VECTOR; ++j) acc[r][s][j] += wide(loaded.v[j]) * WEIGHT[k / DILATION][j];
       }
     }
   }

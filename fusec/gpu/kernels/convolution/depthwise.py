@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
-from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div
+from fusec.gpu.kernels.codegen.kernel import BLOCK, Arguments, Kernel, by_value, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
@@ -29,18 +28,16 @@ ENOUGH_THREADS = 1 << 17  # to fill the largest GPU; with fewer, strips are shor
 MAX_STRIP = 8
 MAX_TAPS = 128  # because the taps of a row are unrolled
 HELD_FILTERS = 128  # numbers of filters that a thread keeps in registers, at most
-MANY = 1 << 30  # blocks: so many that each thread has one turn
-UNROLLED_TAPS = 16  # rows are unrolled up to this, because the instruction cache holds no more
+MANY = 1 << 30  # blocks, so that each thread has one turn
+UNROLLED_TAPS = 16  # of a window whose rows are unrolled; code of more exceeds the instruction cache
 
 
 def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel of a depthwise convolution and its epilogue; None for other steps."""
     conv, rest = nodes[0], nodes[1:]
     if any(isinstance(node.op, Reduce) for node in rest):
-        name = "+".join(["depthwise", *(node.op.name for node in rest)])
-        found = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
-        kernels = [Kernel(name, blocks.launches(), blocks.scratch_bytes) for blocks in found]
-        return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
+        sources = depthwise_with_mean(nodes, [v for v in outputs if v is not nodes[-1].results[0]])
+        return with_variants(Kernel(_name(rest), source.launches(), source.scratch_bytes) for source in sources)
     if not is_depthwise(nodes, outputs):
         return None
     y = conv.result
@@ -52,12 +49,9 @@ def depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     strip = max(1, STRIP // conv.op.strides[-1])
     while strip > 1 and (ceil_div(total, strip) < ENOUGH_THREADS or width < strip):
         strip //= 2
-    best = _kernel(nodes, outputs, vector, strip)
-    others: dict[tuple[int, int], None] = {}
-    for other in ((vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)):
-        if other[0] >= 1 and 1 <= other[1] <= min(MAX_STRIP, width):
-            others[other] = None
-    return replace(best, others=tuple(_kernel(nodes, outputs, *other) for other in others))
+    variants = [(vector, 2 * strip), (vector, strip // 2), (vector // 2, strip), (vector // 2, 2 * strip)]
+    fit = [(v, s) for v, s in variants if v >= 1 and 1 <= s <= min(MAX_STRIP, width)]
+    return with_variants(_kernel(nodes, outputs, *tile) for tile in ((vector, strip), *dict.fromkeys(fit)))
 
 
 def is_depthwise(nodes: Sequence[Node], outputs: Sequence[Value]) -> bool:
@@ -97,15 +91,13 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list
         DepthwiseTile(half, strip, blocks=MANY),
         DepthwiseTile(vector, strip, blocks=MANY),
         DepthwiseTile(vector, 7),
-    ]
-    tiles += [
         DepthwiseTile(half, 2 * strip, blocks=MANY),
         DepthwiseTile(vector, 2),
         DepthwiseTile(half, 2, blocks=MANY),
-    ]
-    tiles += [
-        DepthwiseTile(each, s, r, True)
-        for each, s, r in ((half, 4, 1), (half, 2, 2), (half, 7, 1), (vector // 4, 7, 1))
+        DepthwiseTile(half, 4, held=True),
+        DepthwiseTile(half, 2, rows=2, held=True),
+        DepthwiseTile(half, 7, held=True),
+        DepthwiseTile(vector // 4, 7, held=True),
     ]
     fitting = [
         tile
@@ -113,7 +105,7 @@ def depthwise_with_mean(nodes: Sequence[Node], outputs: Sequence[Value]) -> list
         if tile.vector
         and tile.strip <= width
         and tile.rows <= height
-        and taps * tile.vector * tile.held <= HELD_FILTERS
+        and tile.held * taps * tile.vector <= HELD_FILTERS
     ]
     tiles = fitting or [DepthwiseTile(vector, 1)]
     return [DepthwiseSource(conv, rest, outputs, mean, tile) for tile in dict.fromkeys(tiles)]
@@ -142,10 +134,7 @@ def _kernel(nodes: Sequence[Node], outputs: Sequence[Value], vector: int, strip:
     window = DepthwiseWindow(conv, DepthwiseTile(vector, strip, blocks=0), arguments, unroll).sums()
     code = PointwiseCode(Space(y.shape, tuple(f"c{d}" for d in range(rank)), 1, vector), arguments, rounds=False)
     code.define(conv.result, "acc[0][s][j]")
-    for node in rest:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(rest, outputs)
     lines = CUDA(
         "strips",
         BLOCK=BLOCK,

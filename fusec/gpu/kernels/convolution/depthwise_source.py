@@ -1,7 +1,6 @@
 """Generate depthwise convolution by blocks that keep some channels of one image.
 
-Filters can stay in registers. Results are also summed over space, for the mean that a squeeze-and-excitation begins
-with.
+Filters can stay in registers. Results are also summed over space, for the mean of a squeeze-and-excitation.
 Blocks store their sums in scratch memory; a small launch merges those of an image in the order of the blocks.
 """
 
@@ -21,7 +20,7 @@ from fusec.ir import Node, TensorType, Value
 from fusec.ops import Conv, Reduce
 
 MAX_LANES = 32  # neighbouring vectors of channels of a block
-FULL_LANES = 8  # with so many, a block reads whole cache lines
+FULL_LANES = 8  # from here on, a block reads whole cache lines
 CUDA = cuda_template(__package__, "depthwise.cuh")
 
 
@@ -121,7 +120,7 @@ class DepthwiseSource:
         return compute_type(self.y.dtype)
 
     def launches(self) -> tuple[Launch, ...]:
-        return self.elements(), self.together()
+        return self.elements(), self.merge()
 
     def elements(self) -> Launch:
         """Return the launch that computes each result, and the sums of blocks."""
@@ -133,10 +132,7 @@ class DepthwiseSource:
         names = tuple(f"c{d}" for d in range(rank))
         code = PointwiseCode(Space(y.shape, names, 1, tile.vector), arguments, rounds=False)
         code.define(self.conv.result, "acc[r][s][j]")
-        for node in self.rest:
-            code.apply(node)
-        for value in self.outputs:
-            code.store(value)
+        code.compute(self.rest, self.outputs)
         code.body.append(f"if (live) sum[j] += {code.get(self.mean.operands[0])};")
         row: list[str] = []
         if rank > 3:
@@ -165,26 +161,26 @@ class DepthwiseSource:
         )
         return arguments.launch("depthwise", lines, self.groups * samples * self.chunks, block)
 
-    def together(self) -> Launch:
+    def merge(self) -> Launch:
         """Return the launch that merges the sums of blocks."""
         arguments, (n, channels) = Arguments(), self.y.shape[:2]
         sums, result = arguments.scratch(f"const {self.kind}"), self.mean.result
-        merge = ChunkMerge(n * channels, self.chunks)
+        plan = ChunkMerge(n * channels, self.chunks)
         code = PointwiseCode(Space(result.type.shape, ("c0", "c1", *[None] * (result.type.rank - 2))), arguments)
         code.define(result, self.total("acc0[0]"))
         code.store(result)
         lines = CUDA(
             "merge_sums",
-            SETUP=merge.setup(self.kind, 1),
+            SETUP=plan.setup(self.kind, 1),
             CHUNKS=self.chunks,
-            THREADS=merge.threads,
+            THREADS=plan.threads,
             SUMS=sums,
             COLUMNS=n * channels,
-            REDUCE=merge.reduce(1),
+            REDUCE=plan.reduce(1),
             COORDINATES=split_index("c", [("c0", n), ("c1", channels)]),
             RESULT=code.lines(),
         )
-        return arguments.launch("depthwise_together", lines, merge.blocks, merge.block)
+        return arguments.launch("depthwise_together", lines, plan.blocks, plan.block)
 
     def total(self, sum: str) -> str:
         """Turn a sum over space into the result of the reduction."""

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index, stride_along
 from fusec.ir import Node, TensorType, Value, channels_last
@@ -23,19 +23,19 @@ from fusec.ops import Conv, Pad
 
 CHANNELS = 4  # those of the image, and zeros
 TAPS = 4  # of one step
-MOST_STEPS = 16  # because the filters of a warp take 8 registers a step
+MOST_STEPS = 16  # because the filters of a warp need 8 registers a step
 MOST_FILTERS = 128
 WARPS = 4  # of a block, at least
 BANKS = 16  # of shared memory, eight bytes each
 RESIDENT = 3  # blocks on a multiprocessor
 SIZES = ((8, 128), (4, 128), (4, 64), (8, 64), (16, 64), (2, 64))  # rows and columns of a tile of results, about
-BEGUN = 256  # the start of a block costs as much as so many results: an estimate
+BEGUN = 256  # results that cost as much as the start of a block: an estimate
 OTHERS = 4
 _CUDA = cuda_template(__package__, "few_channels.cuh")
 
 
 @dataclass(frozen=True)
-class _StemSource:
+class _FewChannelsSource:
     """A convolution with its prologue and epilogue, and the tile of results that a block computes."""
 
     prologue: Sequence[Node]
@@ -52,7 +52,7 @@ class _StemSource:
 
     @property
     def source(self) -> Value:
-        """The value that is read: the image before it is padded to four channels, if that happens here."""
+        """The value that is read: the image, before a pad to four channels that is part of this kernel."""
         return self.prologue[0].operands[0] if self.prologue else self.conv.operands[0]
 
     @property
@@ -130,7 +130,7 @@ class _StemSource:
         """Estimate the time, which orders the variants: rounds of blocks, times the results of a block."""
         return ceil_div(self.blocks, PROCESSORS * RESIDENT) * (self.rows * self.columns + BEGUN)
 
-    def sized(self, rows: int, columns: int) -> _StemSource:
+    def sized(self, rows: int, columns: int) -> _FewChannelsSource:
         """Return the source with tiles of about that size, which divide the image evenly."""
         _, _, high, across = self.conv.result.type.shape
         return replace(self, rows=min(rows, high), columns=ceil_div(across, ceil_div(across, columns)))
@@ -219,10 +219,7 @@ class _StemSource:
         y = self.conv.result
         code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3"), 1, 2 * self.wide), arguments)
         code.define(y, "acc[j / 2][h * 2 + j % 2]")
-        for node in self.rest:
-            code.apply(node)
-        for value in self.outputs:
-            code.store(value)
+        code.compute(self.rest, self.outputs)
         return code.lines()
 
 
@@ -245,22 +242,21 @@ def few_channels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
         return None
     if not _reads(prologue, rest, x):
         return None
-    stem = _StemSource(prologue, conv, rest, outputs)
-    if stem.steps > MOST_STEPS or not _packed(x.type, prologue) or not _stores(stem):
+    source = _FewChannelsSource(prologue, conv, rest, outputs)
+    if source.steps > MOST_STEPS or not _packed(x.type, prologue) or not _stores(source):
         return None
-    values = (x, w, y, stem.source, *outputs, *(v for node in rest for v in node.operands))
+    values = (x, w, y, source.source, *outputs, *(v for node in rest for v in node.operands))
     if max(v.type.span for v in values) >= 1 << 31:
         return None
-    variants = {(variant.rows, variant.columns): variant for variant in (stem.sized(*size) for size in SIZES)}.values()
+    sized = (source.sized(*size) for size in SIZES)
+    variants = {(variant.rows, variant.columns): variant for variant in sized}
     fit = [
         variant
-        for variant in variants
+        for variant in variants.values()
         if variant.tile[0] * variant.pitch * CHANNELS * x.type.dtype.itemsize <= SHARED_BYTES
     ]
-    if not fit:
-        return None
-    best, *others = (variant.kernel() for variant in sorted(fit, key=lambda variant: variant.cost)[: 1 + OTHERS])
-    return replace(best, others=tuple(others))
+    fit.sort(key=lambda variant: variant.cost)
+    return with_variants(variant.kernel() for variant in fit[: 1 + OTHERS])
 
 
 def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:
@@ -274,15 +270,13 @@ def _reads(prologue: Sequence[Node], rest: Sequence[Node], x: Value) -> bool:
     if len(pads) != 1 or not all(can_follow(node) for node in prologue if node not in pads):
         return False
     (pad,) = pads
-    op, (source,) = pad.op, pad.operands
+    op, (source,), at = pad.op, pad.operands, list(prologue).index(pad)
     assert isinstance(op, Pad)
     if op.pads != (0, 0, 0, 0, 0, CHANNELS - source.type.shape[1], 0, 0) or (op.mode, op.value) != ("constant", 0.0):
         return False
-    code = list(prologue)
-    epilogue = code[code.index(pad) + 1 :]
-    if any(node.op.name != "relayout" for node in epilogue) or x not in made:
+    if any(node.op.name != "relayout" for node in prologue[at + 1 :]) or x not in made:
         return False
-    return all(v.type.shape == source.type.shape for node in code[: code.index(pad)] for v in node.results)
+    return all(v.type.shape == source.type.shape for node in prologue[:at] for v in node.results)
 
 
 def _packed(type: TensorType, prologue: Sequence[Node]) -> bool:
@@ -290,8 +284,9 @@ def _packed(type: TensorType, prologue: Sequence[Node]) -> bool:
     return bool(prologue) or (type.strides[1] == 1 and all(type.strides[d] % CHANNELS == 0 for d in (0, 2, 3)))
 
 
-def _stores(stem: _StemSource) -> bool:
+def _stores(source: _FewChannelsSource) -> bool:
     """Tell if one store can move a thread's results, or if they are stored one by one."""
-    own = 2 * stem.wide
-    types = [v.type for v in (*stem.outputs, *(v for node in stem.rest for v in node.operands)) if v.type.size != 1]
+    own = 2 * source.wide
+    values = (*source.outputs, *(v for node in source.rest for v in node.operands))
+    types = [v.type for v in values if v.type.size != 1]
     return all(stride_along(t, 4, 1) != 1 or all(stride_along(t, 4, d) % own == 0 for d in (0, 2, 3)) for t in types)

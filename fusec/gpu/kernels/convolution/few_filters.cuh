@@ -34,7 +34,7 @@ FRAGMENT(kernel) {
         #pragma unroll
         for (int d = 0; d < 4; ++d) acc[a][b][c][d] = 0.0f;
 
-  // `next` is loaded while `taken` is multiplied.
+  // `next` is loaded while `current` is multiplied.
   Pack<u32, WORDS> next[TILES][2];
   auto load = [&](int step, int chunk) {
     const int row = top + step * DILATION_ROWS;
@@ -82,11 +82,11 @@ FRAGMENT(long_strip) {
 FRAGMENT(step) {
   #pragma unroll
   for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-    Pack<u32, WORDS> taken[TILES][2];
+    Pack<u32, WORDS> current[TILES][2];
     #pragma unroll
     for (int b = 0; b < TILES; ++b)
       #pragma unroll
-      for (int h = 0; h < 2; ++h) taken[b][h] = next[b][h];
+      for (int h = 0; h < 2; ++h) current[b][h] = next[b][h];
     if (chunk + 1 < CHUNKS) load(s, chunk + 1);
     else if (s + 1 < COUNT) load(s + 1, 0);
     #pragma unroll
@@ -98,7 +98,7 @@ FRAGMENT(step) {
         const Pack<u32, WORDS> tap = *reinterpret_cast<const Pack<u32, WORDS>*>(filters + at);
         #pragma unroll
         for (int b = 0; b < TILES; ++b) {
-          const Pack<u32, WORDS>(&x)[2] = taken[b];
+          const Pack<u32, WORDS>(&x)[2] = current[b];
           float(&sums)[4] = acc[(p + HIGH - k) % HIGH][b][c];
           multiply_tile<TYPE>(sums, x[0].v[0], x[1].v[0], x[0].v[1], x[1].v[1], tap.v[0], tap.v[1]);
           if (WORDS == 4) multiply_tile<TYPE>(sums, x[0].v[LAST - 1], x[1].v[LAST - 1], x[0].v[LAST], x[1].v[LAST],

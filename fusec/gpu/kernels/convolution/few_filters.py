@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusec.gpu.kernels.codegen.cuda_template import c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.kernel import C_TYPES, HALVES, Arguments, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import COLUMNS, PIXELS, can_follow
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, split_index
 from fusec.ir import Node, Value
@@ -66,11 +66,7 @@ def few_filters(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | Non
         return None
     if any(v.type.shape != y.type.shape for v in outputs) or max(v.type.span for v in (x, w, y)) >= 1 << 31:
         return None
-    variants = _variants(conv)
-    if not variants:
-        return None
-    best, *others = (_FewFiltersSource(conv, rest, outputs, variant).kernel() for variant in variants)
-    return replace(best, others=tuple(others))
+    return with_variants(_FewFiltersSource(conv, rest, outputs, tiling).kernel() for tiling in _variants(conv))
 
 
 def _variants(conv: Node) -> list[FewFiltersTiling]:
@@ -165,10 +161,7 @@ class _FewFiltersSource:
         )
         code = PointwiseCode(Space(y.type.shape, ("c0", "c1", "c2", "c3")), arguments)
         code.define(y, "total")
-        for node in self.rest:
-            code.apply(node)
-        for value in self.outputs:
-            code.store(value)
+        code.compute(self.rest, self.outputs)
         step = cuda(
             "step",
             IS_SHORT=c_bool(is_short),

@@ -46,9 +46,6 @@ def integer_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel |
         f"for ({index} k = 0; k < {depth}u; ++k) total = wrap_add(total, wrap_mul({', '.join(factors)}));",
     ]
     code = PointwiseCode(Space(y.type.shape, tuple(names)), arguments, known={y: "total"})
-    for node in rest:
-        code.apply(node)
-    for value in outputs:
-        code.store(value)
+    code.compute(rest, outputs)
     lines += code.lines()
     return Kernel(name, (arguments.launch("integer_product", lines, ceil_div(y.type.size, BLOCK)),))

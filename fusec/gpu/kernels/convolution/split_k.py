@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS
-from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, ceil_div
+from fusec.gpu.kernels.codegen.kernel import HALVES, Kernel, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.mma_tiles import can_follow
 from fusec.gpu.kernels.convolution.split_k_source import SplitKSource
 from fusec.gpu.kernels.convolution.split_k_tiling import COLUMNS, DEPTH, PACK, ROWS, SplitKTiling, along, is_flat
@@ -22,11 +22,8 @@ MOST_PIXELS = 4096
 MOST_STEPS = 20  # of a warp, because all are unrolled
 MOST_BLOCKS = 4 * PROCESSORS  # with more, cuDNN's engines fill the GPU, too
 MOST_SPLITS = 8  # blocks of a cluster
-VARIANTS = (
-    (32, 32, 4, 1),
-    (16, 32, 4, 1),
-    (16, 64, 4, 2),
-)  # pixels and filters of a block; warps that share its steps, and its filters
+# Pixels and filters of a block; warps that share its steps, and its filters.
+VARIANTS = ((32, 32, 4, 1), (16, 32, 4, 1), (16, 64, 4, 2))
 SHARED_BYTES = 200 << 10
 
 
@@ -39,15 +36,14 @@ def few_pixels(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None
     if any(v.type.shape != y.type.shape for v in (*outputs, *(v for node in rest for v in node.results))):
         return None
     sources = [SplitKSource(conv, rest, outputs, variant) for variant in variants(conv)]
-    fit = [
-        s for s in sources if s.own_steps <= MOST_STEPS and s.resident_bytes <= SHARED_BYTES and s.grid <= MOST_BLOCKS
-    ]
-    kernels = [source.kernel() for source in fit]
-    if not kernels:
-        return None
-    thin = thin_product(nodes, outputs)
-    kernels += [] if thin is None else [replace(thin, others=()), *thin.others]
-    return replace(kernels[0], others=tuple(kernels[1:]))
+    kernels = [source.kernel() for source in sources if _runs(source)]
+    thin = thin_product(nodes, outputs) if kernels else None
+    return with_variants([*kernels, *([] if thin is None else [replace(thin, others=()), *thin.others])])
+
+
+def _runs(source: SplitKSource) -> bool:
+    fits = source.own_steps <= MOST_STEPS and source.resident_bytes <= SHARED_BYTES
+    return fits and source.grid <= MOST_BLOCKS
 
 
 def _fits(conv: Node) -> bool:

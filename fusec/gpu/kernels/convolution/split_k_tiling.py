@@ -55,8 +55,7 @@ class Along:
     """The pixels that a tile reads along a dim of the image.
 
     For result `i` of a tile and tap `k`, pixel `i * apart + k * dilation` of `count` is read. Pixels are `stride`
-    apart in
-    the image.
+    apart in the image.
     """
 
     count: int

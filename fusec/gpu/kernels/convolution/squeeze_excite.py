@@ -1,19 +1,27 @@
-"""Generate sequences of small products, as in the gate of a squeeze-and-excitation.
+"""Generate sequences of small products, as in a squeeze-and-excitation.
 
 Each sample is one vector. The products are 1x1 convolutions of one pixel, or matmuls, with pointwise ops between them.
-A
-block handles a sample: vectors are passed from layer to layer in shared memory, weights are read from the cache. cuDNN
-would launch two to five kernels.
+A block handles a sample: vectors are passed from layer to layer in shared memory, weights are read from the cache.
+cuDNN would launch two to five kernels.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, cuda_template
-from fusec.gpu.kernels.codegen.kernel import C_TYPES, MAX_VECTOR, Arguments, Kernel, Launch, ceil_div, compute_type
+from fusec.gpu.kernels.codegen.kernel import (
+    C_TYPES,
+    MAX_VECTOR,
+    Arguments,
+    Kernel,
+    Launch,
+    ceil_div,
+    compute_type,
+    with_variants,
+)
 from fusec.gpu.kernels.codegen.pointwise_code import PointwiseCode, Space, can_generate
 from fusec.gpu.kernels.convolution.depthwise import depthwise_with_mean
 from fusec.gpu.kernels.convolution.depthwise_source import DepthwiseSource
@@ -48,7 +56,7 @@ class Layer:
         return {self.y, *(v for node in self.nodes for v in node.results)}
 
 
-def gate(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
+def small_products(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     """Return the kernel of at least two small products in sequence; None for other steps."""
     name = "+".join(node.op.name for node in nodes)
     at = next((i for i, node in enumerate(nodes) if isinstance(node.op, Reduce)), None)
@@ -58,8 +66,7 @@ def gate(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
     if layers is None:
         return None
     splits = [n for n in SPLITS if n == 1 or not any(v in layer.made for layer in layers[:-1] for v in outputs)]
-    kernels = [Kernel(name, (SqueezeExciteSource(layers, outputs, n).launch(),)) for n in splits]
-    return replace(kernels[0], others=tuple(kernels[1:]))
+    return with_variants(Kernel(name, (SqueezeExciteSource(layers, outputs, n).launch(),)) for n in splits)
 
 
 def _after_depthwise(name: str, nodes: Sequence[Node], rest: Sequence[Node], outputs: Sequence[Value]) -> Kernel | None:
@@ -78,11 +85,11 @@ def _after_depthwise(name: str, nodes: Sequence[Node], rest: Sequence[Node], out
     for blocks in depthwise_with_mean(nodes, [v for v in outputs if v in made and v is not mean]):
         launch = SqueezeExciteSource(layers, stored, splits, blocks).launch()
         kernels.append(Kernel(f"depthwise+{name[5:]}", (blocks.elements(), launch), blocks.scratch_bytes))
-    return replace(kernels[0], others=tuple(kernels[1:])) if kernels else None
+    return with_variants(kernels)
 
 
 def match_layers(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
-    """Sort the nodes into layers, each with the vector of the one before; None if they are no such sequence.
+    """Sort the nodes into layers, each of which reads the vector of the layer before; None if there is no such order.
 
     least: the fewest products.
     """
@@ -104,9 +111,8 @@ def match_layers(nodes: Sequence[Node], least: int = 2) -> list[Layer] | None:
     if sum(layer.product is not None for layer in layers) < least:
         return None
     for number, layer in enumerate(layers):
-        earlier = {v for before in layers[:number] for v in before.made} - {
-            layers[0].x
-        }  # the first vector is read from memory
+        earlier = {v for before in layers[:number] for v in before.made}
+        earlier.discard(layers[0].x)  # the first vector is read from memory
         if any(v in earlier for node in layer.nodes for v in node.operands):
             return None
         if any(v.type.shape != layer.y.type.shape for node in layer.nodes for v in node.results):
@@ -213,10 +219,7 @@ class SqueezeExciteSource:
     def _finish(self, code: PointwiseCode, number: int, place: str) -> list[str]:
         """Apply the pointwise ops of a layer, store its outputs, and pass its vector to the next layer."""
         layer, following = self.layers[number], self.layers[number + 1 :]
-        for node in layer.nodes:
-            code.apply(node)
-        for value in (v for v in self.outputs if v in layer.made):
-            code.store(value)
+        code.compute(layer.nodes, (v for v in self.outputs if v in layer.made))
         if following:
             code.body.append(f"in{number}[{place}] = {code.get(following[0].x)};")
         return code.lines()

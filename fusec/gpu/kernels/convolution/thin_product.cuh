@@ -84,9 +84,9 @@ FRAGMENT(load_words) {
 }
 
 FRAGMENT(apply_prologue) {
-  Pack<TYPE, 8> taken;
+  Pack<TYPE, 8> packed;
   PROLOGUE
-  for (int i = 0; i < 4; ++i) WORDS.v[i] = word_of(taken, i);
+  for (int i = 0; i < 4; ++i) WORDS.v[i] = word_of(packed, i);
 }
 
 FRAGMENT(store_row) {

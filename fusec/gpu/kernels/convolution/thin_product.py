@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fusec.gpu.kernels.codegen.cuda_template import CudaTemplate, c_bool, cuda_template
 from fusec.gpu.kernels.codegen.gpu_figures import PROCESSORS, SHARED_BYTES
-from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div
+from fusec.gpu.kernels.codegen.kernel import BLOCK, C_TYPES, HALVES, Arguments, Kernel, Launch, ceil_div, with_variants
 from fusec.gpu.kernels.codegen.pointwise_code import (
     PointwiseCode,
     Space,
@@ -49,8 +49,10 @@ def thin_product(nodes: Sequence[Node], outputs: Sequence[Value]) -> Kernel | No
     most = min(MAX_WIDTH, groups, max(1, SHARED_BYTES // (COLUMNS * ceil_div(step.depth, DEPTH) * DEPTH * 2)))
     widths = sorted(range(1, most + 1), key=lambda n: (ceil_div(groups, n) * n, abs(n - 3)))[:3]
     kernels = [Kernel(name, (ThinSource(step, outputs, n, b).launch(),)) for n in widths for b in BLOCKS]
-    others = {kernel.key: kernel for kernel in kernels[1:] if kernel.key != kernels[0].key}
-    return replace(kernels[0], others=tuple(others.values())) if kernels else None
+    by_key: dict[str, Kernel] = {}
+    for kernel in kernels:
+        by_key.setdefault(kernel.key, kernel)
+    return with_variants(by_key.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +107,9 @@ class ProductStep:
             return False
         if k * n > MAX_INTENSITY * (k + n):
             return False
-        front = [v.type for v in inputs_of([*self.prologue, self.product]) if v is not self.product.operands[1]]
-        back = [v.type for v in (*inputs_of(self.epilogue), *self.results) if v.type.size != 1]
-        sides = ((self.x, k, front if self.prologue else [self.x]), (self.y, n, back))
+        read = [v.type for v in inputs_of([*self.prologue, self.product]) if v is not self.product.operands[1]]
+        written = [v.type for v in (*inputs_of(self.epilogue), *self.results)]
+        sides = ((self.x, k, read if self.prologue else [self.x]), (self.y, n, written))
         return all(self._packs(space, size, [t for t in types if t.size != 1]) for space, size, types in sides)
 
     def _packs(self, space: TensorType, size: int, types: Sequence[TensorType]) -> bool:
@@ -226,7 +228,7 @@ class ThinSource:
         if step.prologue:
             for node in step.prologue:
                 code.apply(node)
-            code.body.append(f"taken.v[j] = {code.as_stored(value)};")
+            code.body.append(f"packed.v[j] = {code.as_stored(value)};")
             load = cuda("apply_prologue", PROLOGUE=code.lines())
         else:
             load = cuda("load_words", POINTER=arguments.read(value), AT=code.space.offset(value.type))
@@ -240,10 +242,7 @@ class ThinSource:
         step = self.step
         code = PointwiseCode(self._space(step.y, half, "o"), arguments, f"y{half}_", rounds=False)
         code.define(step.product.result, f"acc[n][j / 2][{2 * half} + j % 2]")
-        for node in step.epilogue:
-            code.apply(node)
-        for value in self.outputs:
-            code.store(value)
+        code.compute(step.epilogue, self.outputs)
         return cuda(
             "store_row",
             OFFSET=half * ROWS // 2,

@@ -1,0 +1,134 @@
+// Attention of few features: attention_forward.py explains it and fills in the names in capitals.
+
+FRAGMENT(kernel) {
+  const u32 lane = threadIdx.x % 32u, g = lane / 4u, t = lane % 4u, block = blockIdx.x;
+  BLOCK_COORDINATES
+  const u32 group = head / SHARERSu;
+  const u32 first = part * QUERIESu + threadIdx.x / 32u * (16u * TILES) + g;
+  POINTERS
+  DECLARE
+  u32 query[TILES][QUERY_OCTETS][2];
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 at = first + a * 16 + h * 8;
+      const u32* row = (const u32*)(q + (at < QUERY_COUNTu ? at : QUERY_COUNT - 1u) * QUERY_STRIDE);
+      #pragma unroll
+      for (int o = 0; o < READ_OCTETS; ++o) query[a][o][h] = row[o * 4 + t];
+    }
+  if (READ_OCTETS < QUERY_OCTETS) query[0][QUERY_OCTETS - 1][0] = query[0][QUERY_OCTETS - 1][1] = 0u;
+  float below[TILES][2];
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) below[a][h] = 0.0f;
+  // With a causal mask, keys after the last query of the block are left out.
+  const u32 reach = (part * QUERIESu + (QUERIES - 1u)) / KEYSu + 1u;
+  const u32 rounds = IS_CAUSAL && reach < ROUNDSu ? reach : ROUNDSu;
+  LOOP
+  // Divide sums of values by sums of weights, and store them.
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const u32 at = first + a * 16 + h * 8;
+      const float share = 1.0f / WEIGHT[h * 2];
+      if (at < QUERY_COUNTu) {
+        TYPE* to = RESULT + (image * RESULT_IMAGE + head * RESULT_HEAD + at * RESULT_QUERY + RESULT_START + 2u * t);
+        #pragma unroll
+        for (int b = 0; b < VALUE_OCTETS; ++b)
+          *(u32*)(to + 8 * b) = word_of<TYPE>(sums[a][b][2 * h + 0] * share, sums[a][b][2 * h + 1] * share);
+      }
+    }
+}
+
+// Turn scores into weights, as words that products take. Scale sums again where scores grew.
+FRAGMENT(weigh) {
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int n = 0; n < STEP / 8; ++n)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h)
+        #pragma unroll
+        for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] = fmaf(scores[a][n][h * 2 + e], SCALE, below[a][h]);
+  if (!KEYS_FIT && round == LAST_ROUNDu) {
+    #pragma unroll
+    for (int a = 0; a < TILES; ++a)
+      #pragma unroll
+      for (int n = 0; n < STEP / 8; ++n)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (round * KEYSu + s * STEP + n * 8 + 2u * t + e >= KEY_COUNTu) scores[a][n][h * 2 + e] = -INFINITE;
+  }
+  if (IS_CAUSAL && round * KEYSu + (KEYS - 1u) > part * QUERIESu) {
+    #pragma unroll
+    for (int a = 0; a < TILES; ++a)
+      #pragma unroll
+      for (int n = 0; n < STEP / 8; ++n)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (round * KEYSu + s * STEP + n * 8 + 2u * t + e > first + a * 16 + h * 8)
+              scores[a][n][h * 2 + e] = -INFINITE;
+  }
+  u32 power[TILES][STEP / 8][2];
+  RAISE
+  u32 bits = 0u;
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int n = 0; n < STEP / 8; ++n)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) bits |= power[a][n][h];
+  // Numbers from 2 on, and NaN, have the highest bit of the exponent, in either type.
+  if (any_of_warp(fresh || (bits & 0x40004000u) != 0u)) {
+    bool nothing = false;
+    #pragma unroll
+    for (int a = 0; a < TILES; ++a)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        // Set a row's offset a little above its largest score, if that grew or is the first finite one. NaN counts as the
+        // largest, so a row of NaN has begun and its warp does not look for a first score again.
+        float most = scores[a][0][h * 2];
+        #pragma unroll
+        for (int n = 0; n < STEP / 8; ++n)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e) most = nmax(most, scores[a][n][h * 2 + e]);
+        most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 1));
+        most = nmax(most, __shfl_xor_sync(0xffffffffu, most, 2));
+        const bool none = most == -INFINITE, begins = !none && WEIGHT[h * 2] == 0.0f;
+        nothing |= none;
+        most = begins || most > 0.0f ? most + MARGIN : 0.0f;
+        // A row that begins has no sums yet. A low first score may overflow, and zero times infinity would be NaN.
+        const float less = begins ? 1.0f : quick_exp2(-most);
+        below[a][h] -= most;
+        #pragma unroll
+        for (int n = 0; n < STEP / 8; ++n)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e) scores[a][n][h * 2 + e] -= most;
+        #pragma unroll
+        for (int e = 0; e < 2; ++e) WEIGHT[h * 2 + e] *= less;
+        #pragma unroll
+        for (int b = 0; b < VALUE_OCTETS; ++b)
+          #pragma unroll
+          for (int e = 0; e < 2; ++e) sums[a][b][h * 2 + e] *= less;
+      }
+    fresh = any_of_warp(nothing);
+    RAISE
+  }
+}
+
+FRAGMENT(raise) {
+  #pragma unroll
+  for (int a = 0; a < TILES; ++a)
+    #pragma unroll
+    for (int n = 0; n < STEP / 8; ++n)
+      #pragma unroll
+      for (int h = 0; h < 2; ++h)
+        power[a][n][h] = word_of<TYPE>(quick_exp2(scores[a][n][h * 2 + 0]), quick_exp2(scores[a][n][h * 2 + 1]));
+}
