@@ -444,7 +444,7 @@ class Graph:
 
 
 def positions(graph: Graph) -> Mapping[Node, int]:
-    """Number the nodes in graph order; the return node comes last."""
+    """Return the number of each node in graph order; the return node comes last."""
     return {node: i for i, node in enumerate([*graph.nodes, graph.return_node])}
 
 

@@ -23,7 +23,9 @@ Reference = Callable[..., Array]  # (xp, attributes, *operands) -> array
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. `rule` names the dtypes that operands and result may have:
+    """A row of the table.
+
+    rule: names the dtypes that operands and result may have:
 
     float, number, any: operands of one such dtype, and a result of the same
     bool, integer: the same, for bools and integers

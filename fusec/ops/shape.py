@@ -1,4 +1,4 @@
-"""Define ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, gather…
+"""Define ops that move elements without arithmetic: reshape, transpose, concat, split, slice, pad, gather.
 
 Shapes are concrete everywhere. Ops that compute only a shape at run time are folded on import.
 """

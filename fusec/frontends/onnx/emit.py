@@ -172,7 +172,7 @@ class Emitter:
         return self.literal(Literal(type, load))
 
     def indexed(self, shape: Sequence[int], values: Callable[[Array], Any], dtype: DType = DType.I64) -> Value:
-        """Make a constant whose elements are `values` of their row-major indices 0, 1, …"""
+        """Make a constant whose elements are `values` of their row-major indices from 0 on."""
         type = TensorType(tuple(shape), dtype)
         return self.computed(type, lambda: by_blocks(type, values))
 

@@ -395,7 +395,7 @@ def _as_rows(user: Node, index: int, type: TensorType) -> bool:
 
 
 def _order_filters(graph: Graph, node: Node, copies: dict[tuple[Value, Order], Value]) -> None:
-    """Store constant filters channels last, like the images they meet. (A wgrad's second operand is an image.)"""
+    """Store constant filters channels last, like the images they meet. A wgrad's second operand is an image."""
     filters = node.operands[1]
     order = normal_order(filters.type, channels_last(filters.type.rank))
     if filters.literal is None or filters.type.order == order:

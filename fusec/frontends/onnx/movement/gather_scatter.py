@@ -1,4 +1,4 @@
-"""Import ops that find, gather and scatter elements by index: ArgMax, TopK, Gather*, Scatter*, OneHot, CumSum…"""
+"""Import ops that find, gather and scatter elements by index: ArgMax, TopK, Gather*, Scatter*, OneHot, CumSum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import ops that change the shape: Reshape, Transpose, Expand, Tile, DepthToSpace…"""
+"""Import ops that change the shape: Reshape, Transpose, Expand, Tile, DepthToSpace."""
 
 from __future__ import annotations
 
