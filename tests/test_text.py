@@ -1,4 +1,4 @@
-"""Printing and parsing are inverse to each other, and no text makes the parser fail but with a ModelError."""
+"""Test that parsing inverts printing, and that the parser refuses wrong texts with a ModelError only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def round_trip(graph: Graph, locations: bool = False) -> Graph:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A few cases of the registry in a row, on inputs, constants and each other's results."""
+    """Draw a graph of a few cases, applied to inputs, constants and each other's results."""
     graph = Graph(draw(NAMES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     for case in draw(st.lists(st.sampled_from(APPLIED), min_size=1, max_size=5)):
@@ -91,7 +91,7 @@ def test_parsing_what_was_printed_gives_it_back(graph: Graph, locations: bool) -
 @PROFILE
 @given(st.sampled_from(list(DType)), st.data())
 def test_inline_elements_are_exact(dtype: DType, data: st.DataObject) -> None:
-    """Bit by bit, but for the payload of NaNs."""
+    """All bits are equal, except for the payload of NaNs."""
     raw = data.draw(st.binary(min_size=dtype.itemsize * 8, max_size=dtype.itemsize * 8))
     array = np.frombuffer(raw, dtype.numpy) if dtype is not DType.BOOL else np.frombuffer(raw, np.uint8) % 2 == 0
     if dtype.is_narrow_int or dtype is DType.F4E2M1:  # a byte holds more than they do
@@ -232,7 +232,7 @@ def test_edited_text_parses_or_is_refused(data: st.DataObject) -> None:
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
-    """Edits that stay well spelled reach further than the tokens."""
+    """Exchange whole tokens, because such edits reach the code after the tokenizer."""
     tokens = list(re.finditer(r'%?"[^"]*"|%?[\w.+-]+', VALID))
     match = data.draw(st.sampled_from(tokens))
     parses_or_refuses(VALID[: match.start()] + data.draw(st.sampled_from(TOKENS)) + VALID[match.end() :])
@@ -241,7 +241,7 @@ def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_random_attributes_are_taken_or_refused(data: st.DataObject) -> None:
-    """Every op with attribute values of every kind, huge and negative ones among them."""
+    """Draw attribute values of every kind for any op, also huge and negative ones."""
     case = data.draw(st.sampled_from([c for c in APPLIED if c.op.attributes]))
     types = [TensorType(a.shape, DType.of(a.dtype)) for a in case.arrays(np.random.default_rng(0))]
     numbers = st.sampled_from(
