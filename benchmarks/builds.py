@@ -1,22 +1,20 @@
-"""How long cuDNN takes to build the first plan it offers for a graph, without a GPU: by length, and size by size.
+"""Measure how long cuDNN takes to build its first plan for a graph, by the graph's length and by batch size.
 
-Usage, on any machine: python -m benchmarks.builds. Seconds are those of a core (what the process computes), so other
-work on the machine does not count. Writes benchmarks/results/builds.json.
+Usage, on any machine, without a GPU: python -m benchmarks.builds
+Seconds are the processor time of this process, so other processes do not count. Writes
+benchmarks/results/builds.json.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, made
+from benchmarks.machine import date_and_commit, parser, write
 from fusec.gpu.cudnn.deviceless import bring_up
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.lower_cudnn import lower
@@ -26,14 +24,19 @@ from fusec.targets.target import Target, load
 
 TARGET = "h200"
 LENGTHS = (8, 16, 24, 48, 64)
-CHAIN = ("sigmoid", "neg", "relu", "abs")
-SIZES = (8, 9, 16)  # of a batch
+EPILOGUE = ("sigmoid", "neg", "relu", "abs")
+BATCHES = (8, 9, 16)
 F16 = DType.F16
 
 
 @dataclass(frozen=True)
 class Built:
-    """plans: how many are offered; precompiled: how many of these ship compiled; engine: of the one that is built."""
+    """The first plan that builds.
+
+    plans: how many plans cuDNN offers.
+    precompiled: how many of these are not compiled at run time.
+    engine: the engine of the plan; None if no plan builds.
+    """
 
     plans: int
     precompiled: int
@@ -59,12 +62,12 @@ def conv(g: Graph, x: Value, w: Value) -> Value:
     return g.add(Conv((1, 1), (1, 1, 1, 1), (1, 1), 1), x, w)
 
 
-def chain(length: int) -> CudnnGraph:
-    """A convolution and so many pointwise ops behind it."""
+def with_epilogue(length: int) -> CudnnGraph:
+    """Make a convolution with so many pointwise ops after it."""
 
     def make(g: Graph, x: Value, w: Value) -> Value:
         y = conv(g, x, w)
-        for name in islice(cycle(CHAIN), length):
+        for name in islice(cycle(EPILOGUE), length):
             y = g.add(pw(name), y)
         return y
 
@@ -101,7 +104,10 @@ GRAPHS: dict[str, Callable[[int], CudnnGraph]] = {
 
 
 def build(graph: CudnnGraph, target: Target, kernels: Any = None) -> Built:
-    """The first plan that builds; kernels: cuDNN's cache of kernels for all sizes."""
+    """Build the first plan that cuDNN can build.
+
+    kernels: cuDNN's cache of kernels that serve all sizes; None builds for one size.
+    """
     import cudnn  # only after the driver and NVRTC are loaded
 
     from fusec.gpu.cudnn.emit import emit
@@ -129,10 +135,9 @@ def build(graph: CudnnGraph, target: Target, kernels: Any = None) -> Built:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--longest", type=int, default=max(LENGTHS))
-    parser.add_argument("--output", type=Path, default=RESULTS / "builds.json")
-    given = parser.parse_args()
+    options = parser(__doc__, "builds.json")
+    options.add_argument("--longest", type=int, default=max(LENGTHS), help="most pointwise ops after the convolution")
+    given = options.parse_args()
     target = load(TARGET)
     bring_up(target.sm)
     import cudnn
@@ -141,23 +146,24 @@ def main() -> int:
 
     lengths: list[dict[str, Any]] = []
     sizes: list[dict[str, Any]] = []
-    result = {**made(), "target": TARGET, "cudnn": cudnn.backend_version(), "lengths": lengths, "sizes": sizes}
-    build(residual("relu", 4), target)  # what the first one loads is not of interest
+    result = {**date_and_commit(given.commit), "target": TARGET, "cudnn": cudnn.backend_version()}
+    result |= {"lengths": lengths, "sizes": sizes}
+    build(residual("relu", 4), target)  # not counted, because the first build loads libraries
     for name, make in GRAPHS.items():
         kernels = kernel_cache()
-        each = [asdict(build(make(batch), target, kernels)) for batch in SIZES]
+        each = [asdict(build(make(batch), target, kernels)) for batch in BATCHES]
         row = {
             "graph": name,
-            "batches": list(SIZES),
-            "one size": asdict(build(make(SIZES[0]), target)),
+            "batches": list(BATCHES),
+            "one size": asdict(build(make(BATCHES[0]), target)),
             "all sizes": each,
         }
         sizes.append(row)
         print(row, flush=True)
     for length in (n for n in LENGTHS if n <= given.longest):
-        lengths.append({"pointwise": length, **asdict(build(chain(length), target))})
+        lengths.append({"pointwise": length, **asdict(build(with_epilogue(length), target))})
         print(lengths[-1], flush=True)
-    given.output.write_text(json.dumps(result, indent=1) + "\n")
+    write(given.output, result)
     return 0
 
 

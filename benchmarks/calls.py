@@ -1,13 +1,12 @@
-"""What a call costs more than the steps it runs, and steps side by side against steps in order, on one GPU in fp16.
+"""Measure the overhead of a call, and compare steps in order with steps in parallel, on one GPU in fp16.
 
 Usage, on a machine with an NVIDIA GPU, torch and torchvision: python -m benchmarks.calls [MODEL:BATCH …]
-Every kind of call is timed in turns with the steps alone, in random order; differences are taken turn by turn. Writes
-benchmarks/results/calls.json: cases that are not measured anew keep their rows.
+Calls of every kind and the steps alone take turns in random order; the overhead is the difference within a turn.
+Writes benchmarks/results/calls.json: cases that are not measured again keep their rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
@@ -15,18 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import fusec
-from benchmarks.machine import KEYS, RESULTS, gpu, keep
+from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
 from fusec.cli.step_times import Timing
 from fusec.runtime import Executable
 
 CASES = ["resnet50:1", "resnet50:32", "unet:8", "squeezenet1_1:1", "squeezenet1_1:32", "googlenet:1"]
-TOLERANCE = 2e-2  # of a whole model in fp16
+TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 ROUNDS, BURST, EACH = 21, 30, 5
 
 
@@ -35,7 +33,7 @@ def on_host(array: Any) -> np.ndarray[Any, Any]:
 
 
 def kinds(executable: Executable, feeds: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-    """What is timed, each waited for: a replay of the steps, and calls that do the same."""
+    """Return what is timed by its name: a replay of the steps, and each kind of call that computes the same."""
     out = dict(zip((spec.name for spec in executable.outputs), executable.run(None, feeds), strict=True))
     host, buffers = {name: on_host(array) for name, array in feeds.items()}, executable.input_buffers
     return {
@@ -49,10 +47,14 @@ def kinds(executable: Executable, feeds: Mapping[str, Any]) -> dict[str, Callabl
 
 
 def measured(executable: Executable, feeds: Mapping[str, Any], rounds: int, burst: int, each: int) -> dict[str, Any]:
-    """The steps alone, in microseconds: of many replays queued one behind the other. How much more the kinds of calls
-    take: waited for each time, and calls queued one behind the other as the replays are."""
+    """Time the steps alone, and how much more each kind of call takes, in us.
+
+    The time of the steps is that of replays that are queued one after the other. The host waits for each call, except
+    for those of kind "queued".
+    rounds: turns of all kinds. burst: queued runs in a turn. each: runs in a turn that the host waits for.
+    """
     executable.run(None, feeds)
-    executable.run(None, feeds)  # the first at once
+    executable.run(None, feeds)  # the first call runs step by step and captures the graph
     single = kinds(executable, feeds)
     rng, finish = random.Random(0), executable.backend.finish
 
@@ -73,15 +75,15 @@ def measured(executable: Executable, feeds: Mapping[str, Any], rounds: int, burs
         rng.shuffle(names)
         for name in names:
             found = series[name]()
-            if turn:  # the first warms up
+            if turn:  # the first is a warm-up
                 times[name].append(found)
     steps = times.pop("steps")
     more = {name: [a - b for a, b in zip(one, steps, strict=True)] for name, one in times.items()}
-    return {"steps": plain(steps), "more": {name: plain(one) for name, one in more.items()}}
+    return {"steps": summary(steps), "more": {name: summary(one) for name, one in more.items()}}
 
 
-def plain(series: list[float]) -> dict[str, float]:
-    """Median and deciles."""
+def summary(series: list[float]) -> dict[str, float]:
+    """Return median and deciles."""
     timing = Timing.of(series)
     return {
         "median_us": round(timing.median_us, 2),
@@ -90,8 +92,8 @@ def plain(series: list[float]) -> dict[str, float]:
     }
 
 
-def ways(executable: Executable) -> dict[str, Any]:
-    """Steps in order and side by side, as they were timed in turns when they were recorded."""
+def stream_times(executable: Executable) -> dict[str, Any]:
+    """Return the times of the steps in order and in parallel, which were measured in turns at capture."""
     lanes, other_us, declined, this_us = executable.recorded
     row: dict[str, Any] = {"lanes": lanes, "declined": declined}
     if this_us is not None and other_us is not None:
@@ -101,25 +103,21 @@ def ways(executable: Executable) -> dict[str, Any]:
 
 
 def case(name: str, batch: int, tune: str, budget: float) -> dict[str, Any]:
-    import cupy
     import torch
 
-    from benchmarks.zoo import exported, halved, make
+    from benchmarks.contest import relative_l2
+    from benchmarks.zoo import feeds_of, make, on_gpu
 
-    model, inputs = make(name, batch)
-    model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
-    with torch.inference_mode():
-        want = model(*inputs).double().clone()
-    model, inputs = model.half(), tuple(map(halved, inputs))
-    executable = fusec.compile(exported(model, inputs), precision="fp16", tune=tune, budget=budget)
-    feeds = {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
+    _, inputs, data, want = on_gpu(*make(name, batch))
+    executable = fusec.compile(data, precision="fp16", tune=tune, budget=budget)
+    feeds = feeds_of(inputs)
     (y,) = executable.run(None, feeds)
     executable.backend.finish()
-    error = float((torch.from_dlpack(y).double() - want).norm() / want.norm())
+    error = relative_l2(torch.from_dlpack(y), want)
     row: dict[str, Any] = {"model": name, "batch": batch, "launches": executable.compiled.program.launches}
     row |= {"error": error, "input_bytes": sum(x.nbytes for x in feeds.values()), "output_bytes": y.nbytes}
     row |= measured(executable, feeds, ROUNDS, BURST, EACH)
-    return row | ways(executable)
+    return row | stream_times(executable)
 
 
 def line(row: Mapping[str, Any]) -> str:
@@ -130,13 +128,10 @@ def line(row: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH")
-    parser.add_argument("--tune", default="quick")
-    parser.add_argument("--budget", type=float, default=float("inf"))
-    parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--output", type=Path, default=RESULTS / "calls.json")
-    given = parser.parse_args()
+    options = parser(__doc__, "calls.json", budget=True)
+    options.add_argument("cases", nargs="*", default=CASES, help="MODEL:BATCH")
+    options.add_argument("--tune", default="quick")
+    given = options.parse_args()
     right = True
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("FUSEC_CACHE", folder)
@@ -145,7 +140,7 @@ def main() -> int:
             row = case(name, int(batch), given.tune, given.budget)
             right = right and row["error"] <= TOLERANCE
             print(line(row), flush=True)
-            keep(given.output, gpu(), given.commit, row, KEYS["calls.json"])
+            write_row(given.output, gpu_and_torch(), given.commit, row, KEYS["calls.json"])
     return 0 if right else 1
 
 

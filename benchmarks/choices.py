@@ -1,25 +1,23 @@
-"""What single choices of fusec's are worth on one GPU: a model compiled with each and without it, replays in turns.
+"""Measure the gain of single choices on one GPU: compile a model with and without one, and time both in turns.
 
 Usage, with an NVIDIA GPU, torch and torchvision: python -m benchmarks.choices [CHOICE:MODEL:BATCH[:PRECISION] …]
-A choice is a pass or rule that `disable` knows, `gelu_by_tanh`, or `cublaslt`, for which that extra must be installed.
-Writes benchmarks/results/choices.json: cases that are not measured anew keep their rows.
+A choice is a name that `disable` takes, `gelu_by_tanh`, or `cublaslt`, which needs that extra installed.
+Writes benchmarks/results/choices.json: cases that are not measured again keep their rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import fusec
-from benchmarks.machine import KEYS, RESULTS, gpu, keep
+from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
 from fusec.gpu.cublaslt import algorithms
 from fusec.ops import Concat
 from fusec.passes import names
@@ -37,12 +35,15 @@ CASES = [
     *("widen_channels:resnet_stem:32", "patches:vit_stem:32", "gelu_by_tanh:linear_gelu:32"),
     *("cublaslt:bert_base:8:fp32", "cublaslt:bert_base:32:fp16", "cublaslt:vit_b_16:32:fp16"),
 ]
-TOLERANCES = {"fp16": 2e-2, "fp32": 1e-3}  # of a whole model
+TOLERANCES = {"fp16": 2e-2, "fp32": 1e-3}  # relative L2 of a whole model
 
 
 @contextmanager
 def left_out(choice: str) -> Generator[Collection[str]]:
-    """What `disable` is given to compile without a choice, while what `disable` does not know is not there."""
+    """Yield the names to disable for a compilation without a choice.
+
+    A choice that `disable` does not know is patched out instead.
+    """
     if choice in names():
         yield (choice,)
     elif choice in equivalent_spellings.FOR_SPEED:
@@ -53,12 +54,15 @@ def left_out(choice: str) -> Generator[Collection[str]]:
         with mock.patch.object(algorithms, "version", return_value=""):
             yield ()
     else:
-        raise SystemExit(f"{choice} is no choice that can be left out")
+        raise SystemExit(f"no choice {choice!r} can be left out: give a pass or rule, a spelling, or cublaslt")
 
 
 @contextmanager
 def cached(choice: str, way: str) -> Generator[None]:
-    """Plans of both ways in one folder, but for a spelling: how a step is spelled is remembered by what it computes."""
+    """Give both compilations one cache, and those of a spelling one each.
+
+    The cache stores a step's spelling under what the step computes, which is the same with and without the choice.
+    """
     before = os.environ["FUSEC_CACHE"]
     if choice in equivalent_spellings.FOR_SPEED:
         os.environ["FUSEC_CACHE"] = f"{before}/{choice}-{way}"
@@ -69,7 +73,7 @@ def cached(choice: str, way: str) -> Generator[None]:
 
 
 def steps_of(executable: Executable) -> dict[str, Any]:
-    """What the choice can have changed: who runs how many steps, and how many concats are in place."""
+    """Count what a choice may change: steps by library, and concats in place."""
     libraries = list(executable.libraries().values())
     found: dict[str, Any] = {name: libraries.count(name) for name in sorted(set(libraries))}
     program = executable.compiled.program
@@ -79,22 +83,22 @@ def steps_of(executable: Executable) -> dict[str, Any]:
 
 
 def part(name: str, batch: int) -> Any:
-    """Beginnings and single layers, as models of torch's with their inputs; None for the name of a whole model."""
+    """Make a part of a network with its inputs; None for the name of a whole model."""
     import torch
     from torch import nn
 
     class Rows(nn.Module):
-        """Patches as rows, as ViT-B/16 begins."""
+        """The first layer of ViT-B/16: each patch becomes a row."""
 
         def __init__(self) -> None:
             super().__init__()
-            self.cut = nn.Conv2d(3, 768, 16, 16)
+            self.patches = nn.Conv2d(3, 768, 16, 16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.cut(x).flatten(2).transpose(1, 2)
+            return self.patches(x).flatten(2).transpose(1, 2)
 
     class Dense(nn.Module):
-        """The first dense block of DenseNet-121, between poolings: each layer reads what all before it wrote."""
+        """The first dense block of DenseNet-121, between poolings. Each layer reads the results of all before it."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -111,10 +115,10 @@ def part(name: str, batch: int) -> Any:
             return nn.Sequential(narrow, wide)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            made = [nn.functional.max_pool2d(x, 3, 2, 1)]
+            results = [nn.functional.max_pool2d(x, 3, 2, 1)]
             for layer in self.layers:
-                made.append(layer(torch.cat(made, 1)))
-            return torch.cat(made, 1).mean((2, 3))
+                results.append(layer(torch.cat(results, 1)))
+            return torch.cat(results, 1).mean((2, 3))
 
     torch.manual_seed(0)
     if name == "dense_block":
@@ -130,20 +134,13 @@ def part(name: str, batch: int) -> Any:
 
 
 def case(choice: str, name: str, batch: int, precision: str, budget: float) -> dict[str, Any]:
-    import cupy
     import torch
 
-    from benchmarks.contest import timed
-    from benchmarks.zoo import exported, halved, make
+    from benchmarks.contest import relative_l2, timed
+    from benchmarks.zoo import feeds_of, make, on_gpu
 
-    model, inputs = part(name, batch) or make(name, batch)
-    model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
-    with torch.inference_mode():
-        want = model(*inputs).double().clone()
-    if precision == "fp16":
-        model, inputs = model.half(), tuple(map(halved, inputs))
-    data = exported(model, inputs)
-    feeds = {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
+    _, inputs, data, want = on_gpu(*(part(name, batch) or make(name, batch)), precision)
+    feeds = feeds_of(inputs)
     row: dict[str, Any] = {"choice": choice, "model": name, "batch": batch, "precision": precision, "errors": {}}
     contenders: dict[str, Callable[[], None]] = {}
     for way in ("without", "with"):
@@ -154,16 +151,19 @@ def case(choice: str, name: str, batch: int, precision: str, budget: float) -> d
         executable.run(None, feeds)
         executable.backend.finish()
         row[f"{way}_compile_s"] = round(time.perf_counter() - started, 2)
-        row["errors"][way] = float((torch.from_dlpack(y).double() - want).norm() / want.norm())
+        row["errors"][way] = relative_l2(torch.from_dlpack(y), want)
         row[f"{way}_steps"] = steps_of(executable)
         contenders[way] = executable.replay
     row["times"] = timed(contenders)
     return row
 
 
+def is_right(row: dict[str, Any]) -> bool:
+    return all(error <= TOLERANCES[row["precision"]] for error in row["errors"].values())
+
+
 def line(row: dict[str, Any]) -> str:
-    right = all(error <= TOLERANCES[row["precision"]] for error in row["errors"].values())
-    what = f"{'ok ' if right else 'BAD'} {row['choice']} {row['model']}:{row['batch']} {row['precision']}"
+    what = f"{'ok ' if is_right(row) else 'BAD'} {row['choice']} {row['model']}:{row['batch']} {row['precision']}"
     for way in ("with", "without"):
         t, seconds = row["times"][way], row[f"{way}_compile_s"]
         what += f"  {way} {t['median_ms']:.4f} ms ({t['low_ms']:.4f}..{t['high_ms']:.4f}), in {seconds} s"
@@ -172,12 +172,9 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cases", nargs="*", default=CASES, help="CHOICE:MODEL:BATCH[:PRECISION]")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for timing plans, each time")
-    parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--output", type=Path, default=RESULTS / "choices.json")
-    given = parser.parse_args()
+    options = parser(__doc__, "choices.json", budget=True)
+    options.add_argument("cases", nargs="*", default=CASES, help="CHOICE:MODEL:BATCH[:PRECISION]")
+    given = options.parse_args()
     right = True
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("FUSEC_CACHE", folder)
@@ -187,9 +184,9 @@ def main() -> int:
                 print(f"{item} left out: the extra cublaslt is not installed", flush=True)
                 continue
             row = case(choice, name, int(batch), precision[0] if precision else "fp16", given.budget)
-            right = right and all(error <= TOLERANCES[row["precision"]] for error in row["errors"].values())
+            right = right and is_right(row)
             print(line(row), flush=True)
-            keep(given.output, gpu(), given.commit, row, KEYS["choices.json"])
+            write_row(given.output, gpu_and_torch(), given.commit, row, KEYS["choices.json"])
     return 0 if right else 1
 
 

@@ -1,30 +1,48 @@
-"""Contenders timed in turns on one GPU by torch's events, and torch's work captured as a CUDA graph."""
+"""Time contenders in turns on one GPU with torch's events, and run torch as its users tune it."""
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from fusec.cli.step_times import Bench
+
 T = TypeVar("T")
 ROUNDS, ROUND_S = 15, 0.03
-PRODUCTS = "ATEN,TRITON"  # whose matrix products torch.compile chooses among
-POOL_S = 30.0  # until torch.compile's helpers must be there
+PRODUCTS = "ATEN,TRITON"
+POOL_S = 30.0  # limit for the start of torch.compile's worker processes
+
+
+@dataclass(frozen=True)
+class Autotune:
+    """Options of torch.compile.
+
+    mode: its mode.
+    products: the libraries whose matrix products it times.
+    freezing: weights are constants.
+    """
+
+    mode: str = "max-autotune-no-cudagraphs"
+    products: str = PRODUCTS
+    freezing: bool = False
 
 
 class TooLongError(BaseException):
-    """Not caught by what catches every Exception, as autotuning does."""
+    """A time limit was reached. No `Exception`, because torch's autotuning catches all of these."""
 
 
 @contextmanager
 def within(seconds: float) -> Generator[None]:
-    """Raises TooLongError in what takes longer; 0 is no limit."""
+    """Raise TooLongError when the block takes longer; 0 is no limit."""
 
     def stop(number: int, frame: Any) -> None:
         raise TooLongError(f"not ready after {seconds:.0f} s")
@@ -38,9 +56,11 @@ def within(seconds: float) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _ready_to_autotune() -> None:
-    """Start the processes that compile Triton's kernels for torch.compile, and wait for them: what is asked for before
-    they are there is compiled in this one, one kernel after the other."""
+def _wait_for_workers() -> None:
+    """Start the worker processes that compile Triton's kernels, and wait for them.
+
+    Without them, torch.compile compiles its first kernels one after the other in this process.
+    """
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.warm_pool()
@@ -49,26 +69,23 @@ def _ready_to_autotune() -> None:
         time.sleep(0.1)
 
 
-def autotuned(
-    function: Callable[..., Any],
-    freezing: bool = False,
-    mode: str = "max-autotune-no-cudagraphs",
-    products: str = PRODUCTS,
-) -> Callable[..., Any]:
-    """By torch.compile. freezing: weights are constants. Convolutions are chosen among those of cuDNN and torch:
-    Triton's take minutes to try. products: among whose those are chosen."""
-    import torch._inductor.config  # which takes seconds
+def autotuned(function: Callable[..., Any], options: Autotune) -> Callable[..., Any]:
+    """Compile a function with torch.compile.
 
-    _ready_to_autotune()
+    Convolutions are cuDNN's and torch's own, because timing Triton's takes minutes.
+    """
+    import torch._inductor.config  # here, because the import takes seconds
+
+    _wait_for_workers()
     torch._dynamo.reset()
-    torch._inductor.config.freezing = freezing
+    torch._inductor.config.freezing = options.freezing
     torch._inductor.config.max_autotune_conv_backends = "ATEN"
-    torch._inductor.config.max_autotune_gemm_backends = products
-    return torch.compile(function, mode=mode)
+    torch._inductor.config.max_autotune_gemm_backends = options.products
+    return torch.compile(function, mode=options.mode)
 
 
 def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
-    """What replays the work, and its result, which each replay writes anew."""
+    """Capture torch's work as a CUDA graph. Return its replay, and the result, which each replay overwrites."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -81,9 +98,12 @@ def captured(run: Callable[[], T]) -> tuple[Callable[[], None], T]:
 
 
 def timed(
-    contenders: dict[str, Callable[[], None]], rounds: int = ROUNDS, round_s: float = ROUND_S
+    contenders: Mapping[str, Callable[[], None]], rounds: int = ROUNDS, round_s: float = ROUND_S
 ) -> dict[str, dict[str, float]]:
-    """Medians and deciles of the time of a run, in ms: events around many, contenders in random order."""
+    """Return medians and deciles of the time of a run, in ms.
+
+    Events around many runs take the time. The contenders take turns in random order.
+    """
 
     def span(run: Callable[[], None], count: int) -> float:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -102,9 +122,42 @@ def timed(
         rng.shuffle(names)
         for name in names:
             times[name].append(span(contenders[name], counts[name]))
-    found: dict[str, dict[str, float]] = {}
-    for name, series in times.items():
-        ordered = sorted(series)
-        low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
-        found[name] = {"median_ms": statistics.median(ordered), "low_ms": low, "high_ms": high}
-    return found
+    return {name: _median_and_deciles(series) for name, series in times.items()}
+
+
+def _median_and_deciles(series: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(series)
+    tenth = len(ordered) // 10
+    return {"median_ms": statistics.median(ordered), "low_ms": ordered[tenth], "high_ms": ordered[-1 - tenth]}
+
+
+def relative_l2(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return |got - want| / |want| in float64."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def best_peer_over_fusec(times: Mapping[str, Mapping[str, float]], peers: Sequence[str]) -> float:
+    """Return the time of the fastest peer that was measured, divided by fusec's; NaN without a peer."""
+    best = min((times[peer]["median_ms"] for peer in peers if peer in times), default=float("nan"))
+    return best / times["fusec"]["median_ms"]
+
+
+def limits_and_steps(bench: Bench) -> dict[str, Any]:
+    """Return what a row says of the steps timed alone: their limits, their sum, and each step."""
+    return {
+        "limit_ms": bench.limit_us / 1000,
+        "sum_ms": bench.sum_us / 1000,
+        "steps": [
+            {"step": s.signature, "kind": s.kind, "us": round(s.time.median_us, 2), "limit_us": round(s.limit_us, 2)}
+            for s in bench.steps
+        ],
+    }
+
+
+def free_memory() -> None:
+    """Give the memory of the last case back to the GPU."""
+    import cupy
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    cupy.get_default_memory_pool().free_all_blocks()

@@ -1,13 +1,13 @@
-"""How long the toy framework trains on handwritten digits, and how well: `python -m benchmarks.digits [cnn vit]`.
+"""Measure how long the toy framework trains on handwritten digits, and how accurate its models are.
 
---target auto: on the GPU at hand. Each model is trained, exported to ONNX and reloaded in a process of its own; seconds
-count its imports and compilation, on a GPU with empty caches of plans and kernels; then once more with what the first
-run left there. Writes benchmarks/results/digits.json.
+Usage: python -m benchmarks.digits [--target cpu|auto] [cnn vit]
+`auto` is this machine's GPU. A process of its own trains each model, exports it to ONNX and reloads it. The seconds
+include imports and compilation. On a GPU the first run has empty caches of plans and kernels, and a second run uses
+what the first one cached. Writes benchmarks/results/digits.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.machine import KEYS, RESULTS, ROOT, gpu, keep
+from benchmarks.machine import KEYS, ROOT, gpu_and_torch, parser, write_row
 from examples.toy_framework.train_digits import RECIPES
 
 CHILD = """
@@ -27,36 +27,37 @@ print(json.dumps({"accuracy": found, "reloaded": again}))
 
 
 def trained(model: str, target: str) -> dict[str, float]:
-    """Accuracy, and seconds: of the steps, as the last epoch says, of all, and of all once more on a GPU."""
+    """Train a model; return its accuracy, and the seconds of the steps, of the whole run, and of a second run."""
     command = [sys.executable, "-c", CHILD, model, target]
     spans: list[float] = []
-    with tempfile.TemporaryDirectory() as kept:
-        caches = {"FUSEC_CACHE": f"{kept}/plans", "CUPY_CACHE_DIR": f"{kept}/kernels"}
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"FUSEC_CACHE": f"{folder}/plans", "CUPY_CACHE_DIR": f"{folder}/kernels"}
         for _ in range(1 if target == "cpu" else 2):
             start = time.perf_counter()
             done = subprocess.run(
                 command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **caches}
             )
             spans.append(round(time.perf_counter() - start, 1))
-    *said, found = done.stdout.splitlines()
-    row = {**json.loads(found), "steps_s": float(said[-1].split()[-2]), "seconds": spans[0]}
+    *epochs, accuracy = done.stdout.splitlines()
+    row = {**json.loads(accuracy), "steps_s": float(epochs[-1].split()[-2]), "seconds": spans[0]}
     return {**row, "again_s": spans[1]} if len(spans) > 1 else row
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(RECIPES))
-    parser.add_argument("--target", default="cpu", choices=("cpu", "auto"))
-    parser.add_argument("--commit", default="")
-    arguments = parser.parse_args()
-    where = (
-        {"where": f"NumPy, {os.cpu_count()} cores"} if arguments.target == "cpu" else {"where": gpu()["gpu"], **gpu()}
-    )
+    options = parser(__doc__, "digits.json")
+    options.add_argument("models", nargs="*", default=list(RECIPES))
+    options.add_argument("--target", default="cpu", choices=("cpu", "auto"))
+    given = options.parse_args()
+    if given.target == "cpu":
+        where = {"where": f"NumPy, {os.cpu_count()} cores"}
+    else:
+        machine = gpu_and_torch()
+        where = {"where": machine["gpu"], **machine}
     good = True
-    for model in arguments.models:
+    for model in given.models:
         _, epochs, _, goal = RECIPES[model]
-        row = {"model": model, **where, "epochs": epochs, "goal": goal, **trained(model, arguments.target)}
-        keep(RESULTS / "digits.json", {}, arguments.commit, row, KEYS["digits.json"])
+        row = {"model": model, **where, "epochs": epochs, "goal": goal, **trained(model, given.target)}
+        write_row(given.output, {}, given.commit, row, KEYS["digits.json"])
         good = good and min(row["accuracy"], row["reloaded"]) >= goal
         print(row, flush=True)
     return 0 if good else 1

@@ -1,4 +1,4 @@
-"""Small configurations of twenty architectures, exported by both of torch's exporters, for tests/exported.
+"""Export small configurations of twenty architectures with both of torch's exporters, for tests/exported.
 
 Usage, with torch, transformers and onnxscript installed: python benchmarks/export_models.py [NAME ...]
 Writes tests/exported/models.zip, without the large weights.
@@ -25,13 +25,13 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from transformers.models.whisper.modeling_whisper import WhisperEncoder  # noqa: E402
 
-DYNAMO_ONLY = ("gpt2", "llama")  # the TorchScript exporter of torch fails on how transformers makes their masks
+DYNAMO_ONLY = ("gpt2", "llama")  # because torch's TorchScript exporter fails on the masks that transformers makes
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 TEXT = {"vocab_size": 100, **COMMON}
 
 
 class Last(nn.Module):
-    """A model of transformers that gives its last hidden state."""
+    """A model of transformers whose output is its last hidden state."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -62,7 +62,7 @@ class UNet(nn.Module):
 
 
 class DeepLab(nn.Module):
-    """Dilated branches, a pooled one, and bilinear resizes."""
+    """Dilated branches, a pooled branch, and bilinear resizes."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ class DeepLab(nn.Module):
 
 
 class Detector(nn.Module):
-    """Heads of classes and boxes, and the best ten."""
+    """Heads of classes and boxes; the outputs are the best ten."""
 
     def __init__(self):
         super().__init__()

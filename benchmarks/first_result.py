@@ -1,13 +1,13 @@
-"""How long a model takes to its first result: compiled here and now, by a lock, or from a file made without a GPU.
+"""Measure the time to a model's first result: compiled, compiled with a lock, or loaded from a file made without a GPU.
 
-Usage: python -m benchmarks.first_result make FOLDER [--pack] on any machine, then, with FOLDER carried to one that has
-the GPU, python -m benchmarks.first_result load FOLDER. The model is ResNet-50 in fp16, batch 1; each filter has one
-magnitude and random signs, so that it packs into a tenth for the way. Writes benchmarks/results/first_result.json.
+Usage: python -m benchmarks.first_result make FOLDER [--pack] on a machine without a GPU. Then copy FOLDER to a machine
+with one, and there: python -m benchmarks.first_result load FOLDER. The model is ResNet-50 in fp16, batch 1. Each filter
+has one magnitude and random signs, so that the packed file has a tenth of the size. Each result is computed in a
+process of its own (benchmarks/first_result_child.py). Writes benchmarks/results/first_result.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import lzma
 import os
@@ -21,57 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import KEYS, RESULTS, ROOT, keep
+from benchmarks.machine import KEYS, ROOT, gpu, parser, write_row
 
 FILE, PACKED, MODEL, ANSWERS, LOCK = "resnet50.fusec", "resnet50.fusec.xz", "resnet50.onnx", "answers.npz", "fusec.lock"
-SIGNS_FROM = 4096  # elements of a weight
-TOLERANCE = 2e-2  # of a whole model in fp16
+SIGNS_FROM = 4096  # weights of so many elements get random signs
+TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 GROUPS = ("model", "lock", "file")
-# In a process of its own: seconds from its start to where fusec is imported, then to the result, and how it was got.
-LOAD = """
-import json, sys, time, warnings
-import numpy as np
-import fusec, fusec.driver, fusec.gpu.backend, cupy
-from fusec.lockfile import toml_text as lock_text
-from fusec.gpu.autotune import plan_bench as lab
-path, answers, tune, lock, write, started = *sys.argv[1:6], float(sys.argv[6])
-answers = np.load(answers)
-name = answers["name"].item()
-revive, counts = lab.revive, {"revived": 0, "built": 0}
-build = lab.GpuPlanBench.build
-def counted(blob, handle):
-    counts["revived"] += 1
-    return revive(blob, handle)
-def built(self, graph, offer):
-    counts["built"] += 1
-    return build(self, graph, offer)
-lab.revive, lab.GpuPlanBench.build = counted, built
-imported = time.time() - started
-begin = time.perf_counter()
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    if path.endswith(".fusec"):
-        net = fusec.load(path, tune=tune)
-    else:
-        net = fusec.compile(path, precision="fp16", tune=tune, lock=lock or None)
-    loaded = time.perf_counter() - begin
-    (got,) = net.run(None, {name: answers["x"]})
-seconds = time.perf_counter() - begin
-for _ in range(3):
-    net.run(None, {name: answers["x"]})
-if write:
-    lock_text.write(write, net.lock())
-want = answers["y"].astype(np.float64)
-error = float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want))
-whole, _ = net.time_us(15)
-words = [str(w.message) for w in said if issubclass(w.category, UserWarning)]
-print(json.dumps({"imports_s": imported, "load_s": loaded, "first_result_s": seconds, "error": error, **counts,
-    "run_us": sorted(whole)[7], "device": net.device, "warnings": words}))
-"""
 
 
 def model() -> tuple[bytes, str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The model in ONNX; the name of its input, an array for it, and the answer, by what the ops mean in fp32."""
+    """Return the model as ONNX, the name of its input, an array for it, and the reference output in fp32."""
     import onnx
     from onnx import numpy_helper
 
@@ -92,13 +51,16 @@ def model() -> tuple[bytes, str, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 
 def make(folder: Path, target: str, pack: bool) -> None:
-    """Compile for a GPU that is not here. pack: what is carried is the packed file."""
+    """Compile the model for a GPU that this machine does not have.
+
+    pack: write a packed file instead of a `.fusec` file.
+    """
     from fusec import driver
     from fusec.cli import lock as cli_lock
     from fusec.gpu import device
 
     if device.detect() is not None:
-        raise SystemExit("this is for a machine without a GPU: hide it (CUDA_VISIBLE_DEVICES=)")
+        raise SystemExit("`make` runs without a GPU, but this machine has one: hide it with CUDA_VISIBLE_DEVICES=")
     data, *_ = model()
     folder.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
@@ -114,12 +76,15 @@ def make(folder: Path, target: str, pack: bool) -> None:
 
 
 def load(folder: Path, groups: list[str]) -> Iterator[dict[str, Any]]:
-    """First results in fresh processes: for the first time, with empty caches, and again."""
+    """Yield rows of first results: with empty caches, and again in the next process.
+
+    groups: the starts to measure, of GROUPS.
+    """
     from fusec.artifacts import fusec_file
     from fusec.plans.plan_cache import PlanStore
 
-    with tempfile.TemporaryDirectory() as made:
-        scratch = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
         data, name, x, y = model()
         np.savez(scratch / ANSWERS, name=np.array(name), x=x, y=y)
         (scratch / MODEL).write_bytes(data)
@@ -132,7 +97,7 @@ def load(folder: Path, groups: list[str]) -> Iterator[dict[str, Any]]:
                 case = {"from": group, "trusted": trusted, "tune": tune, "turn": turn}
                 yield {**case, **_loaded(scratch, path, tune, cache, lock, turn == "first" and group == "model")}
 
-        if "model" in groups or "lock" in groups:  # which the first writes
+        if "model" in groups or "lock" in groups:  # the first process writes the lock
             yield from turns("model", "quick", MODEL)
         if "lock" in groups:
             yield from turns("lock", "quick", MODEL, lock=str(scratch / LOCK))
@@ -156,40 +121,34 @@ def line(row: dict[str, Any]) -> str:
 
 def _loaded(scratch: Path, path: str, tune: str, cache: Path, lock: str, write_lock: bool) -> dict[str, Any]:
     environment = {**os.environ, "FUSEC_CACHE": str(cache), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # nothing that NVRTC compiled before is found the first time
+    environment["CUPY_CACHE_DIR"] = str(cache / "cupy")  # empty, so that NVRTC compiles all kernels the first time
     files = [str(scratch / path), str(scratch / ANSWERS), tune, lock, str(scratch / LOCK) if write_lock else ""]
-    command = [sys.executable, "-W", "ignore", "-c", LOAD, *files, str(time.time())]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.first_result_child", *files, str(time.time())]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     row = json.loads(done.stdout.splitlines()[-1])
     if not row["error"] <= TOLERANCE:
-        raise SystemExit(f"wrong answer: {row}")
+        raise SystemExit(f"wrong result: {row}")
     return row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("what", choices=("make", "load"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--pack", action="store_true", help="pack what is made")
-    parser.add_argument("--only", default=",".join(GROUPS), help="of " + ", ".join(GROUPS))
-    parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--result", type=Path, default=RESULTS / "first_result.json")
-    given = parser.parse_args()
+    options = parser(__doc__, "first_result.json")
+    options.add_argument("what", choices=("make", "load"))
+    options.add_argument("folder", type=Path)
+    options.add_argument("--target", default="h200")
+    options.add_argument("--pack", action="store_true", help="pack the file of `make`")
+    options.add_argument("--only", default=",".join(GROUPS), help="starts to measure, of " + ", ".join(GROUPS))
+    given = options.parse_args()
     if given.what == "make":
         make(given.folder, given.target, given.pack)
         return
-    import cudnn
-    import cupy
-
-    machine = {"gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()}
-    machine |= {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
-    machine |= {"model": "resnet50", "precision": "fp16", "batch": 1}
+    machine = {**gpu(), "model": "resnet50", "precision": "fp16", "batch": 1}
     for row in load(given.folder, given.only.split(",")):
         print(line(row), flush=True)
-        keep(given.result, machine, given.commit, {**row, "cores": os.cpu_count()}, KEYS["first_result.json"])
+        row["cores"] = os.cpu_count()
+        write_row(given.output, machine, given.commit, row, KEYS["first_result.json"])
 
 
 if __name__ == "__main__":

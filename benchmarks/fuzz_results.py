@@ -1,6 +1,6 @@
-"""Summaries of long fuzzing runs: `python benchmarks/fuzz_results.py` prints docs/fuzzing-results.md from the JSON.
+"""Print docs/fuzzing-results.md from benchmarks/results/fuzz.json: `python benchmarks/fuzz_results.py`.
 
-With `--add NAME REPORT.json COMMIT STILL_OPEN` a report of `fusec fuzz --json` is added to the JSON first.
+`--add NAME REPORT.json COMMIT STILL_OPEN` first adds a report of `fusec fuzz --json` to the result file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results" / "fuzz.json"
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
-    """The page."""
+    """Print the page."""
     lines = [
         "# What long runs of the fuzzer found",
         "",
@@ -32,23 +32,22 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     for r in runs:
         lines += ["", f"## {r['name']}", "", "| property | graphs | failures | ms a graph |", "|---|---:|---:|---:|"]
         lines += [f"| `{n}` | {p['runs']} | {p['failures']} | {p['ms']:.1f} |" for n, p in r["properties"].items()]
-        if kernels := r.get("kernels"):  # runs that were added before these were counted have none
+        if kernels := r.get("kernels"):  # older runs did not count them
             lines += ["", "kernels run on the device: " + ", ".join(f"{n} {count}" for n, count in kernels.items())]
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """The command."""
     runs: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     if sys.argv[1:2] == ["--add"]:
-        name, report, commit, still = sys.argv[2:6]
+        name, report, commit, still_open = sys.argv[2:6]
         data = json.loads(Path(report).read_text())
-        kept = {k: data[k] for k in ("seed", "target", "workers", "seconds", "examples", "nodes", "properties")}
+        row = {k: data[k] for k in ("seed", "target", "workers", "seconds", "examples", "nodes", "properties")}
         if kernels := data["coverage"].get("kernels"):
-            kept["kernels"] = kernels
+            row["kernels"] = kernels
         counts = {"findings": len(data["findings"]), "doubts": len(data["doubts"])}
         runs = [r for r in runs if r["name"] != name] + [
-            {"name": name, "commit": commit, **kept, **counts, "open": still}
+            {"name": name, "commit": commit, **row, **counts, "open": still_open}
         ]
         RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
     print(markdown(runs), end="")

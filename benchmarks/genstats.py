@@ -1,28 +1,28 @@
-"""Statistics of a batch norm by the convolution in front of it (cuDNN's genstats): what cuDNN offers, and what it takes
-beside the convolution alone, for each convolution of a ResNet-50. `--dry` asks the real cuDNN without a GPU.
+"""Time ResNet-50's convolutions alone and with cuDNN's genstats, which computes statistics for the next batch norm.
 
-    python -m benchmarks.genstats [--dry] [--commit HASH]
+Usage: python -m benchmarks.genstats [--dry] [--commit HASH]
+`--dry` needs no GPU: it lists the plans that cuDNN offers, and builds those with statistics.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import RESULTS, gpu, keep
+from benchmarks.cold_cache import cold_timer
+from benchmarks.machine import KEYS, gpu_and_torch, parser, write_row
 from fusec.gpu import device
 
 BATCH, RUNS = 64, 7
-MOST_PLANS = 16  # timed of each list
+MOST_PLANS = 16  # timed for each graph
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """`count` of them are in the network."""
+    """A convolution of the network; `count` of them are equal."""
 
     inputs: int
     outputs: int
@@ -50,7 +50,7 @@ class Convolution:
 
 
 def convolutions() -> list[Convolution]:
-    """Those of ResNet-50 with a norm behind them, the stem with its fourth channel first."""
+    """List the convolutions of ResNet-50 that a norm follows. The stem's image is padded to four channels."""
     found = [Convolution(4, 64, 7, 2, 224)]
     channels, side = 64, 56
     for stage, blocks in enumerate((3, 4, 6, 3)):
@@ -65,7 +65,13 @@ def convolutions() -> list[Convolution]:
 
 
 def planned(where: Mapping[str, Any], c: Convolution, sums: bool) -> Any:
-    """The cuDNN graph, its plans made; a RuntimeError if cuDNN refuses it."""
+    """Make the cuDNN graph of a convolution and its list of plans.
+
+    where: options of the graph: a handle, or the properties of a GPU that is not there.
+    sums: the graph also gives the sums and the sums of squares of each channel.
+
+    Raises RuntimeError or cudnnGraphNotSupportedError: when cuDNN refuses the graph.
+    """
     import cudnn
 
     half, single = cudnn.data_type.HALF, cudnn.data_type.FLOAT
@@ -89,8 +95,8 @@ def _last(shape: tuple[int, ...]) -> list[int]:
     return [channels * rows * columns, 1, channels * columns, channels]
 
 
-def offered() -> None:
-    """How many plans each way has, and of which engines; those with sums are built."""
+def list_plans() -> None:
+    """Print how many plans each convolution has without and with sums, and their engines. Build those with sums."""
     import cudnn
 
     from fusec.gpu.cudnn.deviceless import load_nvrtc
@@ -102,62 +108,52 @@ def offered() -> None:
     target = load("h200")
     where = {"device_property": cudnn.create_device_properties(target.properties), "sm_version": target.sm}
     for c in convolutions():
-        said: list[str] = []
+        offers: list[str] = []
         for sums in (False, True):
             try:
                 g = planned(where, c, sums)
             except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
-                said.append("refused")
+                offers.append("refused")
                 continue
             count = g.get_execution_plan_count()
             engines = sorted({int(g.get_engine_and_knobs_at_index(i)[0]) for i in range(count)})
             if sums:
                 for place in range(count):
                     g.build_plan_at_index(place)
-            said.append(f"{count} plans of engines {' '.join(map(str, engines))}")
-        print(f"{c!s:36} alone: {said[0]:46} with sums: {said[1]}")
+            offers.append(f"{count} plans of engines {' '.join(map(str, engines))}")
+        print(f"{c!s:36} alone: {offers[0]:46} with sums: {offers[1]}")
 
 
-def timed(commit: str, output: Path) -> None:
-    """The fastest plan of each from a cold cache; and what a pass over the result takes by its bytes."""
+def measure(commit: str, output: Path) -> None:
+    """Time the fastest plan of each convolution with a cold cache, without and with sums.
+
+    `pass_us` is the time to read the result once, from its bytes and the GPU's bandwidth.
+    """
     import cudnn
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
     handle = cudnn.create_handle()
     cudnn.set_stream(handle, stream.ptr)
-    sweep = cupy.empty(1 << 27, cupy.uint8)
-
-    def time_us(run: Callable[[], None]) -> float:
-        times: list[float] = []
-        for _ in range(RUNS):
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            sweep.fill(0)
-            start.record(stream)
-            run()
-            stop.record(stream)
-            stop.synchronize()
-            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
-        return statistics.median(times)
+    time_us = cold_timer(RUNS)
 
     def best(c: Convolution, sums: bool) -> float | None:
         try:
             g = planned({"handle": handle}, c, sums)
         except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
             return None
-        held: dict[int, Any] = {3: cupy.empty(c.result, cupy.float16)}
+        arrays: dict[int, Any] = {3: cupy.empty(c.result, cupy.float16)}
         for uid, shape in ((1, c.image), (2, c.filters)):
-            held[uid] = cupy.random.standard_normal(shape, dtype=cupy.float32).astype(cupy.float16)
-        held |= {uid: cupy.empty(c.outputs, cupy.float32) for uid in (4, 5)} if sums else {}
-        pack, least = {uid: array.data.ptr for uid, array in held.items()}, None
+            arrays[uid] = cupy.random.standard_normal(shape, dtype=cupy.float32).astype(cupy.float16)
+        arrays |= {uid: cupy.empty(c.outputs, cupy.float32) for uid in (4, 5)} if sums else {}
+        pack, least = {uid: array.data.ptr for uid, array in arrays.items()}, None
         for place in range(min(g.get_execution_plan_count(), MOST_PLANS)):
             try:
                 g.build_plan_at_index(place)
                 room = cupy.empty(max(1, g.get_workspace_size_plan_at_index(place)), cupy.uint8)
-                run = lambda place=place, room=room: g.execute_plan_at_index(pack, room.data.ptr, place, handle)  # noqa: E731
-                us = time_us(run)
+                us = time_us(partial(g.execute_plan_at_index, pack, room.data.ptr, place, handle))
             except (RuntimeError, cudnn.cudnnGraphNotSupportedError):
-                continue  # of a list, some plans do not build
+                continue  # not every plan that cuDNN lists can be built
             least = us if least is None else min(least, us)
         return least
 
@@ -169,19 +165,17 @@ def timed(commit: str, output: Path) -> None:
             size = BATCH * c.outputs * c.result[2] * c.result[3]
             rows.append({**found, "pass_us": 1e6 * 2 * size / target.memory_bandwidth})
             print(rows[-1], flush=True)
-    keep(output, gpu(), commit, {"batch": BATCH, "convolutions": rows}, ("batch",))
+    write_row(output, gpu_and_torch(), commit, {"batch": BATCH, "convolutions": rows}, KEYS["genstats.json"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dry", action="store_true")
-    parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--output", type=Path, default=RESULTS / "genstats.json")
-    given = parser.parse_args()
+    options = parser(__doc__, "genstats.json")
+    options.add_argument("--dry", action="store_true", help="list plans only, without a GPU")
+    given = options.parse_args()
     if given.dry:
-        offered()
+        list_plans()
     else:
-        timed(given.commit, given.output)
+        measure(given.commit, given.output)
 
 
 if __name__ == "__main__":

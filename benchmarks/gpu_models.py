@@ -1,53 +1,36 @@
-"""Models on a GPU: outputs against torch or onnxruntime, every distinct cuDNN step against the simulator.
+"""Check models on a GPU: their outputs against torch or onnxruntime, each distinct cuDNN graph against the simulator.
 
-Usage, on a machine with an NVIDIA GPU, torch and torchvision: python benchmarks/gpu_models.py
-Writes benchmarks/results/gpu_models.json. It is about right answers; the times are for orientation.
+Usage, on a machine with an NVIDIA GPU, torch and torchvision: python -m benchmarks.gpu_models
+Writes benchmarks/results/gpu_models.json. It checks results; its times are rough.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+import cupy
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+import torchvision
 
-import cupy  # noqa: E402  # the examples folder must be on the path first
-import numpy as np  # noqa: E402
-import onnx  # noqa: E402
-import onnxruntime  # noqa: E402
-import torch  # noqa: E402
-import torchvision  # noqa: E402
-from machine import gpu, made  # noqa: E402
-from models import (  # noqa: E402
-    LIGHT,
-    light,
-    random_inputs,
-    randomised,
-    reference_inputs,
-    reference_outputs,
-)
-
-import fusec  # noqa: E402
-from tests.gpu.plan_check import compare  # noqa: E402
+import fusec
+from benchmarks.machine import date_and_commit, gpu_and_torch, parser, write
+from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
+from fusec.diagnostics.verify import relative_l2
+from tests.gpu.plan_check import compare
 
 TORCHVISION = ("resnet50", "mobilenet_v2", "densenet121")
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}  # of whole models; fp16 rounds every stored value
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}  # relative L2 of a whole model; fp16 rounds every stored value
 STEP_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3}
 
 
-def relative_l2(got: Any, want: Any) -> float:
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-
 def exported(name: str) -> tuple[bytes, dict[str, np.ndarray], np.ndarray]:
-    """A torchvision model with random weights and BatchNorm statistics: ONNX, inputs, float64 output."""
+    """Return a torchvision model with random weights and statistics as ONNX, its inputs, and its float64 output."""
     torch.manual_seed(0)
     model = getattr(torchvision.models, name)(weights=None).eval()
     for module in model.modules():
@@ -110,17 +93,15 @@ def measure(name: str, precision: str, data: bytes, inputs: dict[str, np.ndarray
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=[*TORCHVISION, *LIGHT])
-    parser.add_argument("--precisions", default="fp32,fp16")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu_models.json")
-    parser.add_argument("--commit", default="")
-    arguments = parser.parse_args()
+    options = parser(__doc__, "gpu_models.json")
+    options.add_argument("models", nargs="*", default=[*TORCHVISION, *LIGHT])
+    options.add_argument("--precisions", default="fp32,fp16")
+    given = options.parse_args()
     rows: list[dict[str, Any]] = []
-    result = {**made(arguments.commit), **gpu(), "models": rows}
-    for name in arguments.models:
+    result = {**date_and_commit(given.commit), **gpu_and_torch(), "models": rows}
+    for name in given.models:
         data, inputs, want = exported(name) if name in TORCHVISION else light_model(name)
-        for precision in arguments.precisions.split(","):
+        for precision in given.precisions.split(","):
             rows.append(measure(name, precision, data, inputs, want))
             row = rows[-1]
             print(
@@ -129,8 +110,7 @@ def main() -> int:
                 f"call {row['call_ms_median']} ms",
                 flush=True,
             )
-            # after each row: what was measured stays if the rest does not get to run
-            arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+            write(given.output, result)  # after each row, because a later one may fail
     return 0 if all(row["ok"] for row in rows) else 1
 
 

@@ -1,18 +1,17 @@
-"""Gradients of whole models against torch's autograd, in fp32 on the CPU. Writes a JSON result.
+"""Compare gradients of whole models with torch's autograd, in fp32 on the CPU.
 
-Usage: python benchmarks/gradients_torch.py, where torch is installed beside fusec. Each model is written once, over an
-object that has the operations; one such object builds a graph for fusec, the other runs torch.
+Usage, with torch installed: python -m benchmarks.gradients_torch
+Each model is a function of an object that has the operations. One such object builds a graph for fusec, the other runs
+torch. Writes benchmarks/results/gradients_torch.json.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import math
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,14 @@ import torch
 from torch.nn import functional
 
 import fusec
+from benchmarks.machine import RESULTS, date_and_commit, write
 
-ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "gradients_torch.json"
+RESULT = RESULTS / "gradients_torch.json"
 BOUND = 1e-3  # relative L2 of each parameter's gradient
 
 
 class InFusec:
-    """The operations as nodes of a graph; parameters are inputs."""
+    """The operations as nodes of a graph, whose inputs are the parameters."""
 
     def __init__(self) -> None:
         self.b = fusec.Builder()
@@ -142,7 +141,7 @@ class InTorch:
 
 
 class Layers:
-    """Parameters by name, drawn as they are first asked for."""
+    """Layers whose parameters are drawn at their first use, by name."""
 
     def __init__(self, f: Any, seed: int):
         self.f = f
@@ -167,7 +166,7 @@ class Layers:
 
 
 def resnet18(f: Any, images: Any) -> Any:
-    """The network of He et al. with batch norm by the batch's statistics."""
+    """Build ResNet-18 (He et al., 2015), with batch norm by the batch's statistics."""
     layers = Layers(f, 1)
     x = f.max_pool(f.relu(layers.norm_conv("stem", images, 64, 7, 2)), 3, 2, 1)
     for stage, width in enumerate((64, 128, 256, 512)):
@@ -181,7 +180,7 @@ def resnet18(f: Any, images: Any) -> Any:
 
 
 def vit(f: Any, images: Any, size: int = 96, depth: int = 4, heads: int = 4) -> Any:
-    """A vision transformer with pre-norm blocks."""
+    """Build a vision transformer with pre-norm blocks."""
     layers = Layers(f, 2)
     x = f.conv(images, layers.weight("patches", size, 3, 8, 8), 8)
     batch, tokens, each = x.shape[0], x.shape[2] * x.shape[3], size // heads
@@ -199,7 +198,7 @@ def vit(f: Any, images: Any, size: int = 96, depth: int = 4, heads: int = 4) -> 
 
 
 def unet(f: Any, images: Any) -> Any:
-    """Three levels with group norm, strided and transposed convolutions and skips; each pixel is classified."""
+    """Classify each pixel: three levels with group norm, strided and transposed convolutions, and skips."""
     layers = Layers(f, 3)
 
     def block(name: str, x: Any, width: int) -> Any:
@@ -230,7 +229,7 @@ MODELS: dict[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {
 
 
 def compare(name: str) -> dict[str, Any]:
-    """The loss and the relative L2 distance of each parameter's gradient."""
+    """Return the losses, and the relative L2 errors of the parameters' gradients."""
     model, shape, classes = MODELS[name]
     rng = np.random.default_rng(7)
     images = rng.standard_normal(shape).astype(np.float32)
@@ -248,36 +247,36 @@ def compare(name: str) -> dict[str, Any]:
     flat = model(t, t.input(images))
     right = t.cross_entropy(flat.reshape(-1, flat.shape[-1]), labels.reshape(-1))
     right.backward()
-    far: dict[str, float] = {}
+    errors: dict[str, float] = {}
     for n in wrt:
         gradient = t.tensors[n].grad
         assert gradient is not None
         want = gradient.numpy().astype(np.float64)
-        far[n] = float(np.linalg.norm(got[f"{n}.grad"] - want) / np.linalg.norm(want))
-    worst = max(far, key=lambda n: far[n])
+        errors[n] = float(np.linalg.norm(got[f"{n}.grad"] - want) / np.linalg.norm(want))
+    worst = max(errors, key=lambda n: errors[n])
     return {
         "parameters": sum(a.size for a in f.parameters.values()),
-        "tensors": len(far),
+        "tensors": len(errors),
         "loss": float(got["loss"]),
         "loss_torch": float(right.detach()),
         "worst": worst,
-        "worst_relative_l2": far[worst],
-        "median_relative_l2": float(np.median(list(far.values()))),
+        "worst_relative_l2": errors[worst],
+        "median_relative_l2": float(np.median(list(errors.values()))),
         "seconds": round(seconds, 2),
     }
 
 
 def main() -> None:
-    """Compare all models; exit with 1 if a gradient is further off than it may be."""
+    """Compare all models; exit with 1 if an error is above BOUND."""
     found = {name: compare(name) for name in MODELS}
     result = {
-        "date": dt.date.today().isoformat(),
+        "date": date_and_commit()["date"],
         "torch": torch.__version__,
         "machine": platform.machine(),
         "bound": BOUND,
         "models": found,
     }
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    write(RESULT, result)
     print(json.dumps(found, indent=2))
     if not all(m["worst_relative_l2"] < BOUND for m in found.values()):
         raise SystemExit(1)

@@ -6,15 +6,14 @@ python -m benchmarks.kernels --leave-one-out [MODEL:BATCH ...]: models without o
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import leave_one_out
+from benchmarks.cold_cache import cold_timer
+from benchmarks.machine import parser
 from fusec.gpu import device
 from fusec.gpu.kernels import Kernel, find
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
@@ -55,7 +54,7 @@ def rows(*shape: int, dtype: DType = F16) -> TensorType:
 
 
 def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
-    """A convolution of each channel for itself, with bias and clipping."""
+    """Make a depthwise convolution with bias and clip."""
 
     def make(g: Graph, x: Value) -> Value:
         w = g.constant(np.full((channels, 1, window, window), 0.1, np.float16))
@@ -68,7 +67,7 @@ def depthwise(channels: int, window: int, stride: int) -> Callable[..., Value]:
 
 
 def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value]:
-    """The last convolution of a network from image to image, with bias and tanh."""
+    """Make the last convolution of a network from image to image, with bias and tanh."""
 
     def make(g: Graph, x: Value) -> Value:
         w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
@@ -80,7 +79,7 @@ def few_filters(filters: int, channels: int, window: int) -> Callable[..., Value
 
 
 def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Callable[..., Value]:
-    """With bias and relu."""
+    """Make a convolution with bias and relu."""
 
     def make(g: Graph, x: Value) -> Value:
         w = g.constant(np.full((filters, channels, window, window), 0.01, np.float16))
@@ -92,7 +91,7 @@ def convolution(filters: int, channels: int, window: int, stride: int = 1) -> Ca
 
 
 def image(g: Graph, x: Value) -> Value:
-    """Cast, padded to four channels, channels last."""
+    """Cast an image, pad it to four channels, and store it channels last."""
     padded = g.add(Pad((0, 0, 0, 0, 0, 1, 0, 0)), g.add(Cast(F16), x))
     return g.insert(Relayout(channels_last(4)), [padded]).result
 
@@ -102,25 +101,28 @@ def residual(g: Graph, x: Value, y: Value) -> Value:
 
 
 def normalised(g: Graph, x: Value, z: Value, scale: Value, bias: Value) -> Sequence[Value]:
-    """The end of a residual block in training."""
+    """Make the end of a residual block in training: batch norm, add, relu."""
     y, mean, inverse = g.insert(BatchNormTrain(), [x, scale, bias]).results
     return g.add(pw("relu"), g.add(pw("add"), y, z)), mean, inverse
 
 
 def normalised_backward(g: Graph, dy: Value, y: Value, *others: Value) -> Sequence[Value]:
-    """From a relu's result."""
+    """Make the gradients of a relu and of the batch norm before it, from the relu's result."""
     return g.insert(BatchNormBackward(), [g.add(pw("relu_backward"), dy, y), *others]).results
 
 
-def batch_norm(*shape: int, behind: bool = True) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+def batch_norm(*shape: int) -> tuple[Sequence[TensorType], Callable[..., Any]]:
     x, p = nhwc(*shape), rows(shape[1], dtype=F32)
-    if behind:
-        return [x, x, p, p], normalised
+    return [x, x, p, p], normalised
+
+
+def batch_norm_backward(*shape: int) -> tuple[Sequence[TensorType], Callable[..., Any]]:
+    x, p = nhwc(*shape), rows(shape[1], dtype=F32)
     return [x, x, x, p, p, p], normalised_backward
 
 
 def backward_of_norm(g: Graph, dy: Value, x: Value, scale: Value, z: Value) -> Sequence[Value]:
-    """With the gradient that goes past it."""
+    """Make the gradient of a layer norm in a residual block: the skip connection's gradient is added."""
     dx, *sums = g.insert(LayerNormBackward(), [dy, x, scale]).results
     return g.add(pw("add"), dx, z), *sums
 
@@ -162,9 +164,9 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
     "batch norm, add, relu, 64x256x56x56": batch_norm(64, 256, 56, 56),
     "batch norm, add, relu, 64x64x56x56": batch_norm(64, 64, 56, 56),
     "batch norm, add, relu, 64x2048x7x7": batch_norm(64, 2048, 7, 7),
-    "relu and batch norm backward, 64x256x56x56": batch_norm(64, 256, 56, 56, behind=False),
-    "relu and batch norm backward, 64x64x56x56": batch_norm(64, 64, 56, 56, behind=False),
-    "relu and batch norm backward, 64x2048x7x7": batch_norm(64, 2048, 7, 7, behind=False),
+    "relu and batch norm backward, 64x256x56x56": batch_norm_backward(64, 256, 56, 56),
+    "relu and batch norm backward, 64x64x56x56": batch_norm_backward(64, 64, 56, 56),
+    "relu and batch norm backward, 64x2048x7x7": batch_norm_backward(64, 2048, 7, 7),
     "image to 4 channels last, 256x3x224x224": ([rows(256, 3, 224, 224, dtype=F32)], image),
     "to rows, 32x256x56x56": ([nhwc(32, 256, 56, 56)], lambda g, x: g.insert(Relayout(()), [x]).result),
     "heads, 32x197x12x64": ([rows(32, 197, 12, 64)], lambda g, x: g.add(Transpose((0, 2, 1, 3)), x)),
@@ -185,7 +187,7 @@ CASES: dict[str, tuple[Sequence[TensorType], Callable[..., Any]]] = {
 
 
 def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Kernel | None, int]:
-    """The kernel of a case, and how many bytes it reads and writes at least."""
+    """Return the kernel of a case, and how many bytes it must read and write."""
     graph = Graph("case")
     made = make(graph, *(graph.add_input(f"x{i}", type) for i, type in enumerate(types)))
     graph.set_outputs([made] if isinstance(made, Value) else list(made))
@@ -196,43 +198,26 @@ def kernel_of(types: Sequence[TensorType], make: Callable[..., Any]) -> tuple[Ke
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--leave-one-out", action="store_true")
-    parser.add_argument("--output", type=Path, default=leave_one_out.OUTPUT, help="file of --leave-one-out")
-    parser.add_argument("--commit", default="", help="asked of git if not given")
-    arguments = parser.parse_args()
-    if arguments.leave_one_out:
-        leave_one_out.main(arguments.names, arguments.output, arguments.commit)
+    options = parser(__doc__, "leave_one_out.json")
+    options.add_argument("names", nargs="*", help="parts of the cases' names, or MODEL:BATCH")
+    options.add_argument("--leave-one-out", action="store_true", help="measure models, and write the result file")
+    given = options.parse_args()
+    if given.leave_one_out:
+        leave_one_out.main(given.names, given.output, given.commit)
     else:
-        time_kernels(arguments.names)
+        time_kernels(given.names)
 
 
 def time_kernels(wanted: Sequence[str]) -> None:
     """Print the median time of each kernel, its limit, and the times of its variants."""
-    import cupy
-
     from fusec.gpu.launch.kernel_launcher import Launcher
     from fusec.gpu.measure.random_inputs import RandomInputs
 
     target, launcher = device.detect(), Launcher()
     if target is None:
-        raise SystemExit("there is no GPU here")
-    sweep = cupy.empty(1 << 28, cupy.uint8)
-
-    def time_us(run: Callable[[], None]) -> float:
-        times: list[float] = []
-        for _ in range(RUNS):
-            start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            sweep.fill(0)
-            start.record()
-            run()
-            stop.record()
-            stop.synchronize()
-            times.append(1000.0 * float(cupy.cuda.get_elapsed_time(start, stop)))
-        return statistics.median(times)
-
-    print(f"{'':42} {'us':>8} {'limit':>8} {'share':>6}  of the others")
+        raise SystemExit("this machine has no GPU")
+    time_us = cold_timer(RUNS)
+    print(f"{'':42} {'us':>8} {'limit':>8} {'share':>6}  us of other variants")
     for name, (types, make) in CASES.items():
         if wanted and not any(part in name for part in wanted):
             continue

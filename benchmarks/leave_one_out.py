@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.machine import KEYS, RESULTS, gpu, keep
+from benchmarks.machine import KEYS, gpu_and_torch, write_row
 from fusec.errors import FusecError
 from fusec.gpu import kernels
 from fusec.gpu.kernels import Family, Kernel
 from fusec.ir import Node, Value
 from fusec.schedule.program import Partition
 
-OUTPUT = RESULTS / "leave_one_out.json"
 ALONE = "{} with one variant"
+TOLERANCE = 2e-2  # relative L2 of a whole model in fp16
 
 
 def used_families(steps: Sequence[Partition]) -> dict[str, int]:
-    """Count the steps of each family that runs some; a family with variants is counted under a second name, too.
+    """Count the steps of each kernel family. A family with variants is counted under a second name, too.
 
     steps: those that a kernel runs.
     """
     counts: dict[str, int] = {}
     for step in steps:
-        offers = ((f.__name__, f(step.nodes, step.outputs)) for f in kernels.FAMILIES)  # not `find`, which remembers
+        offers = ((f.__name__, f(step.nodes, step.outputs)) for f in kernels.FAMILIES)  # not `find`, which caches
         for name, kernel in ((name, kernel) for name, kernel in offers if kernel is not None):
             for each in (name, *([ALONE.format(name)] if kernel.others else [])):
                 counts[each] = counts.get(each, 0) + 1
@@ -67,19 +67,16 @@ def _with_one_variant(family: Family) -> Family:
 
 def measure(model: str, batch: int) -> dict[str, Any]:
     """Compile a model with all families and without each that it uses; return the median times in ms."""
-    import cupy
-    import torch
-
-    from benchmarks.contest import timed
+    from benchmarks.contest import relative_l2, timed
     from benchmarks.peers import CHANNELS_LAST, first_result
-    from benchmarks.zoo import exported, halved, make
+    from benchmarks.zoo import channels_last, exported, feeds_of, halved, make
 
     module, inputs = make(model, batch)
     module, inputs = module.cuda().half(), tuple(halved(x.cuda()) for x in inputs)
     data, last = exported(module, inputs), model in CHANNELS_LAST
     if last:
-        inputs = tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs)
-    feeds = {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
+        inputs = channels_last(inputs)
+    feeds = feeds_of(inputs)
     replays: dict[str, Callable[[], None]] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +86,7 @@ def measure(model: str, batch: int) -> dict[str, Any]:
         steps = [step for step in whole.compiled.program.steps if step in whole.kernels]
         used = used_families(steps)
         for name in used:
-            # the verdicts of cuDNN stay true, but no choice may be taken over
+            # cuDNN's verdicts still hold, but choices of plans must be made anew
             os.environ["FUSEC_CACHE"] = f"{folder}/{name}"
             shutil.copytree(f"{folder}/all", f"{folder}/{name}", ignore=shutil.ignore_patterns("plans"))
             try:
@@ -98,8 +95,8 @@ def measure(model: str, batch: int) -> dict[str, Any]:
             except FusecError as error:
                 failed[name] = str(error)
                 continue
-            if float((got.double() - want.double()).norm() / want.double().norm()) > 2e-2:
-                raise RuntimeError(f"{model} without {name} computes something else")
+            if relative_l2(got, want) > TOLERANCE:
+                raise RuntimeError(f"{model} without {name} gives other results")
             replays[name] = other.replay
         times = timed(replays)
     base = times["all"]["median_ms"]
@@ -116,13 +113,13 @@ def measure(model: str, batch: int) -> dict[str, Any]:
     }
 
 
-def main(cases: Sequence[str], output: Path = OUTPUT, commit: str = "") -> None:
-    """Measure the cases, those of the peers' table if none is given, and write a row for each."""
+def main(cases: Sequence[str], output: Path, commit: str) -> None:
+    """Measure the cases and write a row for each. Without cases, take those of benchmarks/peers.py."""
     from benchmarks.peers import CASES
 
     for case in cases or CASES:
         model, batch = case.split(":")
         row = measure(model, int(batch))
-        keep(output, gpu(), commit, row, KEYS[OUTPUT.name])
+        write_row(output, gpu_and_torch(), commit, row, KEYS["leave_one_out.json"])
         worth = "  ".join(f"{n} {w['worth']:+.1%}" if "worth" in w else f"{n} fails" for n, w in row["without"].items())
         print(f"{case:18} {row['all_ms']:.3f} ms  {worth}", flush=True)

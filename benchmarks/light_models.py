@@ -1,8 +1,8 @@
-"""The nine light models on a machine without a GPU: what fused, how exact, how long. Writes a JSON result.
+"""Measure the nine light models without a GPU: what fuses, the errors, and the time to compile.
 
-Usage: python benchmarks/light_models.py [--target h200] [MODEL ...]
-Each model runs with the shipped weights against the shipped outputs, and with seeded random weights
-against onnxruntime (fp32, relative L2).
+Usage: python -m benchmarks.light_models [--target h200] [MODEL ...]
+With the shipped weights, the outputs are compared with the shipped ones. With seeded random weights, they are compared
+with onnxruntime's (fp32, relative L2). Writes benchmarks/results/light_models.json.
 """
 
 from __future__ import annotations
@@ -20,32 +20,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "examples"))
+import numpy as np
+import onnx
+import onnxruntime
 
-import numpy as np  # noqa: E402  # the examples folder must be on the path first
-import onnx  # noqa: E402
-import onnxruntime  # noqa: E402
-from machine import made  # noqa: E402
-from models import (  # noqa: E402
-    LIGHT,
-    light,
-    random_inputs,
-    randomised,
-    reference_inputs,
-    reference_outputs,
-)
-
-import fusec  # noqa: E402
-from fusec.diagnostics.verify import verify  # noqa: E402
-from fusec.schedule.program import Kind  # noqa: E402
-
-
-def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
-    return float(np.linalg.norm(got.astype(np.float64) - want) / np.linalg.norm(want.astype(np.float64)))
+import fusec
+from benchmarks.machine import ROOT, date_and_commit, parser, write
+from examples.models import LIGHT, light, random_inputs, randomised, reference_inputs, reference_outputs
+from fusec.diagnostics.verify import relative_l2, verify
+from fusec.schedule.program import Kind
 
 
 def worst(executable: fusec.Executable, inputs: dict[str, np.ndarray], wanted: list[np.ndarray]) -> tuple[float, float]:
+    """Run the model; return the error of its worst output, and the seconds."""
     start = time.perf_counter()
     outputs = executable.run(None, inputs)
     seconds = time.perf_counter() - start
@@ -94,13 +81,14 @@ def measure(name: str, target: str) -> dict[str, Any]:
 
 
 def in_child(name: str, target: str) -> dict[str, Any]:
-    """Measure in a process of its own, so that peak memory is the model's."""
-    command = [sys.executable, __file__, "--target", target, "--child", name]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    """Measure in a process of its own, because peak memory is that of a process."""
+    command = [sys.executable, "-m", "benchmarks.light_models", "--target", target, "--child", name]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def import_seconds() -> float:
-    """The median of five times `import fusec` in a fresh process."""
+    """Return the median time of `import fusec` in five fresh processes."""
     code = "import time; t = time.perf_counter(); import fusec; print(time.perf_counter() - t)"
     runs = [
         float(subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout)
@@ -109,44 +97,35 @@ def import_seconds() -> float:
     return round(sorted(runs)[2], 3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=list(LIGHT))
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "light_models.json")
-    arguments = parser.parse_args()
-    if arguments.child:
-        row = measure(arguments.models[0], arguments.target)
+def main() -> None:
+    options = parser(__doc__, "light_models.json")
+    options.add_argument("models", nargs="*", default=list(LIGHT))
+    options.add_argument("--target", default="h200")
+    options.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.child:
+        row = measure(given.models[0], given.target)
         row["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
         print(json.dumps(row))
-        return 0
+        return
+    import cudnn
 
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as cache:  # the first compile of each model is cold
-        for name in arguments.models:
+    with tempfile.TemporaryDirectory() as cache:  # empty, so that the first compilation of each model is cold
+        for name in given.models:
             os.environ["FUSEC_CACHE"] = str(Path(cache) / name)
-            rows.append(in_child(name, arguments.target))
-            print(json.dumps(rows[-1], indent=None), flush=True)
+            rows.append(in_child(name, given.target))
+            print(json.dumps(rows[-1]), flush=True)
     result = {
-        **made(),
+        **date_and_commit(given.commit),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "gpu": None},
-        "target": arguments.target,
-        "cudnn": _cudnn_version(),
+        "target": given.target,
+        "cudnn": int(cudnn.backend_version()),
         "import_s": import_seconds(),
         "models": rows,
     }
-    partial = arguments.output.with_suffix(".tmp")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    partial.replace(arguments.output)
-    return 0
-
-
-def _cudnn_version() -> int:
-    import cudnn  # only this script's record needs it
-
-    return int(cudnn.backend_version())
+    write(given.output, result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

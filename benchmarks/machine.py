@@ -1,7 +1,11 @@
-"""What a result file says of where and of what it was measured."""
+"""Record measurements: the options of the scripts, and result files with machine, date and commit.
+
+`python -m benchmarks.machine FILE...` adds rows that were measured on another machine to the result files.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import subprocess
@@ -10,20 +14,53 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusec.system.atomic_write import written
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
+# The keys that identify a row, for result files whose cases are measured one by one.
+KEYS = {
+    "calls.json": ("model", "batch"),
+    "channel_sums.json": ("batch",),
+    "choices.json": ("choice", "model", "batch", "precision"),
+    "digits.json": ("model", "where"),
+    "first_result.json": ("from", "trusted", "tune", "turn"),
+    "genstats.json": ("batch",),
+    "leave_one_out.json": ("model", "batch"),
+    "onnx_suite.json": ("device",),
+    "penalties.json": ("penalty",),
+    "shapes.json": ("model", "tune", "kernels", "cache", "size"),
+}
 
-def made(commit: str = "") -> dict[str, str]:
-    """Today, and the commit; it is asked of git where it is not given, as on a machine without the history."""
+
+def parser(description: str | None, output: str, budget: bool = False) -> argparse.ArgumentParser:
+    """Make a parser with the options that all scripts with a result file share.
+
+    output: name of the result file.
+    budget: the script times plans, and takes a limit for that.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output", type=Path, default=RESULTS / output, help="result file")
+    made.add_argument("--commit", default="", help="the measured commit; git is asked if it is not given")
+    if budget:
+        made.add_argument("--budget", type=float, default=float("inf"), help="seconds to time plans, per compilation")
+    return made
+
+
+def date_and_commit(commit: str = "") -> dict[str, str]:
+    """Return today's date and the commit.
+
+    commit: on a machine without the git history; git is asked if it is empty.
+    """
     if not commit:
         git = ["git", "rev-parse", "HEAD"]
         commit = subprocess.run(git, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": commit}
 
 
-def device() -> dict[str, Any]:
-    """The GPU at hand and the libraries that drive it."""
+def gpu() -> dict[str, Any]:
+    """Name this machine's GPU, and the versions of its driver and of cuDNN."""
     import cudnn
     import cupy
 
@@ -34,50 +71,51 @@ def device() -> dict[str, Any]:
     }
 
 
-def gpu() -> dict[str, Any]:
-    """The same, and torch, which others are measured with."""
+def gpu_and_torch() -> dict[str, Any]:
+    """Name the GPU and the libraries where torch is measured, too."""
     import torch
 
-    return {**device(), "torch": torch.__version__}
+    return {**gpu(), "torch": torch.__version__}
 
 
-# What tells the rows of a result file apart, where cases can be measured one by one.
-KEYS = {
-    "calls.json": ("model", "batch"),
-    "choices.json": ("choice", "model", "batch", "precision"),
-    "digits.json": ("model", "where"),
-    "first_result.json": ("from", "trusted", "tune", "turn"),
-    "leave_one_out.json": ("model", "batch"),
-    "onnx_suite.json": ("device",),
-    "penalties.json": ("penalty",),
-}
+def write(path: Path, data: Any) -> None:
+    """Write a result file. A run that is killed leaves the file as it was before."""
+    with written(path.resolve(), durable=False) as file:
+        file.write((json.dumps(data, indent=1) + "\n").encode())
 
 
-def keep(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[str, Any], key: Sequence[str]) -> None:
-    """Put a row into a result file, in the place of one that says the same of the same case, with its day and commit.
-    A file is about one machine: rows of another GPU or other libraries are dropped."""
+def write_row(path: Path, machine: Mapping[str, Any], commit: str, row: Mapping[str, Any], key: Sequence[str]) -> None:
+    """Add a row to a result file, with date and commit. It replaces the row of the same case.
+
+    All rows of a file are of one machine: rows of another GPU or of other libraries are dropped.
+    machine: the GPU and the libraries, which the file names once.
+    row: one that was brought from another machine has its date and commit already.
+    key: the names whose values identify a case.
+    """
     before = json.loads(path.read_text()) if path.exists() else {}
-    rows = before.pop("rows", []) if {k: v for k, v in before.items() if k != "rows"} == dict(machine) else []
+    rows = before.pop("rows", [])
+    if before != dict(machine):
+        rows = []
 
     def case(one: Mapping[str, Any]) -> list[Any]:
         return [one.get(name) for name in key]
 
-    new = {**made(commit), **row} if "commit" in row else {**row, **made(commit)}
-    places = [case(one) for one in rows]
-    if case(row) in places:
-        rows[places.index(case(row))] = new
+    new = {**date_and_commit(commit), **row} if "commit" in row else {**row, **date_and_commit(commit)}
+    cases = [case(one) for one in rows]
+    if case(row) in cases:
+        rows[cases.index(case(row))] = new
     else:
         rows.append(new)
-    path.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+    write(path, {**machine, "rows": rows})
 
 
-def bring(file: Path, results: Path = RESULTS) -> None:
-    """Put rows measured on another machine, under their own commits, into the result file of that name."""
+def merge(file: Path, results: Path = RESULTS) -> None:
+    """Add rows measured on another machine to the result file of the same name; they keep their commits."""
     data = json.loads(file.read_text())
     for row in data.pop("rows"):
-        keep(results / file.name, data, row["commit"], row, KEYS[file.name])
+        write_row(results / file.name, data, row["commit"], row, KEYS[file.name])
 
 
-if __name__ == "__main__":  # python -m benchmarks.machine FILE...: what was brought back
+if __name__ == "__main__":
     for name in sys.argv[1:]:
-        bring(Path(name))
+        merge(Path(name))

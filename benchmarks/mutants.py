@@ -1,13 +1,12 @@
 """Run the mutation suite and write its results: `python benchmarks/mutants.py [--workers N] [--fresh] [NAME...]`.
 
-Which planted faults the fuzzer finds, by which property, after how many graphs; and which tests find those planted for
-them. What was caught is not hunted again.
+The results say which planted faults the fuzzer finds, by which property and after how many graphs, and which tests find
+the faults that are planted for tests. A fault that was caught before is not hunted again.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import platform
@@ -22,15 +21,17 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from mutation.mutants import Mutant  # noqa: E402 - found through the line above
+from mutation.mutants import Mutant  # noqa: E402
 from mutation.suite import ALL, BUDGET, digest, hunt_all  # noqa: E402
+
+from benchmarks.machine import date_and_commit, write  # noqa: E402 - found through the line above
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.json"
 VERSIONS = ("numpy", "hypothesis", "onnx", "onnxruntime")
 
 
 def table(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Print the results as Markdown."""
     planted = {m.name: bool(m.tests) for m in ALL}
     rows = [r for r in results["mutants"] if not planted[r["name"]]]
     tested = [r for r in results["mutants"] if planted[r["name"]]]
@@ -73,7 +74,7 @@ def _line(*cells: Any) -> str:
 
 
 def _commit() -> str:
-    """The commit of the package, with a plus sign if it was edited since."""
+    """Return the commit, with a plus sign if the package has uncommitted edits."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
@@ -82,13 +83,12 @@ def _commit() -> str:
 
 
 def main() -> None:
-    """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--commit", default="")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--fresh", action="store_true", help="hunt again those already caught")
-    parser.add_argument("names", nargs="*", help="only these")
+    parser.add_argument("--fresh", action="store_true", help="hunt caught faults again")
+    parser.add_argument("names", nargs="*", help="hunt only these")
     options = parser.parse_args()
     commit = options.commit or _commit()
 
@@ -99,8 +99,10 @@ def main() -> None:
         control = known["control"]
         digests = {m.name: digest(m) for m in ALL}
         rows = {r["name"]: r for r in known["mutants"] if r["digest"] == digests.get(r["name"])}
-    held = set[str]() if options.fresh else {name for name, row in rows.items() if row["caught"]}
-    chosen: list[Mutant | None] = [m for m in ALL if (m.name in options.names if options.names else m.name not in held)]
+    caught = set[str]() if options.fresh else {name for name, row in rows.items() if row["caught"]}
+    chosen: list[Mutant | None] = [
+        m for m in ALL if (m.name in options.names if options.names else m.name not in caught)
+    ]
     if not options.names and (options.fresh or control.get("commit") != commit):
         chosen.insert(0, None)
 
@@ -112,16 +114,15 @@ def main() -> None:
         else:
             rows[row["name"]] = row
         results = {
-            "commit": commit,
-            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            **date_and_commit(commit),
             "python": platform.python_version(),
             "versions": {name: metadata.version(name) for name in VERSIONS},
             "budget": BUDGET,
             "planted": [m.name for m in ALL],
             "control": control,
             "mutants": [rows[m.name] for m in ALL if m.name in rows],
-        }  # written at once: a run that is cut short keeps what it has
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+        }
+        write(options.output, results)  # after each row, because the run may be stopped
         verdict = f"{row.get('property')} after {row['examples']}" if row["caught"] else f"NONE in {row['examples']}"
         verdict += "".join(f"; not of it: {of['property']}" for of in row["not_of_it"])
         print(f"{row['name']:28} {verdict}, {row['seconds']} s {row.get('error', '')}", file=sys.stderr, flush=True)

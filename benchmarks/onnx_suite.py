@@ -1,37 +1,35 @@
-"""Run onnx's backend test suite as users run models, and write what it comes to.
+"""Run onnx's backend test suite as users run models, and count the cases that pass, fail, and are refused.
 
-Usage: python -m benchmarks.onnx_suite [--device cpu|cuda] [--workers N] [--output FILE] [--commit HASH]. `cpu` is
-simulation. Each worker is a process with an oracle of its own; all share FUSEC_CACHE. Writes a row for the device into
-benchmarks/results/onnx_suite.json, or into FILE: `python -m benchmarks.machine FILE` then puts it there. Status 1: a
-case fails, or is refused otherwise than tests/onnx_suite/record.txt says. `pytest --accept tests/frontends` then writes
-the table of docs/onnx.md.
+Usage: python -m benchmarks.onnx_suite [--device cpu|cuda] [--workers N] [--output FILE] [--commit HASH]
+`cpu` is simulation. Each worker is a process with an oracle of its own; all share FUSEC_CACHE. Writes a row for the
+device into benchmarks/results/onnx_suite.json, or into FILE, which `python -m benchmarks.machine FILE` adds to it.
+`pytest --accept tests/frontends` then writes the table of docs/onnx.md. The exit status is 1 if a case fails, or if
+the refused cases differ from tests/onnx_suite/record.txt.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 import onnx
 
-from benchmarks.machine import KEYS, RESULTS, ROOT, device, keep
+from benchmarks.machine import KEYS, ROOT, gpu, parser, write_row
 
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT / "tests"))  # because the suite's module is a test's
 
-from onnx_suite.suite import FAMILIES, Case, Outcome, cases, outcomes, unlike_the_record  # noqa: E402
+from onnx_suite.suite import FAMILIES, Case, Outcome, cases, outcomes, unlike_the_record
 
-from fusec.driver import resolve_target  # noqa: E402
-from fusec.gpu.cudnn.deviceless import cudnn_number  # noqa: E402
+from fusec.driver import resolve_target
+from fusec.gpu.cudnn.deviceless import cudnn_number
 
 NAME = "onnx_suite.json"
-SHARDS = 128  # many: some cases take a hundred times as long as others
+SHARDS = 128  # many, because some cases take a hundred times as long as others
 
 
 def _shard(number: int, on: str) -> dict[Case, Outcome]:
@@ -39,7 +37,7 @@ def _shard(number: int, on: str) -> dict[Case, Outcome]:
 
 
 def ran(on: str, workers: int) -> dict[Case, Outcome]:
-    """What each case comes to, in processes that each take a shard at a time."""
+    """Run all cases in worker processes, each with a shard at a time, and return their outcomes."""
     os.environ.setdefault("FUSEC_WORKERS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
     found: dict[Case, Outcome] = {}
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -51,7 +49,7 @@ def ran(on: str, workers: int) -> dict[Case, Outcome]:
 
 
 def row(found: Mapping[Case, Outcome], on: str) -> dict[str, Any]:
-    """Counts by family, and each failure in its words."""
+    """Count the outcomes by family, and list the failures."""
     families = {
         family: {
             "cases": len(mine),
@@ -63,7 +61,7 @@ def row(found: Mapping[Case, Outcome], on: str) -> dict[str, Any]:
     }
     return {
         "device": on,
-        **(device() if on == "cuda" else {"cudnn": int(cudnn_number() or 0)}),
+        **(gpu() if on == "cuda" else {"cudnn": int(cudnn_number() or 0)}),
         "target": resolve_target("auto").name,
         "onnx": onnx.__version__,
         "families": families,
@@ -72,29 +70,27 @@ def row(found: Mapping[Case, Outcome], on: str) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of a result file in Markdown."""
+    """Print the rows of a result file as a Markdown table."""
     lines = ["| On | cuDNN | Cases | Passed | Refused | Failed | Commit |", "|---|---|---|---|---|---|---|"]
     for each in rows:
         families = each["families"].values()
-        all_, refused, failed = (sum(family[key] for family in families) for key in ("cases", "refused", "failed"))
+        total, refused, failed = (sum(family[key] for family in families) for key in ("cases", "refused", "failed"))
         where = each.get("gpu", f"simulation ({each['target']})")
-        counted = f"{all_} | {all_ - refused - failed} | {refused} | {failed}"
+        counted = f"{total} | {total - refused - failed} | {refused} | {failed}"
         lines.append(f"| {where} | {each['cudnn']} | {counted} | {each['commit'][:7]} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--output", type=Path, default=RESULTS / NAME)
-    parser.add_argument("--commit", default="", help="where there is no git history to ask")
-    given = parser.parse_args()
+    options = parser(__doc__, NAME)
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    given = options.parse_args()
     begin = time.monotonic()
     found = ran(given.device, given.workers)
     seconds = round(time.monotonic() - begin, 1)
     new = {**row(found, given.device), "workers": given.workers, "seconds": seconds}
-    keep(given.output, {}, given.commit, new, KEYS[NAME])
+    write_row(given.output, {}, given.commit, new, KEYS[NAME])
     print(*new["wrong"], f"{len(new['wrong'])} cases are wrong; {seconds} s: {given.output}", sep="\n")
     return bool(new["wrong"])
 

@@ -1,32 +1,31 @@
-"""The two penalties of the cost model, measured: cuDNN's best plans for whole steps, with and without what is fused.
+"""Measure the two penalties of the cost model: time cuDNN's best plans with and without a fused epilogue.
 
-Usage, on a machine with an NVIDIA GPU: python -m benchmarks.penalties [--budget SECONDS]. MobileNetV2's depthwise
-convolutions at batch 32, plain and with bias and relu; a convolution with bias, residual and relu, the bias first,
-which costs it precompiled engines, or last. The cache is cold. Writes benchmarks/results/penalties.json.
+Usage, on a machine with an NVIDIA GPU: python -m benchmarks.penalties [--budget SECONDS]
+The first penalty: MobileNetV2's depthwise convolutions at batch 32, with bias and relu and without. The second: a
+convolution with bias, residual and relu. With the bias first it has no precompiled engines, with the bias last it has.
+The L2 cache is cold. Writes benchmarks/results/penalties.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from benchmarks.builds import lowered
-from benchmarks.machine import KEYS, RESULTS, keep
+from benchmarks.machine import KEYS, gpu, parser, write_row
 from fusec.ir import DType, Graph, TensorType, Value, channels_last
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.ops import Conv, pw
 
-# Of MobileNetV2's 17 depthwise convolutions: channels, height of the image, stride.
+# Channels, height of the image and stride of MobileNetV2's 17 depthwise convolutions.
 DEPTHWISE = [(32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1), (192, 28, 1), (192, 28, 2)]
 DEPTHWISE += [(384, 14, 1)] * 4 + [(576, 14, 1)] * 2 + [(576, 14, 2)] + [(960, 7, 1)] * 3
 F16 = DType.F16
-FOOTPRINT_BYTES = 1 << 30  # of a model, more than any cache holds
+FOOTPRINT_BYTES = 1 << 30  # memory of the whole model: more than any L2 cache holds
 
 
 def nhwc(*shape: int) -> TensorType:
@@ -54,7 +53,7 @@ def residual(bias_first: bool) -> CudnnGraph:
 
 
 def total_us(graphs: list[CudnnGraph], times_us: Callable[[dict[str, CudnnGraph], int], dict[str, float]]) -> float:
-    """What all of them take together; equal ones are timed once."""
+    """Return the time of all graphs together; equal graphs are timed once."""
     count, by_key = Counter(graph.key for graph in graphs), {graph.key: graph for graph in graphs}
     times = times_us(by_key, FOOTPRINT_BYTES)
     return sum(times[key] * n for key, n in count.items())
@@ -76,25 +75,17 @@ def rows(times_us: Callable[[dict[str, CudnnGraph], int], dict[str, float]]) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for timing plans, each time")
-    parser.add_argument("--commit", default="", help="where there is no history to ask")
-    parser.add_argument("--output", type=Path, default=RESULTS / "penalties.json")
-    given = parser.parse_args()
-    import cudnn
-    import cupy
-
+    given = parser(__doc__, "penalties.json", budget=True).parse_args()
     from fusec.gpu.autotune.plan_search import TuningOptions
     from fusec.gpu.backend import CudnnBackend
 
-    machine = {"gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()}
-    machine |= {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
+    machine = gpu()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
+        os.environ["FUSEC_CACHE"] = folder  # an empty cache
         backend = CudnnBackend(TuningOptions("quick", given.budget))
         for row in rows(backend.times_us):
             print(f"{row['penalty']}: {row['us']:.1f} us against {row['without_us']:.1f}", flush=True)
-            keep(given.output, machine, given.commit, row, KEYS["penalties.json"])
+            write_row(given.output, machine, given.commit, row, KEYS["penalties.json"])
     return 0
 
 

@@ -1,28 +1,28 @@
-"""How compile time grows with the graph, answers warm. Writes benchmarks/results/scaling.json."""
+"""Measure how compile time grows with the size of the graph, with cuDNN's verdicts cached.
+
+Usage: python -m benchmarks.scaling. Writes benchmarks/results/scaling.json.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from pathlib import Path
 
 import numpy as np
-from machine import made
 
+from benchmarks.machine import date_and_commit, parser, write
 from fusec import driver
 from fusec.ir import DType, Graph, TensorType
 from fusec.ops import Conv, pw
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 
-ROOT = Path(__file__).parent.parent
 SIZES = (2500, 5000, 10_000, 20_000)
 
 
 def network(nodes: int) -> Graph:
-    """Convolution, bias, activation, and a residual add at every second block."""
-    graph, rng = Graph("chain"), np.random.default_rng(0)
+    """Make a sequence of convolution, bias and activation, with a residual add in every second block."""
+    graph, rng = Graph("sequence"), np.random.default_rng(0)
     x = skip = graph.add_input("x", TensorType((1, 16, 8, 8), DType.F32))
     block = 0
     while len(graph) < nodes:
@@ -38,7 +38,8 @@ def network(nodes: int) -> Graph:
 
 
 def main() -> None:
-    driver.build(network(SIZES[0]), target="h200")  # warms the answers
+    given = parser(__doc__, "scaling.json").parse_args()
+    driver.build(network(SIZES[0]), target="h200")  # caches the verdicts
     rows: list[dict[str, float]] = []
     for size in SIZES:
         graph = network(size)
@@ -57,12 +58,7 @@ def main() -> None:
             }
         )
         print(rows[-1], flush=True)
-    result = {
-        **made(),
-        "cores": os.cpu_count(),
-        "graphs": rows,
-    }
-    (ROOT / "benchmarks" / "results" / "scaling.json").write_text(json.dumps(result, indent=1) + "\n")
+    write(given.output, {**date_and_commit(given.commit), "cores": os.cpu_count(), "graphs": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Print docs/results.md from benchmarks/results/*.json: no number in it is typed by hand.
+"""Print docs/results.md from benchmarks/results/*.json, so that no figure in it is typed by hand.
 
-With `--plot`, draw docs/peers.svg as well, for which matplotlib is needed.
+`--plot` also draws docs/peers.svg; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from benchmarks.tables_of_costs import (
     digits,
     first_result,
     genstats,
+    machine_of,
     penalties,
     read,
     shapes,
+    spread,
     table,
 )
 
-LIBRARIES = "ATEN"  # whose products torch.compile chose among, where not also among Triton's
+LIBRARIES = "ATEN"  # torch.compile's products if it did not time Triton's
 
 
 def light_models() -> list[str]:
@@ -91,6 +93,10 @@ def scaling() -> list[str]:
     ]
 
 
+def _where(data: dict[str, Any]) -> str:
+    return f"{machine_of(data)}, commit {data['commit'][:10]}, {data['date']}"
+
+
 def gpu_models() -> list[str]:
     data = read("gpu_models.json")
     rows = [
@@ -108,11 +114,10 @@ def gpu_models() -> list[str]:
     return [
         "## Models on a GPU",
         "",
-        f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
-        f"{data['commit'][:10]}, {data['date']}. Outputs against torch in float64 (torchvision's models, random "
-        "weights and BatchNorm statistics, batch 2) or onnxruntime (light models); every distinct cuDNN graph was "
-        "also run alone against its simulation (`benchmarks/gpu_models.py`). Compile time starts with an empty cache: "
-        "it includes cuDNN's verdicts and the choice of plans.",
+        f"{_where(data)} (`benchmarks/gpu_models.py`). Outputs are compared with torch's in float64 (torchvision's "
+        "models with random weights and statistics, batch 2) or with onnxruntime's (light models). Each distinct cuDNN "
+        "graph also runs alone and is compared with its simulation. Compile time starts with an empty cache: it "
+        "includes cuDNN's verdicts and the choice of plans.",
         "",
         *table(
             ["model", "precision", "steps", "distinct cuDNN graphs", "error", "worst step", "compile s"],
@@ -123,24 +128,24 @@ def gpu_models() -> list[str]:
 
 
 def _mark(row: dict[str, Any], who: str) -> str:
-    """Behind a time of torch.compile that had fewer products to choose from."""
+    """Mark a time of torch.compile that did not time Triton's products."""
     return " *" if who.startswith("compile") and row.get("products") == LIBRARIES else ""
 
 
-def _beside(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
-    """A peer's time in the run, or why there is none, and that in another run."""
+def _peer_ms(row: dict[str, Any], who: str, ms: dict[str, str]) -> str:
+    """Return a peer's times in this run and in another run, or why there are none."""
     found = row.get("elsewhere", {}).get(who)
     other = "" if found is None else f"({found['median_ms']:.3f} at {found['commit']})"
-    return " ".join(said for said in (ms.get(who), other) if said) or row.get("missing", {}).get(who, "not run")
+    return " ".join(time for time in (ms.get(who), other) if time) or row.get("missing", {}).get(who, "not run")
 
 
-def _marked(data: dict[str, Any]) -> str:
+def _products_note(data: dict[str, Any]) -> str:
     if not any(_mark(row, who) for row in data["rows"] for who in row["times"]):
         return ""
     return "*: without Triton's matrix products, because autotuning them did not end in time. "
 
 
-def _turned(data: dict[str, Any]) -> str:
+def _channels_last_note(data: dict[str, Any]) -> str:
     if not any(row.get("inputs") == "channels last" for row in data["rows"]):
         return ""
     return "†: fusec's inputs and outputs are channels last, too; in the other rows they are row-major. "
@@ -156,14 +161,13 @@ def peers() -> list[str]:
     names = {who: title for who, (title, _) in how.items() if who in measured}
     rows: list[list[Any]] = []
     for row in data["rows"]:
-        ms = {who: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for who, t in row["times"].items()}
-        ms = {who: shown + _mark(row, who) for who, shown in ms.items()}
+        ms = {who: spread(time) + _mark(row, who) for who, time in row["times"].items()}
         rows.append(
             [
                 row["model"] + (f" ({row['commit']})" if "commit" in row else ""),
                 row["batch"],
                 ms["fusec"] + ("†" if row.get("inputs") == "channels last" else ""),
-                *(_beside(row, who, ms) for who in names),
+                *(_peer_ms(row, who, ms) for who in names),
                 f"{row['best_peer_over_fusec']:.2f}",
                 f"{row['limit_ms']:.3f}",
                 f"{row['cold_s']} / {row['warm_s']}",
@@ -183,12 +187,11 @@ def peers() -> list[str]:
     return [
         "## Compared with torch on one GPU",
         "",
-        f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
-        f"{data['commit'][:10]}, {data['date']}; fp16, the same weights and inputs, medians with deciles of "
-        f"turns in random order (`benchmarks/peers.py`). {''.join(how[who][1] for who in names)}Limit: the roofline of "
-        "the steps. Cold: from the model's bytes to the first result with empty caches, plans timed. Warm: with "
+        f"{_where(data)}; fp16, the same weights and inputs (`benchmarks/peers.py`). The table shows medians with "
+        f"deciles; all take turns in random order. {''.join(how[who][1] for who in names)}Limit: the roofline of the "
+        "steps. Cold: from the model's bytes to the first result with empty caches, with timing of plans. Warm: with "
         "cached choices. Errors are relative L2 against torch in fp32. A commit after a model: the row was measured at "
-        f"that commit. {_marked(data)}{_turned(data)}{data.get('note', '')}".rstrip(),
+        f"that commit. {_products_note(data)}{_channels_last_note(data)}{data.get('note', '')}".rstrip(),
         "",
         "![medians](peers.svg)",
         "",
@@ -208,8 +211,7 @@ def training() -> list[str]:
     measured = [who for who in titles if any(who in row["times"] for row in data["rows"])]
     rows: list[list[Any]] = []
     for row in data["rows"]:
-        ms = {who: f"{t['median_ms']:.2f} ({t['low_ms']:.2f} to {t['high_ms']:.2f})" for who, t in row["times"].items()}
-        ms = {who: shown + _mark(row, who) for who, shown in ms.items()}
+        ms = {who: spread(time, digits=2) + _mark(row, who) for who, time in row["times"].items()}
         found = row["peak_bytes"]
         peaks = "/".join(str(found[who] >> 20) if who in found else "-" for who in ("fusec", *measured))
         missing = row.get("missing", {})
@@ -231,27 +233,20 @@ def training() -> list[str]:
     header += ["launches", "first loss s cold / warm", f"peak MB fusec/{'/'.join(measured)}", "losses differ by"]
     slowest: list[str] = []
     for row in data["rows"]:
-        groups: dict[tuple[str, str], list[float]] = {}
-        for step in row["steps"]:
-            held = groups.setdefault((step["kind"], step["step"]), [0.0, 0.0, 0.0])
-            for place, value in enumerate((1.0, step["us"], step["limit_us"])):
-                held[place] += value
-        ranked = sorted(groups.items(), key=lambda item: -item[1][1])[:8]
         lines = [
-            [f"`{name[:70]}`", kind, int(n), f"{us:.0f}", f"{limit:.0f}"] for (kind, name), (n, us, limit) in ranked
+            [f"`{name[:70]}`", kind, count, f"{us:.0f}", f"{limit:.0f}"]
+            for name, kind, count, us, limit in slowest_steps(row["steps"], 8)
         ]
         slowest += [f"The slowest steps of {row['model']}, timed alone:", ""]
         slowest += [*table(["steps", "run by", "times", "us", "limit us"], lines), ""]
     return [
         "## Training steps compared with torch on one GPU",
         "",
-        f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}, torch {data['torch']}, commit "
-        f"{data['commit'][:10]}, {data['date']}; 224x224 images, fp16 with fp32 master weights, loss "
-        "scaling that skips steps with gradients that are not finite; ResNet-50 with SGD and momentum, ViT-B/16 with "
-        "AdamW. Each is a CUDA graph of the whole step, torch channels last with fused optimisers; medians with "
-        "deciles of turns in random order "
-        "(`benchmarks/training.py`). Losses: the worst relative difference to the mean of torch's over five steps on "
-        f"the same data. {_marked(data)}{data.get('note', '')}".rstrip(),
+        f"{_where(data)}; 224x224 images, fp16 with fp32 master weights (`benchmarks/training.py`). Loss scaling skips "
+        "steps with gradients that are not finite. ResNet-50 has SGD with momentum, ViT-B/16 has AdamW. Each step is "
+        "one CUDA graph. Torch uses channels last and fused optimisers. The table shows medians with deciles; all take "
+        "turns in random order. Losses: the worst relative difference to the mean of torch's losses, over five steps "
+        f"on the same data. {_products_note(data)}{data.get('note', '')}".rstrip(),
         "",
         *table(header, rows),
         "",
@@ -259,8 +254,20 @@ def training() -> list[str]:
     ]
 
 
+def slowest_steps(steps: list[dict[str, Any]], count: int) -> list[tuple[str, str, int, float, float]]:
+    """Sum up equal steps; return name, kind, number, time and limit in us of those that take the most time together."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for step in steps:
+        groups.setdefault((step["step"], step["kind"]), []).append(step)
+    rows = [
+        (name, kind, len(equal), sum(s["us"] for s in equal), sum(s["limit_us"] for s in equal))
+        for (name, kind), equal in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row[3])[:count]
+
+
 def plot() -> None:
-    """docs/peers.svg, with matplotlib."""
+    """Draw docs/peers.svg."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -288,6 +295,7 @@ def plot() -> None:
 
 
 def main() -> str:
+    """Print the page."""
     what = "This page shows how fast fusec is, how long it takes to compile, and how exact its results are."
     how = "`python -m benchmarks.tables --plot > docs/results.md` writes it from the result files of the scripts below."
     head = ["# Measured results", "", what, how, ""]

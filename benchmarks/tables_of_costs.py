@@ -1,4 +1,4 @@
-"""Sections of docs/results.md on costs beyond the steps (calls, starts, builds), and on the gain of single choices."""
+"""Print the sections of docs/results.md on overhead, start-up, builds, new sizes, and the gain of single choices."""
 
 from __future__ import annotations
 
@@ -17,31 +17,36 @@ def table(header: list[str], rows: list[list[Any]]) -> list[str]:
     return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
 
 
+def machine_of(data: dict[str, Any]) -> str:
+    """Name the GPU and the libraries of a result file."""
+    torch = f", torch {data['torch']}" if "torch" in data else ""
+    return f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}{torch}"
+
+
+def spread(time: dict[str, float], unit: str = "ms", digits: int = 3) -> str:
+    """Format a median with its deciles."""
+    median, low, high = (f"{time[f'{name}_{unit}']:.{digits}f}" for name in ("median", "low", "high"))
+    return f"{median} ({low} to {high})"
+
+
 def where(data: dict[str, Any]) -> str:
-    """The machine, and the commits and days of the rows."""
+    """Name the machine, and the commits and days of the rows."""
     commits = ", ".join(dict.fromkeys(row["commit"][:10] for row in data["rows"]))
     days = ", ".join(sorted({row["date"] for row in data["rows"]}))
-    torch = f", torch {data['torch']}" if "torch" in data else ""
     plural = "s" if "," in commits else ""
-    machine = f"{data['gpu']}, driver API {data['driver']}, cuDNN {data['cudnn']}{torch}"
-    return f"{machine}, commit{plural} {commits}, {days}"
+    return f"{machine_of(data)}, commit{plural} {commits}, {days}"
 
 
 def calls() -> list[str]:
     data = read("calls.json")
-
-    def shown(row: dict[str, Any], kind: str) -> str:
-        time = row["more"][kind]
-        return f"{time['median_us']:.1f} ({time['low_us']:.1f} to {time['high_us']:.1f})"
-
     kinds = {
-        "replay": "a replay, waited for",
-        "call": "a call",
+        "replay": "replay, with a wait",
+        "call": "call",
         "out": "with `out=`",
         "buffers": "from `input_buffers`",
-        "buffers, out": "from these, with `out=`",
+        "buffers, out": "from `input_buffers`, with `out=`",
         "host": "from and to the host",
-        "queued": "calls queued",
+        "queued": "queued calls",
     }
     rows = [
         [
@@ -49,11 +54,11 @@ def calls() -> list[str]:
             row["batch"],
             f"{row['input_bytes'] / 1e6:.1f} / {row['output_bytes'] / 1e6:.1f}",
             f"{row['steps']['median_us']:.1f}",
-            *(shown(row, kind) for kind in kinds),
+            *(spread(row["more"][kind], "us", 1) for kind in kinds),
         ]
         for row in data["rows"]
     ]
-    sides = [
+    orders = [
         [
             row["model"],
             row["batch"],
@@ -65,18 +70,18 @@ def calls() -> list[str]:
     ]
     worst = max(row["more"]["call"]["median_us"] - row["more"]["replay"]["median_us"] for row in data["rows"])
     return [
-        "## What a call adds",
+        "## Call overhead",
         "",
         f"{where(data)}; fp16 (`benchmarks/calls.py`). Steps: replays of the captured graph, queued one after the "
-        "other. The other columns show how many microseconds a call takes more: medians with deciles of differences, "
-        "measured in turns. The host waits for each call. In the last column calls are queued like the replays. The "
-        f"worst call takes {worst:.1f} us more than a replay for which the host waits, too.",
+        "other. The next columns show how many microseconds longer a call takes: medians with deciles of the "
+        "differences within a turn. The host waits for each call. In the last column, calls are queued like the "
+        f"replays. The slowest call takes {worst:.1f} us longer than a replay for which the host waits, too.",
         "",
         *table(["model", "batch", "MB in / out", "steps us", *kinds.values()], rows),
         "",
-        "Steps in order and in parallel, timed in turns when they are captured:",
+        "Steps in order and in parallel, timed in turns at capture:",
         "",
-        *table(["model", "batch", "in order us", "in parallel us", "chosen", "streams"], sides),
+        *table(["model", "batch", "in order us", "in parallel us", "chosen", "streams"], orders),
         "",
     ]
 
@@ -85,10 +90,10 @@ def choices() -> list[str]:
     data = read("choices.json")
     rows: list[list[Any]] = []
     for row in data["rows"]:
-        ms = {way: f"{t['median_ms']:.3f} ({t['low_ms']:.3f} to {t['high_ms']:.3f})" for way, t in row["times"].items()}
+        ms = {variant: spread(time) for variant, time in row["times"].items()}
         steps = row["with_steps"]
-        seen = f"{steps['in place']} of {steps['concats']} in place" if "concats" in steps else ""
-        seen = f"{steps['cublaslt']} steps" if "cublaslt" in steps else seen
+        chosen = f"{steps['in place']} of {steps['concats']} in place" if "concats" in steps else ""
+        chosen = f"{steps['cublaslt']} steps" if "cublaslt" in steps else chosen
         gain = row["times"]["without"]["median_ms"] / row["times"]["with"]["median_ms"]
         rows.append(
             [
@@ -99,18 +104,19 @@ def choices() -> list[str]:
                 ms["with"],
                 ms["without"],
                 f"{gain:.2f}",
-                seen,
+                chosen,
             ]
         )
     header = ["choice", "model", "batch", "precision", "with ms", "without ms", "without / with", "chosen"]
     return [
-        "## What single choices are worth",
+        "## Gain of single choices",
         "",
-        f"{where(data)}; the same model compiled with a choice and without it, replays in turns, medians with deciles "
-        "(`benchmarks/choices.py`). If a choice is measured to be slower, fusec declines it, and both columns are the "
-        "same. dense_block: the first of DenseNet-121, between poolings; resnet_stem: a 7x7 convolution of 3 channels "
-        "with stride 2, bias and relu; vit_stem: one of 16x16 with stride 16, as rows; linear_gelu: a product of 197 "
-        "rows per image by 768x3072, with bias and gelu in its erf form.",
+        f"{where(data)}; the same model compiled with a choice and without it (`benchmarks/choices.py`). Replays take "
+        "turns; the table shows medians with deciles. If a choice is measured to be slower, fusec does not take it, "
+        "and both columns are the same. dense_block: the first dense block of DenseNet-121, between poolings. "
+        "resnet_stem: a 7x7 convolution of 3 channels with stride 2, bias and relu. vit_stem: a 16x16 convolution with "
+        "stride 16, whose patches become rows. linear_gelu: a matmul of 197 rows per image by 768x3072, with bias and "
+        "gelu in its erf form.",
         "",
         *table(header, rows),
         "",
@@ -122,9 +128,9 @@ def first_result() -> list[str]:
     found = {(row["from"], row["trusted"], row["tune"], row["turn"]): row for row in data["rows"]}
     how = {
         ("model", None): "`fusec.compile` of the ONNX file",
-        ("lock", None): "the same with a lock: nothing is timed",
-        ("file", True): "a file made without a GPU, trusted",
-        ("file", False): "such a file, not trusted",
+        ("lock", None): "`fusec.compile` with a lock: nothing is timed",
+        ("file", True): "`fusec.load` of a file made without a GPU, trusted",
+        ("file", False): "`fusec.load` of a file made without a GPU, not trusted",
     }
     rows: list[list[Any]] = []
     for (group, trusted), title in how.items():
@@ -139,14 +145,14 @@ def first_result() -> list[str]:
     imports = [row["imports_s"] for row in data["rows"]]
     cores = " or ".join(map(str, sorted({row["cores"] for row in data["rows"]})))
     return [
-        "## What a start costs",
+        "## Start-up time",
         "",
         f"{where(data)}, {cores} cores; {data['model']} in {data['precision']}, batch {data['batch']} "
         "(`benchmarks/first_result.py`). Seconds from the call of `fusec.compile` or `fusec.load` to the first result, "
-        f"each in its own process. Its start and imports take {min(imports):.1f} to {max(imports):.1f} s more. First: "
-        "with empty caches of plans and kernels. Again: the next process. Plans: how many were built, and how many "
-        "were read from serialized plans, in the first process and the next. Errors are relative L2 against the "
-        "reference in fp32.",
+        f"each in its own process. Starting Python and imports take another {min(imports):.1f} to {max(imports):.1f} "
+        "s. First: with empty caches of plans and kernels. Again: the next process. Plans: how many were built, and "
+        "how many were read from serialized plans, in the first process and the next. Errors are relative L2 against "
+        "the reference in fp32.",
         "",
         *table(["how", "tune", "first s", "again s", "plans built, read", "steps us", "error"], rows),
         "",
@@ -180,19 +186,20 @@ def builds() -> list[str]:
             ]
         )
     lengths = [[row["pointwise"], f"{row['build_s']:.1f}"] for row in data["lengths"]]
+    batches = data["sizes"][0]["batches"]
     return [
-        "## How long cuDNN takes to build a plan",
+        "## Build time of cuDNN plans",
         "",
         f"Without a GPU, for an {data['target'].upper()}, cuDNN {data['cudnn']}, fp16, commit {data['commit'][:10]}, "
-        f"{data['date']}; seconds of one core for the first plan that builds (`benchmarks/builds.py`). For one batch "
-        f"size, {data['sizes'][0]['batches'][0]}; and for all sizes, with dynamic shapes and a kernel cache: the first "
-        f"size, and the slower of the next two ({', '.join(map(str, data['sizes'][0]['batches'][1:]))}).",
+        f"{data['date']}; processor seconds for the first plan that builds (`benchmarks/builds.py`). One size: batch "
+        f"size {batches[0]}. All sizes: with dynamic shapes and a kernel cache, for batch size {batches[0]} first, "
+        f"then the slower of {' and '.join(map(str, batches[1:]))}.",
         "",
         *table(
             ["graph", "plans for one size", "first build", "plans for all sizes", "first build", "next sizes"], sizes
         ),
         "",
-        "A convolution with a number of pointwise ops after it:",
+        "A convolution with pointwise ops after it:",
         "",
         *table(["pointwise ops", "build s"], lengths),
         "",
@@ -214,10 +221,10 @@ def penalties() -> list[str]:
     return [
         "## The cost model's penalties",
         "",
-        f"{where(data)}; fp16, the fastest plan of each graph, cache cold (`benchmarks/penalties.py`). Depthwise: the "
-        "layers of MobileNetV2 at batch 32 with bias and relu, against plain convolutions. The other: 64 to 256 "
-        "channels, 56x56, batch 32, with bias, residual and relu, the bias before the residual, against the residual "
-        "first.",
+        f"{where(data)}; fp16, the fastest plan of each graph, with a cold cache (`benchmarks/penalties.py`). "
+        "Depthwise convolutions: the layers of MobileNetV2 at batch 32, with bias and relu against without. No fast "
+        "precompiled engine: a convolution of 64 to 256 channels, 56x56, batch 32, with bias, residual and relu. The "
+        "bias comes before the residual, against the residual first.",
         "",
         *table(["penalty for", "layers", "us", "without us", "ratio"], rows),
         "",
@@ -225,7 +232,6 @@ def penalties() -> list[str]:
 
 
 def shapes() -> list[str]:
-    """What a new size of a dynamic dim costs."""
     data = read("shapes.json")
     cases: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in data["rows"]:
@@ -254,10 +260,10 @@ def shapes() -> list[str]:
     return [
         "## New sizes of a dynamic model",
         "",
-        f"{where(data)}; fp16. `benchmarks/shapes.py`: seconds from a call with a size to its result, in a process of "
-        "its own for each row, in the order of the sizes. The first size includes loading the libraries. To the "
-        "program: import, passes, and asking cuDNN. After the first size there is a pause, in which runtime engines "
-        "are compiled for all sizes. A padded size runs the program of the next larger one "
+        f"{where(data)}; fp16 (`benchmarks/shapes.py`). Seconds from a call with a new size to its result. Each row is "
+        "a process of its own that meets the sizes in this order. The first size includes loading the libraries. To "
+        "the program: import, passes, and asking cuDNN. After the first size there is a pause, in which runtime "
+        "engines are compiled for all sizes. A padded size runs the program of the next larger size "
         f"([shapes.md](shapes.md)). Results are within {worst:.0e} of torch's in fp32.",
         "",
         *table(header, rows),
@@ -285,9 +291,10 @@ def genstats() -> list[str]:
     return [
         "## Statistics by the convolution before the norm",
         "",
-        f"{where(data)}; the convolutions of a ResNet-50 with a norm after them, batch {row['batch']}, fp16: the "
-        "fastest plan of each alone, and with the sums and sums of squares of its channels (cuDNN's genstats), with a "
-        "cold cache (`benchmarks/genstats.py`). Reading: the time to read the result once more, by its bytes.",
+        f"{where(data)}; the convolutions of a ResNet-50 with a norm after them, batch {row['batch']}, fp16, with a "
+        "cold cache (`benchmarks/genstats.py`). Alone: the fastest plan of the convolution. With sums: the fastest "
+        "plan that also gives the sums and sums of squares of each channel (cuDNN's genstats). Reading: the time to "
+        "read the result once more, from its bytes.",
         "",
         *table(["convolution", "times", "alone us", "with sums us", "reading us"], rows),
         "",
@@ -296,27 +303,28 @@ def genstats() -> list[str]:
 
 
 def _in_a_step() -> list[str]:
-    """What that comes to with the norm's kernel."""
+    """Print the times of such convolutions together with the norm's kernel."""
     data = read("channel_sums.json")
     (row,) = data["rows"]
     rows: list[list[Any]] = []
     for each in row["convolutions"]:
-        ways = [each["with_us"], each["apart_us"]]
-        texts = [f"{a:.1f} + {b:.1f} = {a + b:.1f}" for a, b in ways]
+        both = [each["with_us"], each["apart_us"]]
+        texts = [f"{a:.1f} + {b:.1f} = {a + b:.1f}" for a, b in both]
         rows.append(
             [
                 each["convolution"],
                 f"{each['bytes'] / 1e6:.0f}",
                 *texts,
-                "convolution" if sum(ways[0]) < sum(ways[1]) else "norm",
+                "convolution" if sum(both[0]) < sum(both[1]) else "norm",
             ]
         )
     with_ms, without_ms = ("{:.3f} ({:.3f} to {:.3f})".format(*row[name]) for name in ("with_ms", "without_ms"))
     return [
-        f"{where(data)}; the same in a training step, with the norm's kernel (and the add and relu after it) that "
-        "reads the convolution's result. Sums by the convolution and by the kernel, each with its fastest candidate "
-        f"and a cold cache (`benchmarks/channel_sums.py`). With {row['taken']} convolutions that give sums, the step "
-        f"takes {with_ms} ms, and {without_ms} ms without any: medians, minimum and maximum of replays in turns.",
+        f"{where(data)}; the same in a training step: the convolution, and the norm's kernel that reads its result "
+        "(with the add and relu after it). The sums are computed by the convolution or by the norm's kernel, each with "
+        f"its fastest candidate and a cold cache (`benchmarks/channel_sums.py`). With {row['taken']} convolutions that "
+        f"give sums, the whole step takes {with_ms} ms, and {without_ms} ms without any: medians, minimum and maximum "
+        "of replays in turns.",
         "",
         *table(["convolution", "result MB", "sums by the convolution us", "sums by the norm us", "faster"], rows),
         "",
@@ -324,8 +332,8 @@ def _in_a_step() -> list[str]:
 
 
 def digits() -> list[str]:
-    right = ["correct test images", "as ONNX, reloaded", "goal"]
-    header = ["model", "where", "epochs", *right, "steps s", "all s", "again s", "commit"]
+    header = ["model", "where", "epochs", "correct test images", "as ONNX, reloaded", "goal"]
+    header += ["steps s", "all s", "again s", "commit"]
     rows = [
         [
             row["model"],
@@ -342,9 +350,9 @@ def digits() -> list[str]:
     return [
         "## Handwritten digits by the toy framework",
         "",
-        "`benchmarks/digits.py`: whole runs of `examples/toy_framework/train_digits.py`, each in its own process, from "
-        "its start to the accuracy of the exported and reloaded model. Steps: the loop over the epochs. Again: a "
-        "second run, with the plans and kernels that the first run on a GPU cached.",
+        "Whole runs of `examples/toy_framework/train_digits.py`, each in its own process (`benchmarks/digits.py`). "
+        "All: from the start of the process to the accuracy of the exported and reloaded model. Steps: the loop over "
+        "the epochs. Again: a second run on the GPU, with the plans and kernels that the first run cached.",
         "",
         *table(header, rows),
         "",

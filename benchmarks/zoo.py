@@ -1,9 +1,10 @@
-"""The models of the speed benchmarks as torch modules with random weights, statistics and inputs."""
+"""Define the models of the speed benchmarks as torch modules with random weights, statistics and inputs."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,11 +30,11 @@ class UNet(nn.Module):
         return nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept: list[torch.Tensor] = []
+        skips: list[torch.Tensor] = []
         for level, pair in enumerate(self.down):
             x = pair(functional.max_pool2d(x, 2) if level else x)
-            kept.append(x)
-        for up, join, skip in zip(self.up, self.join, reversed(kept[:-1]), strict=True):
+            skips.append(x)
+        for up, join, skip in zip(self.up, self.join, reversed(skips[:-1]), strict=True):
             x = join(torch.cat([skip, up(x)], 1))
         return self.head(x)
 
@@ -82,31 +83,33 @@ class Attention(nn.Module):
         x: torch.Tensor,
         context: torch.Tensor | None = None,
         causal: bool = False,
-        turn: tuple[torch.Tensor, torch.Tensor] | None = None,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         source = x if context is None else context
         (b, s, w), t = x.shape, source.shape[1]
         q = self.q(x).view(b, s, self.heads, self.size).transpose(1, 2)
         k = self.k(source).view(b, t, self.kv_heads, self.size).transpose(1, 2)
         v = self.v(source).view(b, t, self.kv_heads, self.size).transpose(1, 2)
-        if turn is not None:
-            q, k = rotated(q, *turn), rotated(k, *turn)
+        if rotary is not None:
+            q, k = rotated(q, *rotary), rotated(k, *rotary)
         if self.kv_heads != self.heads:
             k, v = (part.repeat_interleave(self.heads // self.kv_heads, 1) for part in (k, v))
         mask = None
-        if causal and torch.onnx.is_in_onnx_export():  # the exporter's own mask is of another dtype than the scores
+        # because the exporter's own causal mask has another dtype than the scores
+        if causal and torch.onnx.is_in_onnx_export():
             mask, causal = torch.full((s, t), -torch.inf, dtype=q.dtype, device=q.device).triu(1), False
         y = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
         return self.out(y.transpose(1, 2).reshape(b, s, w))
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply rotary position embeddings."""
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
 class Layer(nn.Module):
-    """A transformer layer: norms in front of its parts, or behind the sums."""
+    """A transformer layer, with norms before attention and MLP, or after the residual sums."""
 
     def __init__(self, width: int, heads: int, causal: bool = False, norm_first: bool = True):
         super().__init__()
@@ -158,7 +161,7 @@ class Speech(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """As models spell it: in fp32."""
+    """RMS norm as models write it: computed in fp32."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -184,14 +187,16 @@ class Llama(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = self.norms
-        x = x + self.attention(first(x), causal=True, turn=(self.cos, self.sin))
+        x = x + self.attention(first(x), causal=True, rotary=(self.cos, self.sin))
         y = second(x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
 
 
 class Diffusion(nn.Module):
-    """A level of Stable Diffusion's UNet (R. Rombach et al., 2022): a residual block and a transformer block that
-    attends to text."""
+    """A level of Stable Diffusion's UNet (R. Rombach et al., 2022).
+
+    A residual block, and a transformer block with cross-attention to text.
+    """
 
     def __init__(self, width: int = 320, heads: int = 8, context: int = 768):
         super().__init__()
@@ -216,7 +221,7 @@ class Diffusion(nn.Module):
 
 
 def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A model in fp32 and its inputs."""
+    """Make a model in fp32 and its inputs. A name that is not defined here is one of torchvision's."""
     torch.manual_seed(0)
     if name == "unet":
         model, inputs = UNet(), (torch.randn(batch, 3, 256, 256),)
@@ -237,7 +242,7 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
         model, inputs = getattr(torchvision.models, name)(weights=None), (torch.randn(batch, 3, 224, 224),)
     if name == "vit_b_16":
-        nn.init.normal_(model.heads.head.weight, std=0.02)  # which starts as zeros
+        nn.init.normal_(model.heads.head.weight, std=0.02)  # because torchvision starts it with zeros
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm2d, nn.InstanceNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -249,9 +254,10 @@ def make(name: str, batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
+    """Export a model to ONNX, with inputs x0, x1, ... and the output y."""
     file = io.BytesIO()
     names = [f"x{i}" for i in range(len(inputs))]
-    torch.backends.mha.set_fastpath_enabled(False)  # which the exporter does not know
+    torch.backends.mha.set_fastpath_enabled(False)  # because the exporter does not support it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(model, inputs, file, input_names=names, output_names=["y"], dynamo=False, opset_version=17)
@@ -261,3 +267,27 @@ def exported(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bytes:
 
 def halved(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
+
+
+def channels_last(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Store images in NHWC memory."""
+    return tuple(x.to(memory_format=torch.channels_last) if x.ndim == 4 else x for x in inputs)
+
+
+def feeds_of(inputs: tuple[torch.Tensor, ...]) -> dict[str, Any]:
+    """Return the inputs of an exported model by name, as CuPy arrays in the same memory."""
+    import cupy
+
+    return {f"x{i}": cupy.from_dlpack(x) for i, x in enumerate(inputs)}
+
+
+def on_gpu(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], precision: str = "fp16"
+) -> tuple[nn.Module, tuple[torch.Tensor, ...], bytes, torch.Tensor]:
+    """Move a model to the GPU. Return it and its inputs in the precision, its ONNX export, and its output in fp32."""
+    model, inputs = model.cuda(), tuple(x.cuda() for x in inputs)
+    with torch.inference_mode():
+        want = model(*inputs).clone()
+    if precision == "fp16":
+        model, inputs = model.half(), tuple(map(halved, inputs))
+    return model, inputs, exported(model, inputs), want

@@ -1,7 +1,7 @@
-"""Compile a real exported ResNet-50 for this machine's GPU (or for an H200), show what fused, run it, compare.
+"""Compile an exported ResNet-50 for this machine's GPU (or for an H200), show what fused, run it, and check the result.
 
-The weights are seeded random numbers: in the file every weight tensor repeats one number, which would
-hide a wrong layout. onnxruntime's CPU result is the judge.
+The weights are seeded random numbers, because each weight tensor in the file repeats one number, which would hide a
+wrong layout. The result is compared with onnxruntime's on the CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
         f"run on {executable.device} in {run_s:.2f} s"
     )
     print(f"relative L2 distance from onnxruntime: {error:.1e} (allowed {ALLOWED:.0e})")
-    return 0 if error <= ALLOWED else 1  # NaN compares false
+    return 0 if error <= ALLOWED else 1  # NaN is never <= a number
 
 
 if __name__ == "__main__":

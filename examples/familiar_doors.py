@@ -1,6 +1,6 @@
-"""A real network behind the calls of onnxruntime, for any batch size, and back as ONNX with what fused in it.
+"""Run a network for any batch size through onnxruntime's interface, and export it as ONNX with what fused.
 
-Runs anywhere: without a GPU in simulation. With torch installed (extra `torch`), through torch.compile, too.
+Without a GPU it runs in simulation. If torch is installed (extra `torch`), the example runs torch.compile, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusec import convert
 
 
 def any_batch() -> ModelProto:
-    """SqueezeNet with the size of the batch left open."""
+    """Make SqueezeNet with a symbolic batch size."""
     model = randomised(onnx.load(light("squeezenet")), seed=0)
     del model.graph.value_info[:]
     held = {tensor.name for tensor in model.graph.initializer}
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def with_torch() -> None:
-    """The same from torch: the backend is found by its name where fusec is installed."""
+    """Compile a torch module. Where fusec is installed, `backend="fusec"` finds the backend, too."""
     import torch
 
     from fusec.torch_backend import backend

@@ -1,6 +1,6 @@
-"""A rewrite with a mistake in it, for the fuzzer to find: `fusec fuzz --property examples/fuzz_a_rewrite.py:check`.
+"""Find a mistake in a rewrite with the fuzzer: `fusec fuzz --property examples/fuzz_a_rewrite.py:check`.
 
-Run as a script, it does that and prints the reduced graph. docs/fuzzing.md tells the story.
+As a script, it runs the fuzzer and prints the reduced graph. docs/fuzzing.md explains it step by step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from fusec.testing.fuzz import fuzz
 
 
 def common_factor(graph: Graph) -> None:
-    """a*c + b*c = (a + b)*c. The mistake: where the second product has its factor on the left, the wrong
-    operand is taken for the common one."""
+    """Rewrite a*c + b*c as (a + b)*c.
+
+    The mistake: if the second product has the common factor on the left, the rewrite keeps the wrong operand.
+    """
     for node in list(graph.nodes):
         if node.op.name != "add" or any(v.node is None or v.node.op.name != "mul" for v in node.operands):
             continue
@@ -33,12 +35,11 @@ def common_factor(graph: Graph) -> None:
 
 
 def check(graph: Graph) -> None:
-    """The rewrite changes no answer."""
+    """Check that the rewrite changes no result."""
     keeps_meaning(graph, common_factor)
 
 
 def main() -> None:
-    """Find the mistake."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         report = fuzz(

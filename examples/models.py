@@ -1,7 +1,7 @@
-"""Real exported networks for the examples, tests and benchmarks: the nine light models the onnx package ships.
+"""Load exported networks for examples, tests and benchmarks: the nine light models that the onnx package ships.
 
-In the files every weight tensor repeats one number, so a wrong layout or channel order would go unseen;
-`randomised` gives a model seeded weights under which activations keep their scale through the whole net.
+Each weight tensor in the files repeats one number, which would hide a wrong layout or channel order. `randomised` draws
+seeded weights that keep the scale of activations through the whole network.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LIGHT = (
 
 # Ops between a weight and its use that only reshape it.
 _RESHAPING = {"Identity", "Reshape", "Squeeze", "Unsqueeze"}
-# Ops whose result holds its operands' values, as they are or averaged.
+# Ops whose results are their operands' values, unchanged or averaged.
 _MOVING = _RESHAPING | {"AveragePool", "Concat", "Dropout", "GlobalAveragePool", "LRN", "MaxPool", "Transpose"}
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
 _FLOAT_NAMES = {"float16", "float32", "float64", "bfloat16"}
 
 
 def light(name: str) -> Path:
-    """The file of a light model: 'light_resnet50', or 'resnet50' for short."""
+    """Return the file of a light model: 'light_resnet50', or 'resnet50' for short."""
     full = name if name.startswith("light_") else f"light_{name}"
     if full not in LIGHT:
         raise ValueError(f"no light model {name!r}; there are {', '.join(LIGHT)}")
@@ -42,7 +42,7 @@ def light(name: str) -> Path:
 
 
 def reference_inputs(name: str) -> dict[str, np.ndarray]:
-    """The inputs that belong to `reference_outputs`: ramps from 0 to 1, as onnx's own backend test feeds them."""
+    """Return the inputs of `reference_outputs`: ramps from 0 to 1, as in onnx's own backend test."""
     return {
         name: (np.arange(np.prod(shape)).reshape(shape) / np.prod(shape)).astype(np.float32)
         for name, shape in input_shapes(onnx.load(light(name))).items()
@@ -50,7 +50,7 @@ def reference_inputs(name: str) -> dict[str, np.ndarray]:
 
 
 def reference_outputs(name: str) -> dict[str, np.ndarray]:
-    """The outputs shipped beside a light model, for `reference_inputs`."""
+    """Return the outputs that onnx ships with a light model, for `reference_inputs`."""
     path = light(name)
     outputs: dict[str, np.ndarray] = {}
     for index, output in enumerate(onnx.load(path).graph.output):
@@ -60,7 +60,7 @@ def reference_outputs(name: str) -> dict[str, np.ndarray]:
 
 
 def input_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs a caller must give (initializers are not among them); a symbolic dim counts as 1."""
+    """Return the shapes of the inputs that are no initializers, by name; a symbolic dim counts as 1."""
     weights = {tensor.name for tensor in model.graph.initializer}
     return {
         value.name: tuple(dim.dim_value or 1 for dim in value.type.tensor_type.shape.dim)
@@ -70,9 +70,9 @@ def input_shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
 
 
 def random_inputs(model: ModelProto, seed: int) -> dict[str, np.ndarray]:
-    """float32 inputs of the model's shapes, normal with mean 0; images get coarse patches, as a picture has.
+    """Draw float32 inputs from a normal distribution with mean 0; images get coarse patches, as a picture has.
 
-    Of plain noise a global pooling would leave next to nothing, and every input would give the same output.
+    Global pooling averages plain noise to almost nothing, so every input would give the same output.
     """
     rng = np.random.default_rng(seed)
     inputs: dict[str, np.ndarray] = {}
@@ -87,7 +87,7 @@ def random_inputs(model: ModelProto, seed: int) -> dict[str, np.ndarray]:
 
 
 def randomised(model: ModelProto, seed: int) -> ModelProto:
-    """A copy with every floating weight drawn afresh, as initializers: what each scale is follows from its use."""
+    """Copy a model with newly drawn floating weights, as initializers. The use of a weight decides its scale."""
     rng = np.random.default_rng(seed)
     copy = ModelProto.FromString(model.SerializeToString())
     graph = copy.graph
@@ -99,15 +99,15 @@ def randomised(model: ModelProto, seed: int) -> ModelProto:
         node, slot = uses.get(name, (None, 0))
         drawn[name] = _draw(rng, old.shape, node, slot, gains, rectified).astype(old.dtype, copy=False)
 
-    kept = [n for n in graph.node if not (n.op_type in ("ConstantOfShape", "Constant") and n.output[0] in drawn)]
+    nodes = [n for n in graph.node if not (n.op_type in ("ConstantOfShape", "Constant") and n.output[0] in drawn)]
     del graph.node[:]
-    graph.node.extend(kept)
-    needed = {name for node in kept for name in node.input} | {value.name for value in graph.output}
+    graph.node.extend(nodes)
+    needed = {name for node in nodes for name in node.input} | {value.name for value in graph.output}
     others = [t for t in graph.initializer if t.name not in drawn and t.name in needed]
     del graph.initializer[:]
     graph.initializer.extend(others)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in drawn.items() if name in needed)
-    # IR version 3 wants every initializer among the inputs
+    # IR version 3 requires each initializer to be an input, too
     listed = {t.name for t in graph.initializer}
     before = {t.name for t in model.graph.initializer}
     inputs = [v for v in graph.input if v.name not in before or v.name in listed]
@@ -124,7 +124,7 @@ def randomised(model: ModelProto, seed: int) -> ModelProto:
 
 
 def _weights(model: ModelProto) -> dict[str, np.ndarray]:
-    """Every floating constant of more than one element, or of any size if it is an initializer: name to array."""
+    """Return the floating initializers, and the floating constants of more than one element, by name."""
     found: dict[str, np.ndarray] = {}
     integers: dict[str, np.ndarray] = {}
     for tensor in model.graph.initializer:
@@ -144,7 +144,7 @@ def _weights(model: ModelProto) -> dict[str, np.ndarray]:
 
 
 def _uses(model: ModelProto) -> dict[str, tuple[NodeProto, int]]:
-    """Value name to the first node that computes with it, looking through reshapes, and the operand's index."""
+    """Map each value's name to the first node that computes with it and the operand's index, across reshapes."""
     uses: dict[str, tuple[NodeProto, int]] = {}
     for node in reversed(model.graph.node):
         for slot, name in enumerate(node.input):
@@ -156,9 +156,10 @@ def _uses(model: ModelProto) -> dict[str, tuple[NodeProto, int]]:
 
 
 def _gains(model: ModelProto) -> dict[str, float]:
-    """Results whose scale needs damping: branches of a residual sum (growth would compound), logits (one-hot softmax).
+    """Return factors for results that need a smaller scale, by name.
 
-    What only passes values on (pooling, reshapes, ReLU) hands the damping up to the layer with weights.
+    Without them, residual sums would grow from block to block, and softmax would give one-hot results. Pooling,
+    reshapes and ReLU pass the factor on to the layer with weights before them.
     """
     computed = set(input_shapes(model))
     for node in model.graph.node:
@@ -180,7 +181,7 @@ def _gains(model: ModelProto) -> dict[str, float]:
 
 
 def _rectified(model: ModelProto) -> set[str]:
-    """Values with no negative half: results of a ReLU, and what only moves, pools or joins them."""
+    """Return the names of values that are never negative: results of ReLU, also moved, pooled or concatenated."""
     found: set[str] = set()
     for node in model.graph.node:
         if node.op_type == "Relu" or (node.op_type in _MOVING and not found.isdisjoint(node.input)):
@@ -196,15 +197,15 @@ def _draw(
     gains: dict[str, float],
     rectified: set[str],
 ) -> np.ndarray:
-    """Values for a weight of that shape in operand `slot` of `node`, sized so that activations neither grow nor die."""
+    """Draw a weight for operand `slot` of `node`, with a scale that keeps the scale of activations."""
     op = node.op_type if node is not None else ""
     gain = gains.get(node.output[0], 1.0) if node is not None else 1.0
     if op == "BatchNormalization":
-        # scale 0.95: with its own spread and the variance's, the mean square stays 1
+        # scale 0.95, because the spreads of scale and variance raise the mean square to 1
         centre, spread = {1: (0.95 * gain, 0.2 * gain), 2: (0.0, 0.1), 3: (0.0, 0.1), 4: (1.0, 0.5)}[slot]
         return centre + spread * rng.uniform(-1.0, 1.0, shape)
     if op in ("Conv", "ConvTranspose", "Gemm", "MatMul") and slot == 1 and node is not None:
-        # a ReLU halves the mean square, the next layer's weights restore it
+        # because a ReLU halves the mean square, the next layer's weights restore it
         restore = 2.0 if node.input[0] in rectified else 1.0
         scale = np.float32(gain * np.sqrt(restore / _fan_in(shape, node)))
         return rng.standard_normal(shape, np.float32) * scale
@@ -214,7 +215,7 @@ def _draw(
 
 
 def _fan_in(shape: tuple[int, ...], node: NodeProto) -> int:
-    """How many products each output element sums."""
+    """Count the products that each output element sums."""
     if node.op_type == "Conv":
         return int(np.prod(shape[1:]))
     if node.op_type == "ConvTranspose":

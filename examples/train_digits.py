@@ -1,6 +1,6 @@
-"""A short training run with the toy framework: a few epochs, export to ONNX, reload, the same accuracy.
+"""Train for a few epochs with the toy framework, export to ONNX, reload, and compare the accuracy.
 
-The whole runs, to 98.5% and more: `python -m examples.toy_framework.train_digits cnn` (or vit). docs/training.md
+`python -m examples.toy_framework.train_digits cnn` (or vit) trains to the end, to 98.5% and more. docs/training.md
 follows one op of it to a cuDNN plan.
 """
 
@@ -19,7 +19,7 @@ def main() -> None:
     found, reloaded = train("cnn", epochs=5)
     print(f"{found:.2%} of the test images after five epochs, {reloaded:.2%} reloaded from ONNX")
     if found < 0.95 or abs(found - reloaded) > 0.003:
-        raise SystemExit("that is less than it ought to be")
+        raise SystemExit("the accuracy is below 95%, or the reloaded model differs")
 
 
 if __name__ == "__main__":

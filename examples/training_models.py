@@ -1,7 +1,7 @@
-"""ResNet-50 and ViT-B/16 as training steps over `fusec.Builder`: 16-bit activations, fp32 master weights.
+"""Build training steps of ResNet-50 and ViT-B/16 with `fusec.Builder`: 16-bit activations, fp32 master weights.
 
-Plain functions, to be read and copied. Parameters have torchvision's names and shapes, so that its weights can be bound
-as they are.
+These are plain functions to read and copy. Parameters have torchvision's names and shapes, so torchvision's weights can
+be bound unchanged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOSS_SCALE = 2.0**13
 
 
 class Layers:
-    """Layers of a network in 16 bits whose parameters are fp32 state; `trained` collects what gradients are for."""
+    """Layers in 16 bits whose parameters are fp32 state; `trained` collects the parameters that need gradients."""
 
     def __init__(self, b: Builder, first: Mapping[str, Array] | None = None):
         self.b = b
-        self.first = first  # values to begin with; without them, bind them later
+        self.first = first  # initial values; without them, the caller binds values later
         self.trained: list[Tensor] = []
 
     def parameter(self, name: str, *shape: int, trained: bool = True) -> Tensor:
@@ -35,7 +35,7 @@ class Layers:
         return tensor
 
     def half(self, name: str, *shape: int) -> Tensor:
-        """A master weight as the network reads it: the optimiser writes both."""
+        """Return the 16-bit copy of a master weight. The optimiser writes both."""
         return self.b.copy(self.parameter(name, *shape), self.b.dtype)
 
     def linear(self, name: str, x: Tensor, outputs: int) -> Tensor:
@@ -48,7 +48,7 @@ class Layers:
         return self.b.conv(x, self.half(f"{name}.weight", outputs, x.shape[1], size, size), stride, size // 2)
 
     def batch_norm(self, name: str, x: Tensor, momentum: float = 0.1) -> Tensor:
-        """By the batch's statistics, which move the running ones (the unbiased variance, as torch counts it)."""
+        """Normalise by the batch's statistics and update the running ones (with torch's unbiased variance)."""
         channels, count = x.shape[1], x.size // x.shape[1]
         y, mean, variance = self.b.batch_norm_train(
             x, self.parameter(f"{name}.weight", channels), self.parameter(f"{name}.bias", channels)
@@ -63,7 +63,7 @@ class Layers:
         return self.b.layer_norm(x, self.half(f"{name}.weight", size), self.half(f"{name}.bias", size), epsilon=epsilon)
 
     def attention(self, name: str, x: Tensor, heads: int) -> Tensor:
-        """Self-attention by one projection for query, key and value."""
+        """Add self-attention with one projection for query, key and value."""
         batch, tokens, size = x.shape
         each = size // heads
         weight = self.half(f"{name}.in_proj_weight", 3 * size, size)
@@ -74,7 +74,10 @@ class Layers:
 
 
 def resnet50(layers: Layers, images: Tensor, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64) -> Tensor:
-    """He et al., Deep Residual Learning (2015), the stride in the 3x3 convolutions; logits of images[N, 3, H, W]."""
+    """Return the logits of images[N, 3, H, W].
+
+    K. He et al., Deep Residual Learning (2015), with the strides in the 3x3 convolutions.
+    """
     norm_conv = _norm_conv
     x = norm_conv(layers, "conv1", "bn1", images, width, 7, 2).relu()
     x = layers.b.max_pool(x, 3, 2, 1)
@@ -96,10 +99,13 @@ def _norm_conv(layers: Layers, conv: str, norm: str, x: Tensor, outputs: int, si
 
 
 def vit_b_16(layers: Layers, images: Tensor, size: int = 768, depth: int = 12, heads: int = 12) -> Tensor:
-    """Dosovitskiy et al., An Image is Worth 16x16 Words (2020), pre-norm; logits of images[N, 3, H, W]."""
+    """Return the logits of images[N, 3, H, W].
+
+    A. Dosovitskiy et al., An Image is Worth 16x16 Words (2020), with pre-norm blocks.
+    """
     b, batch, patch = layers.b, images.shape[0], 16
     rows, columns = (side // patch for side in images.shape[2:])
-    # a convolution that cuts the image into patches is a product of these
+    # a matmul of the patches replaces the convolution, because its windows do not overlap
     patches = images.reshape(batch, 3, rows, patch, columns, patch).transpose(0, 2, 4, 1, 3, 5)
     weight = layers.half("conv_proj.weight", size, 3, patch, patch).reshape(size, -1)
     x = layers.product(patches.reshape(batch, rows * columns, -1), weight, layers.half("conv_proj.bias", size))
@@ -140,9 +146,10 @@ def training_step(
     dtype: str = "f16",
     **sizes: Any,
 ) -> Builder:
-    """One step on `images` (16 bits, NCHW) and `labels`: forward, loss, backward, update; the output is the loss.
+    """Build one step on `images` (16 bits, NCHW) and `labels`: forward, loss, backward, update. Its output is the loss.
 
-    first: the parameters' values by name; without them they are to be bound. sizes: arguments of the network.
+    first: the parameters' initial values by name; without them, the caller binds values before the first step.
+    sizes: arguments of the network.
     """
     network, optimise = MODELS[name]
     b = fusec.Builder(dtype)

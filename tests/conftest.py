@@ -1,4 +1,4 @@
-"""What all tests share: markers that look at the machine, a cache of their own, seeded random numbers."""
+"""Fixtures and hooks of all tests: skips for what the machine lacks, a cache of the run, seeded random numbers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SEED = int(os.environ.get("FUSEC_TEST_SEED", "0"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--accept", action="store_true", help="write what text cases now give as what they should give")
+    parser.addoption("--accept", action="store_true", help="write the current results as the expected ones")
 
 
 def _gpu_missing() -> str:
-    """Why tests marked `gpu` cannot run here; empty if they can."""
+    """Say why tests marked `gpu` cannot run here; return an empty string if they can."""
     if importlib.util.find_spec("cupy") is None:
         return "cupy is not installed"
     if not Path("/dev/nvidiactl").exists():
@@ -36,7 +36,7 @@ def _gpu_missing() -> str:
 
 
 def _cudnn_missing() -> str:
-    """Why tests marked `cudnn` cannot run here; empty if they can."""
+    """Say why tests marked `cudnn` cannot run here; return an empty string if they can."""
     if importlib.util.find_spec("cudnn") is None:
         return "nvidia-cudnn-frontend is not installed"
     nvidia = importlib.util.find_spec("nvidia")
@@ -50,7 +50,7 @@ def _cudnn_missing() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if any(item.get_closest_marker("gpu") for item in items):
         _skip(items, "gpu", _gpu_missing())
-    # FUSEC_REQUIRE_CUDNN: where the libraries ought to be, their absence is a failure of the tests themselves
+    # with FUSEC_REQUIRE_CUDNN=1, these tests run and fail where the libraries are missing
     if os.environ.get("FUSEC_REQUIRE_CUDNN") != "1":
         _skip(items, "cudnn", _cudnn_missing())
 
@@ -63,7 +63,7 @@ def _skip(items: list[pytest.Item], marker: str, reason: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """FUSEC_CACHE as given, else a folder of this run that all its workers share."""
+    """Use the given FUSEC_CACHE, or else one folder for all workers of this run."""
     if given := os.environ.get("FUSEC_CACHE"):
         yield Path(given)
         return
@@ -76,15 +76,17 @@ def fusec_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def asked_once() -> Iterator[Oracle]:
-    """Ask cuDNN about an H200 for all tests that do not test the asking: `driver.build(..., oracle=asked_once)`. It
-    compiles a plan for one of the graphs that differ in size alone, which takes most of what building a model takes."""
+    """Share one oracle for an H200 among tests that do not test the oracle: `driver.build(..., oracle=asked_once)`.
+
+    Of graphs that differ in size alone, it builds a plan for one, because builds take most of a compilation.
+    """
     with Oracle(load("h200"), reuse_builds=True) as oracle:
         yield oracle
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """What tests write need not outlive a power failure: tests that write a thousand files waited a minute for that."""
+    """Skip fsync, because files of tests need not outlive a power failure, and a thousand of them took a minute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -92,8 +94,10 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def fusec_workers() -> Iterator[None]:
-    """Where many tests run at once, each asks cuDNN in few processes: on a GPU each has a context, and contexts wait
-    for each other."""
+    """Let each test use few worker processes where many tests run in parallel.
+
+    On a GPU each worker process has a context, and contexts wait for each other.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 4:
             patch.setenv("FUSEC_WORKERS", "2")
@@ -101,14 +105,14 @@ def fusec_workers() -> Iterator[None]:
 
 
 def seeded(test: str) -> tuple[list[int], np.random.Generator]:
-    """The seed of a test, by its name, and a generator that starts from it."""
+    """Return the seed of a test, from its name, and a generator with that seed."""
     seed = [SEED, zlib.crc32(test.encode())]
     return seed, np.random.default_rng(seed)
 
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random numbers that depend on the test's name and FUSEC_TEST_SEED; both are printed if the test fails."""
+    """Seed random numbers by the test's name and FUSEC_TEST_SEED; both are printed if the test fails."""
     seed, generator = seeded(request.node.nodeid)
     print(f"rng seeded with {seed}: repeat with FUSEC_TEST_SEED={SEED}")
     return generator

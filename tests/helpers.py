@@ -1,4 +1,4 @@
-"""Comparison of arrays for the tests: relative L2 error, in float64, that NaN and infinity never pass."""
+"""Compare arrays by relative L2 error in float64. NaN and infinity never pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def relative_l2(got: Any, want: Any) -> float:
-    """|got - want| / |want|, both as float64; NaN if either holds a NaN or an infinity."""
+    """Return |got - want| / |want| in float64; NaN if either array has a NaN or an infinity."""
     wide_got, wide_want = (np.asarray(a).astype(np.float64) for a in (got, want))
     if not (np.isfinite(wide_got).all() and np.isfinite(wide_want).all()):
         return float("nan")

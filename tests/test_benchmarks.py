@@ -1,17 +1,24 @@
-"""The benchmarks' own arithmetic, on a machine without a GPU."""
+"""Test the benchmark scripts without a GPU: what they compute, what they write, and that fusec has what they import."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from onnx_suite.suite import RECORD, Outcome, refusals, unlike_the_record
 from test_runtime import executable
 
 from benchmarks import calls, choices, fuzz_results, leave_one_out, onnx_suite, penalties, tables
-from benchmarks.machine import bring, keep
+from benchmarks.machine import ROOT, merge, write_row
+from fusec import driver
+from fusec.gpu import device
 from fusec.gpu.cublaslt import algorithms
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.equivalent_spellings import faster_spellings
@@ -25,7 +32,37 @@ TEXT = """graph "g" (%x: f32[2,8,6,6]{0,2,3,1}) {
 }"""
 
 
-def test_every_kind_of_call_is_set_against_the_steps(rng: np.random.Generator) -> None:
+SCRIPTS = sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_what_a_script_imports_from_fusec_exists(script: Path) -> None:
+    """Most scripts need a GPU, so nothing else notices when a module that they import has moved."""
+    missing = [name for name in imported_from_fusec(script) if not exists(name)]
+    assert not missing
+
+
+def imported_from_fusec(script: Path) -> Iterator[str]:
+    """Yield dotted names of the modules, classes and functions of fusec that a script imports anywhere in its code."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "fusec")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fusec":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def exists(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    try:
+        if module and hasattr(importlib.import_module(module), attribute):
+            return True
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_every_kind_of_call_is_compared_with_the_steps(rng: np.random.Generator) -> None:
     net = executable(TEXT)
     feeds = {"x": rng.standard_normal((2, 8, 6, 6)).astype(np.float32)}
     row = calls.measured(net, feeds, rounds=3, burst=2, each=1)
@@ -33,17 +70,18 @@ def test_every_kind_of_call_is_set_against_the_steps(rng: np.random.Generator) -
     assert set(row["more"]) == {"replay", "queued", "call", "out", "buffers", "buffers, out", "host"}
     for timing in row["more"].values():
         assert timing["low_us"] <= timing["median_us"] <= timing["high_us"]
-    assert calls.ways(net) == {"lanes": 1, "declined": ""}  # the simulator has one way alone
+    assert calls.stream_times(net) == {"lanes": 1, "declined": ""}  # the simulator runs steps in order only
 
 
-def test_both_ways_to_record_are_told_apart() -> None:
+def test_times_in_order_and_in_parallel_are_told_apart() -> None:
     class Recorded:
         def __init__(self, lanes: int, other_us: float, this_us: float) -> None:
             self.recorded = (lanes, other_us, "", this_us)
 
-    side, order = calls.ways(Recorded(3, 20.0, 10.0)), calls.ways(Recorded(1, 20.0, 10.0))  # type: ignore[arg-type]  # as far as it is used
-    assert (side["in_order_us"], side["side_by_side_us"]) == (20.0, 10.0)
-    assert (order["in_order_us"], order["side_by_side_us"]) == (10.0, 20.0)
+    parallel = calls.stream_times(Recorded(3, 20.0, 10.0))  # type: ignore[arg-type]  # it has all that is used
+    ordered = calls.stream_times(Recorded(1, 20.0, 10.0))  # type: ignore[arg-type]
+    assert (parallel["in_order_us"], parallel["side_by_side_us"]) == (20.0, 10.0)
+    assert (ordered["in_order_us"], ordered["side_by_side_us"]) == (10.0, 20.0)
 
 
 def test_only_families_that_run_a_step_are_left_out() -> None:
@@ -57,17 +95,17 @@ def test_only_families_that_run_a_step_are_left_out() -> None:
     assert leave_one_out.used_families(steps) == used, "all families are back"
 
 
-def test_rows_of_one_machine_are_kept(tmp_path: Path) -> None:
+def test_a_result_file_has_one_row_for_each_case_and_one_machine(tmp_path: Path) -> None:
     path, key = tmp_path / "rows.json", ("model", "batch")
 
     def rows() -> list[tuple[str, int, int, str]]:
         return [(row["model"], row["batch"], row["us"], row["commit"]) for row in json.loads(path.read_text())["rows"]]
 
-    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 1, "us": 1}, key)
-    keep(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 2, "us": 2}, key)
-    keep(path, {"gpu": "A"}, "c2", {"model": "m", "batch": 1, "us": 3}, key)
+    write_row(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 1, "us": 1}, key)
+    write_row(path, {"gpu": "A"}, "c1", {"model": "m", "batch": 2, "us": 2}, key)
+    write_row(path, {"gpu": "A"}, "c2", {"model": "m", "batch": 1, "us": 3}, key)
     assert rows() == [("m", 1, 3, "c2"), ("m", 2, 2, "c1")]
-    keep(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
+    write_row(path, {"gpu": "B"}, "c3", {"model": "m", "batch": 2, "us": 4}, key)
     assert rows() == [("m", 2, 4, "c3")]
 
 
@@ -78,7 +116,7 @@ GELU = """graph "g" (%x: f16[64,64], %w: f16[64,64]) {
 }"""
 
 
-def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
+def test_a_choice_is_left_out_within_the_block() -> None:
     with choices.left_out("concat_in_place") as disabled:
         assert list(disabled) == ["concat_in_place"]
     body = parse(GELU)
@@ -88,15 +126,15 @@ def test_choices_are_left_out_while_the_other_way_is_compiled() -> None:
     assert [name for name, _ in faster_spellings(body)] == [("gelu_by_tanh",)]
     with choices.left_out("cublaslt") as disabled:
         assert not disabled and not algorithms.version()
-    with pytest.raises(SystemExit, match="no choice"), choices.left_out("nonsense"):
+    with pytest.raises(SystemExit, match="no choice 'nonsense' can be left out"), choices.left_out("nonsense"):
         pass
 
 
-def test_who_runs_the_steps_is_counted() -> None:
+def test_steps_are_counted_by_library() -> None:
     assert choices.steps_of(executable(TEXT)) == {"cudnn": 1, "kernel": 2}
 
 
-def test_cases_of_scripts_name_choices_and_tolerances() -> None:
+def test_default_cases_name_choices_and_tolerances() -> None:
     for item in choices.CASES:
         choice, _, batch, *precision = item.split(":")
         assert int(batch) and (precision or ["fp16"])[0] in choices.TOLERANCES
@@ -104,28 +142,28 @@ def test_cases_of_scripts_name_choices_and_tolerances() -> None:
             pass
 
 
-def test_penalties_are_of_whole_layers() -> None:
-    """Each graph takes as long as it has calls; MobileNetV2's 17 layers are asked for once each."""
-    asked: list[int] = []
+def test_penalties_sum_up_all_layers_and_time_equal_ones_once() -> None:
+    """The time of a graph is the number of its calls here. MobileNetV2 has 17 layers, and 10 that differ."""
+    timed: list[int] = []
 
     def times_us(graphs: dict[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
-        asked.append(len(graphs))
+        timed.append(len(graphs))
         return {key: float(len(graph.calls)) for key, graph in graphs.items()}
 
     first, second = penalties.rows(times_us)
-    assert (first["us"], first["without_us"]) == (17 * 3, 17) and asked[:2] == [10, 10]
+    assert (first["us"], first["without_us"]) == (17 * 3, 17) and timed[:2] == [10, 10]
     assert (second["us"], second["without_us"]) == (4, 4)
 
 
-def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
+def test_rows_of_another_machine_keep_their_commits(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     for folder in (there, here):
         folder.mkdir()
         for batch in (1, 2):
             if folder is here or batch == 2:
                 row = {"model": "m", "batch": batch, "us": folder.name}
-                keep(folder / "calls.json", {"gpu": "A"}, f"c-{folder.name}", row, ("model", "batch"))
-    bring(there / "calls.json", here)
+                write_row(folder / "calls.json", {"gpu": "A"}, f"c-{folder.name}", row, ("model", "batch"))
+    merge(there / "calls.json", here)
     rows = json.loads((here / "calls.json").read_text())["rows"]
     assert [(row["batch"], row["us"], row["commit"]) for row in rows] == [
         (1, "here", "c-here"),
@@ -133,7 +171,7 @@ def test_rows_brought_back_keep_their_commits(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_mark_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_peers_marks_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     time = {"median_ms": 1.0, "low_ms": 0.9, "high_ms": 1.1}
     row = {"model": "unet", "batch": 8, "times": {"fusec": time, "eager": time}, "best_peer_over_fusec": 1.0}
     row |= {"limit_ms": 0.5, "cold_s": 1, "warm_s": 1, "peak_bytes": {}, "errors": {"fusec": 0.0, "eager": 0.0}}
@@ -146,7 +184,7 @@ def test_rows_mark_models_with_channels_last_inputs(monkeypatch: pytest.MonkeyPa
     assert [line.count("†") for line in text.splitlines() if line.startswith(("| unet", "| resnet50"))] == [0, 1]
 
 
-def test_onnx_suite_counts_each_case_once() -> None:
+def test_the_onnx_suite_counts_each_case_once() -> None:
     found = {
         ("Node", "test_add"): Outcome(),
         ("Node", "test_adam"): Outcome(refused=refusals(RECORD.read_text())["test_adam"]),
@@ -160,7 +198,7 @@ def test_onnx_suite_counts_each_case_once() -> None:
     assert line == "| simulation (h200) | 92200 | 4 | 1 | 2 | 1 | 0123456 |"
 
 
-def test_onnx_suite_knows_what_a_gpu_alone_refuses() -> None:
+def test_the_onnx_suite_knows_the_types_that_only_a_gpu_refuses() -> None:
     case = ("Node", "test_cast_FLOAT_to_FLOAT4E2M1")
     refused = Outcome(refused="%y: f4e2m1 runs in simulation only, not on a GPU")
     assert unlike_the_record({case: refused}, "cuda") == [] == unlike_the_record({case: Outcome()}, "cpu")
@@ -171,7 +209,7 @@ def test_onnx_suite_knows_what_a_gpu_alone_refuses() -> None:
     assert line.startswith(f"{case[1]}: refused with 'no memory', not ")
 
 
-def test_fuzzing_results_keep_the_kernels_that_ran(
+def test_fuzzing_results_count_the_kernels_that_ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = {"seed": 1, "target": "h200", "workers": 2, "seconds": 3.0, "examples": 4, "nodes": 5, "properties": {}}
@@ -188,3 +226,32 @@ def test_fuzzing_results_keep_the_kernels_that_ran(
     _, old, new = capsys.readouterr().out.split("\n## ")
     assert "kernels run" not in old
     assert new.endswith("\nkernels run on the device: attention 57, rows 9\n")
+
+
+def tiny_dynamic(path: Path) -> None:
+    """Write a model whose first dim is open."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 8]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+
+@pytest.mark.cudnn
+def test_the_process_of_a_case_of_shapes_prints_a_row_for_each_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In simulation, and without the call that wakes the GPU."""
+    monkeypatch.setattr(pytest.importorskip("cupy"), "zeros", lambda size: None)
+    from benchmarks import shapes_child
+
+    for name in ("read_model", "build_program"):  # which the process replaces
+        monkeypatch.setattr(driver, name, getattr(driver, name))
+    monkeypatch.setenv("FUSEC_DEVICE", "none")
+    device._first_gpu.cache_clear()
+    tiny_dynamic(tmp_path / "m.onnx")
+    arrays = {f"{name}{n}": np.full((n, 8), n, np.float32) for n in (2, 3) for name in "xy"}
+    np.savez(tmp_path / "m.npz", **arrays)
+    options = [json.dumps(option) for option in ("none", "size", [[2], [3]], [3], 0.0)]
+    shapes_child.main([str(tmp_path / "m.onnx"), str(tmp_path / "m.npz"), *options])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["size"], row["error"]) for row in rows] == [([2], 0.0), ([3], 0.0)]
+    assert all(0 < row["program_s"] <= row["first_s"] for row in rows)

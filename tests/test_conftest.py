@@ -1,4 +1,4 @@
-"""Tests that need cuDNN or a GPU are skipped for a stated reason only, and never where cuDNN is required."""
+"""Test that tests are skipped with a reason where cuDNN or a GPU is missing, and never where cuDNN is required."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 class Item:
-    """As much of a collected test as the collection hook looks at."""
+    """A stand-in for a collected test, with what the collection hook uses."""
 
     def __init__(self, *markers: str):
         self.markers = markers
@@ -33,7 +33,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("bare_machine")
-def test_missing_pieces_skip_what_needs_them():
+def test_missing_packages_skip_the_tests_that_need_them():
     items = [Item(), Item("cudnn"), Item("gpu")]
     conftest.pytest_collection_modifyitems(items)
     assert [i.skips for i in items] == [[], ["nvidia-cudnn-frontend is not installed"], ["cupy is not installed"]]

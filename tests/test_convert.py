@@ -33,7 +33,7 @@ def answers(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("fp32", 1e-5), ("fp16", 5e-3)])
-def test_onnxruntime_runs_what_was_optimised(precision: str, rtol: float) -> None:
+def test_onnxruntime_runs_the_optimised_graph(precision: str, rtol: float) -> None:
     source = randomised(onnx.load(light("squeezenet")), 3)
     feeds = random_inputs(source, 5)
     written = convert.to_bytes(driver.build(source, target="h200", precision=precision))
@@ -43,7 +43,7 @@ def test_onnxruntime_runs_what_was_optimised(precision: str, rtol: float) -> Non
         assert_close(a, b, rtol)
 
 
-def test_each_node_says_which_step_it_is_part_of_and_what_that_became(model: Path) -> None:
+def test_each_node_names_its_step_and_how_that_runs(model: Path) -> None:
     compiled = driver.build(model, target="h200", shapes={"x": (1, 8, 8, 8)})
     proto = convert.to_onnx(compiled)
     assert len({node.name for node in proto.graph.node} - {""}) == len(proto.graph.node)
@@ -66,7 +66,7 @@ def test_each_node_says_which_step_it_is_part_of_and_what_that_became(model: Pat
     assert {v.name for v in proto.graph.value_info} >= {conv.output[0]}
 
 
-def test_it_is_a_model_again(model: Path) -> None:
+def test_the_exported_graph_compiles_to_the_same_steps(model: Path) -> None:
     compiled = driver.build(model, target="h200", shapes={"x": (1, 8, 8, 8)})
     again = driver.build(convert.to_onnx(compiled), target="h200")
     assert [s.signature for s in again.program.steps] == [s.signature for s in compiled.program.steps]

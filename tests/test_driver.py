@@ -22,7 +22,7 @@ from fusec.schedule.program import Kind
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These tests are about described GPUs, also on a machine that has one."""
+    """Hide this machine's GPU, because these tests compile for GPUs that are not there."""
     from fusec.gpu import device
 
     monkeypatch.setenv("FUSEC_DEVICE", "none")
@@ -30,7 +30,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(batch: int | str = 1) -> onnx.ModelProto:
-    """A convolution with BatchNorm and ReLU, a residual add, pooling and a classifier."""
+    """Make a convolution with BatchNorm and ReLU, a residual add, pooling and a classifier."""
     rng = np.random.default_rng(0)
 
     def weight(name: str, *shape: int, low: float | None = None) -> onnx.TensorProto:
@@ -89,7 +89,7 @@ def test_every_target_fuses_the_residual_block(target: str) -> None:
 
 
 @pytest.mark.cudnn
-def test_a_second_compile_asks_nothing() -> None:
+def test_a_second_compilation_asks_cudnn_nothing() -> None:
     first = driver.build(model(), target="a100")
     second = driver.build(model(), target="a100")
     assert second.judge.oracle.asked == 0  # type: ignore[attr-defined]  # the protocol does not promise it
@@ -97,7 +97,7 @@ def test_a_second_compile_asks_nothing() -> None:
 
 
 @pytest.mark.cudnn
-def test_every_kind_of_model_is_taken(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_every_kind_of_model_is_accepted(tmp_path: Path, rng: np.random.Generator) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(model(), path)
     x = rng.standard_normal((1, 8, 14, 14)).astype(np.float32)
@@ -126,7 +126,7 @@ def test_the_graph_given_is_not_changed() -> None:
 
 
 def _quantised() -> onnx.ModelProto:
-    """x to an 8-bit float, and back."""
+    """Make a model that casts x to an 8-bit float and back."""
     scale = onnx.numpy_helper.from_array(np.array(0.5, np.float32), "s")
     zero = helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0.0])
     nodes = [
@@ -145,7 +145,7 @@ def test_eight_bit_floats_run_in_simulation() -> None:
     np.testing.assert_array_equal(exe(x), want)
 
 
-def test_a_gpu_is_given_no_types_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_that_a_gpu_lacks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     built = driver.build(_quantised(), target="h200")
     monkeypatch.setattr(driver, "build_program", lambda *args, **more: built)
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
@@ -169,7 +169,7 @@ def test_bad_options_are_named() -> None:
 
 
 def _counted(alpha: float = 1.0) -> onnx.ModelProto:
-    """A product of integers with another one's transpose, and a Gemm over it."""
+    """Make a matmul of integers, and a Gemm of its result with the transpose of x."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Gemm", ["a", "x", "c"], ["y"], "layer", transB=1, alpha=alpha, beta=3.0),

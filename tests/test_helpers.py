@@ -1,4 +1,4 @@
-"""The comparison every numeric test rests on must be able to fail."""
+"""Test that the comparison of all numeric tests can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models that examples, tests and benchmarks share: found, referenced, and random weights that can tell."""
+"""Test the models that examples, tests and benchmarks share: their files, their outputs, and their random weights."""
 
 from __future__ import annotations
 

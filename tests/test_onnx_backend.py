@@ -20,7 +20,7 @@ X_VALUE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a machine that has one."""
+    """Hide this machine's GPU."""
     monkeypatch.setattr(device, "_first_gpu", lambda: None)
 
 

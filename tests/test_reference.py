@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 def graph_of(dtype: DType, *ops: Op) -> Graph:
-    """The ops in a row on x."""
+    """Apply the ops to x, one after the other."""
     graph = Graph("g")
     value = graph.add_input("x", TensorType((64,), dtype))
     for op in ops:

@@ -75,7 +75,7 @@ def test_specs_describe_the_interface(net: Executable) -> None:
     assert net.device == "simulated"
 
 
-def test_every_way_to_call_gives_the_reference_answer(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+def test_every_kind_of_call_gives_the_reference_result(net: Executable, feeds: dict[str, np.ndarray]) -> None:
     want = evaluate(net.compiled.source, feeds)
     ways: list[Any] = [
         net(feeds["x"], feeds["k"]),
@@ -109,7 +109,7 @@ class OnlyDlpack:
         return self.array.__dlpack_device__()
 
 
-def test_anything_with_dlpack_is_taken(net: Executable, feeds: dict[str, np.ndarray]) -> None:
+def test_any_array_with_dlpack_is_accepted(net: Executable, feeds: dict[str, np.ndarray]) -> None:
     want = net(**feeds)
     got = net(**{name: OnlyDlpack(array) for name, array in feeds.items()})
     for a, b in zip(got, want, strict=True):
@@ -215,7 +215,7 @@ def test_results_go_into_arrays_that_are_given(net: Executable, feeds: dict[str,
 
 
 def test_memory_of_values_nobody_reads_again_is_freed(rng: np.random.Generator) -> None:
-    """Forty maps of 4 MB in a chain of kernels: two at a time are alive."""
+    """Forty kernels one after the other, with maps of 4 MB: two maps are alive at a time."""
     import tracemalloc
 
     lines = "\n".join(f"  %r{i + 1} = round(%r{i})" for i in range(40))

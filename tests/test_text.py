@@ -36,7 +36,7 @@ def round_trip(graph: Graph, locations: bool = False) -> Graph:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
-    """A few cases of the registry in a row, on inputs, constants and each other's results."""
+    """Draw a graph of a few cases, applied to inputs, constants and each other's results."""
     graph = Graph(draw(NAMES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     for case in draw(st.lists(st.sampled_from(APPLIED), min_size=1, max_size=5)):
@@ -241,7 +241,7 @@ def test_exchanged_tokens_parse_or_are_refused(data: st.DataObject) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_random_attributes_are_taken_or_refused(data: st.DataObject) -> None:
-    """Every op with attribute values of every kind, huge and negative ones among them."""
+    """Draw attribute values of every kind for any op, also huge and negative ones."""
     case = data.draw(st.sampled_from([c for c in APPLIED if c.op.attributes]))
     types = [TensorType(a.shape, DType.of(a.dtype)) for a in case.arrays(np.random.default_rng(0))]
     numbers = st.sampled_from(

@@ -1,4 +1,4 @@
-"""The toy framework of the examples: lazy tensors, modules, and a model that learns and survives ONNX."""
+"""Test the toy framework of the examples: lazy tensors, modules, and a trained model that is exported to ONNX."""
 
 from __future__ import annotations
 

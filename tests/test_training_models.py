@@ -1,4 +1,4 @@
-"""The training steps of the benchmark, small: what they learn in fp16, and what an H200 would launch for them."""
+"""Test small training steps of the benchmark's models: their losses in fp16, and their launches on an H200."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def first(b: Builder) -> dict[str, np.ndarray[Any, Any]]:
-    """Weights of unit gain, norms near one, nothing zero."""
+    """Draw weights of unit gain and norms near one, without zeros."""
     rng = np.random.default_rng(0)
     found: dict[str, np.ndarray[Any, Any]] = {}
     for value in b.graph().inputs:

@@ -1,4 +1,4 @@
-"""What needs no CUDA package: import, importing a model, passes, lowering, simulation; in fresh processes."""
+"""Test in fresh processes what needs no CUDA package: import, reading a model, passes, lowering and simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real data that ships with a package: scikit-learn's 1,797 handwritten digits of 8 by 8 pixels."""
+"""Load scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, and serve them in batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.toy_framework.tape import Array
 
 
 def digits(test_share: float = 0.2) -> tuple[Array, Array, Array, Array]:
-    """Images to train on and to test with, f32[n, 1, 8, 8] about zero, and the labels of each."""
+    """Return training images and their labels, then test images and their labels. Images are f32[n, 1, 8, 8]."""
     images, labels = load_digits(return_X_y=True)
     images = ((images.reshape(-1, 1, 8, 8) - 4.9) / 6.0).astype(np.float32)
     parts = train_test_split(images, labels.astype(np.int64), test_size=test_share, random_state=0, stratify=labels)
@@ -21,7 +21,7 @@ def digits(test_share: float = 0.2) -> tuple[Array, Array, Array, Array]:
 
 
 def shifted(images: Array, rng: np.random.Generator) -> Array:
-    """Every other image moved by up to one pixel, what comes in being background."""
+    """Shift about half of the images by up to one pixel, and fill in background."""
     padded = np.pad(images, [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=images.min())
     at = np.where(rng.random((len(images), 1)) < 0.5, 1, rng.integers(0, 3, (len(images), 2)))
     rows, columns = (at[:, i, None] + np.arange(8) for i in range(2))
@@ -30,7 +30,7 @@ def shifted(images: Array, rng: np.random.Generator) -> Array:
 
 @dataclass
 class DataLoader:
-    """Batches in a new order each time round; the rest that fills no batch is left for the next."""
+    """Batches in a new random order in each epoch. Images that do not fill a batch are left out of that epoch."""
 
     images: Array
     labels: Array

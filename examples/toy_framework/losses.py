@@ -1,4 +1,4 @@
-"""Losses: a tensor of one element from what a model gives and what it should have given."""
+"""Compute losses, tensors of one element, from a model's outputs and the wanted ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from examples.toy_framework.tape import Tensor
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the batch of minus the logarithm of the probability that the right class has."""
+    """Return the batch's mean of -log(probability of the right class)."""
     return tape_of(logits).cross_entropy(logits, labels)
 
 

@@ -1,4 +1,4 @@
-"""Two models of handwritten digits: a convolutional network and a small vision transformer."""
+"""Define two models for handwritten digits: a convolutional network and a small vision transformer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from examples.toy_framework.tape import Tensor
 
 
 def cnn(width: int = 24) -> nn.Module:
-    """Three convolutions with batch norm."""
+    """Make three convolutions with batch norm, and a linear layer."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
@@ -27,7 +27,7 @@ def cnn(width: int = 24) -> nn.Module:
 
 
 class ViT(nn.Module):
-    """Overlapping patches of 4 by 4 pixels as 16 tokens, a few blocks of attention and MLP, and their mean."""
+    """A vision transformer: overlapping 4 by 4 patches as 16 tokens, blocks of attention and MLP, the tokens' mean."""
 
     def __init__(self, size: int = 48, depth: int = 3, heads: int = 4):
         self.patches = nn.Conv2d(1, size, 4, stride=2, padding=1)

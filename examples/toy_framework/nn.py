@@ -1,4 +1,4 @@
-"""Modules: parameters with names, and a `forward` in terms of tensors."""
+"""Define modules: named parameters, and a `forward` that computes with tensors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _rng = np.random.default_rng(0)
 
 
 def seed(number: int) -> None:
-    """Start the numbers that parameters begin with anew."""
+    """Seed the initial values of parameters."""
     global _rng
     _rng = np.random.default_rng(number)
 
 
 class Parameter:
-    """An array that training changes (or a buffer, that only the module itself does)."""
+    """An array that the optimiser changes, or, if not `trained`, a buffer that only its module changes."""
 
     def __init__(self, array: Array, trained: bool = True):
         self.array = array.astype(np.float32)
@@ -28,7 +28,7 @@ class Parameter:
         self.name = ""
 
     def on(self, tape: Tape) -> Tensor:
-        """The tensor that stands for it on a tape: state of the program, or a constant once it is frozen."""
+        """Return its tensor on a tape: state of the program, or a constant on a frozen tape."""
         if id(self) not in tape.tensors:
             frozen = tape.frozen
             tape.tensors[id(self)] = tape.constant(self.array) if frozen else tape.parameter(self.name, self.array)
@@ -36,7 +36,7 @@ class Parameter:
 
 
 class Module:
-    """Anything with parameters; attributes that are parameters, modules or lists of modules are found by name."""
+    """A part of a model. It finds attributes that are parameters, modules, or lists of these."""
 
     def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -45,7 +45,7 @@ class Module:
         return self.forward(x)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """All parameters and buffers, inner ones by dotted names, which they are told."""
+        """Yield all parameters and buffers with their dotted names, and set their names."""
         for name, value in vars(self).items():
             items: Sequence[tuple[str, Any]] = [(name, value)]
             if isinstance(value, list):
@@ -92,7 +92,7 @@ class Conv2d(Module):
 
 
 class BatchNorm2d(Module):
-    """By the batch's statistics in training, which also move the running ones; by those otherwise."""
+    """Batch norm. In training it uses the batch's statistics and updates the running ones, which inference uses."""
 
     def __init__(self, channels: int, momentum: float = 0.1):
         self.scale, self.bias = Parameter(np.ones(channels)), Parameter(np.zeros(channels))
@@ -178,7 +178,7 @@ class Sequential(Module):
 
 
 class Residual(Module):
-    """x plus what a module makes of it."""
+    """A residual connection: x plus the inner modules' result for x."""
 
     def __init__(self, *modules: Module):
         self.inner = Sequential(*modules)

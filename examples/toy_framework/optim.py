@@ -1,4 +1,4 @@
-"""Optimisers: what they are told once; the arithmetic is fusec's, in the same program as the gradients."""
+"""Define optimisers: their options. fusec adds the arithmetic to the program that computes the gradients."""
 
 from __future__ import annotations
 

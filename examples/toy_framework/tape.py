@@ -1,4 +1,4 @@
-"""The tape: a graph under construction, and what a module needs to know while it runs on it."""
+"""Define the tape: a graph under construction, with what modules must know while they add to it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fusec.ir import print_graph
 Tensor = fusec.Tensor  # lazy: an operator adds a node to the tape, nothing is computed
 Array = np.ndarray[Any, Any]
 
-_compiled: dict[str, fusec.Executable] = {}  # by the text of the graph: the same work is compiled once
+_compiled: dict[str, fusec.Executable] = {}  # by the text of the graph, so that equal graphs are compiled once
 
 
 class Tape(fusec.Builder):
-    """A builder that knows whether it is for training, and holds the arrays its leaves stand for.
+    """A builder for training or inference that holds the arrays of its leaves.
 
-    `frozen`: parameters become constants, as an exported model has them.
+    frozen: parameters become constants, as in an exported model.
     """
 
     def __init__(self, training: bool = False, frozen: bool = False, seed: int = 0):
@@ -31,15 +31,15 @@ class Tape(fusec.Builder):
         self._random: Tensor | None = None
 
     def leaf(self, array: Any) -> Tensor:
-        """A tensor that stands for an array."""
-        held = np.asarray(array)
+        """Add an input tensor for an array."""
+        array = np.asarray(array)
         name = f"leaf{len(self.arrays)}"
-        self.arrays[name] = held
-        return self.input(name, held.shape, fusec.DType.of(held.dtype))
+        self.arrays[name] = array
+        return self.input(name, array.shape, fusec.DType.of(array.dtype))
 
     @property
     def random(self) -> Tensor:
-        """The state random numbers follow from: a seed, and the number of the step."""
+        """Return the state of the random numbers: a seed, and the number of the step."""
         if self._random is None:
             self._random = self.parameter("random", np.array([self._seed, 0], np.uint64))
             self.update(self._random, self._random + np.array([0, 1], np.uint64))
@@ -47,7 +47,7 @@ class Tape(fusec.Builder):
 
 
 def numpy(tensor: Tensor, target: str = "cpu") -> Array:
-    """Compute a tensor of a tape of leaves: what it depends on becomes one program, compiled when first met."""
+    """Compute a tensor of a tape of leaves: fusec compiles all that it depends on as one program."""
     tape = tensor.builder
     assert isinstance(tape, Tape)
     only = tape.snapshot(tensor)

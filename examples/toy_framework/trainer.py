@@ -1,4 +1,4 @@
-"""Training: forward, loss, backward and update as one program; evaluation as another that shares its parameters."""
+"""Train with one program for forward, loss, backward and update. A second one shares its parameters and evaluates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Optimiser(Protocol):
 
 
 class Trainer:
-    """Programs of one model, for batches of one size. target: where they run, as `fusec.compile` takes it."""
+    """The programs of one model, for batches of one size.
+
+    target: as `fusec.compile` takes it.
+    """
 
     def __init__(self, model: nn.Module, optimiser: Optimiser, image: tuple[int, ...], batch: int, target: str = "cpu"):
         self.model = model
@@ -46,18 +49,18 @@ class Trainer:
         self.inference.share(self.training)
 
     def step(self, images: Array, labels: Array, rate: float) -> float:
-        """One step of the optimiser; the loss before it."""
+        """Run one step of the optimiser; return the loss before it."""
         return float(self.training.step(x=images, labels=labels, rate=np.float32(rate)))
 
     def logits(self, images: Array) -> Array:
-        """What the model gives for any number of images, batch by batch."""
+        """Return the model's outputs for any number of images."""
         return in_batches(lambda x: self.inference.step(x=x), images, self.batch)
 
     def accuracy(self, images: Array, labels: Array) -> float:
         return accuracy(self.logits(images), labels)
 
     def fit(self, loader: DataLoader, epochs: int, rate: float, say: Callable[[str], None] = print) -> None:
-        """Warm up for an epoch, then let the rate fall to zero along a cosine."""
+        """Train with a learning rate that rises for an epoch and falls to zero along a cosine."""
         total, done, start = epochs * len(loader), 0, time.perf_counter()
         for epoch in range(epochs):
             losses: list[float] = []
@@ -71,7 +74,7 @@ class Trainer:
                 say(f"epoch {epoch + 1:3}: loss {np.mean(losses):.4f}  {spent:5.1f} s")
 
     def export(self, batch: int | None = None) -> bytes:
-        """The trained model as ONNX: the parameters fetched back from the program, and frozen."""
+        """Return the trained model as ONNX, with its parameters fetched from the program and frozen."""
         for name, parameter in self.model.named_parameters():
             parameter.array = self.training.value(name)
         tape = Tape(frozen=True)
@@ -80,7 +83,7 @@ class Trainer:
 
 
 def in_batches(run: Callable[[Array], Array], images: Array, batch: int) -> Array:
-    """Results for any number of images from a program that takes `batch` of them."""
+    """Run a program for batches of one size on any number of images."""
     found: list[Array] = []
     for first in range(0, len(images), batch):
         part = images[first : first + batch]
