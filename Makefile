@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --quiet --co
 # Scripts that run without arguments, on any machine and in seconds; the demo comes on its own.
 EXAMPLES := $(filter-out examples/demo.py examples/models.py,$(wildcard examples/*.py))
 
-.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch format clean
+.PHONY: demo test test-all onnx-suite lint check fuzz examples training newest torch format dist clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -84,6 +84,29 @@ torch: .venv-torch/.test
 	  --constraint .venv-torch/constraints.txt --editable '.[cu$(CUDA),test,torch]' $(TORCH_PIP)
 	@touch $@
 
+# The wheel and the source archive of a release: checked, installed in an environment of their own, and run there.
+dist: .venv-dist/.tools
+	rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear .venv-dist/clean
+	.venv-dist/clean/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
+	cd .venv-dist && clean/bin/fusec --version && clean/bin/fusec targets
+	cd .venv-dist && clean/bin/python -c "$$RUN_A_MODEL"
+
+define RUN_A_MODEL
+import fusec, numpy
+from fusec.text import parse
+model = fusec.compile(parse('graph "g" (%x: f32[2,3]) { %y = relu(%x) return %y }'), target="cpu")
+assert (model(numpy.full((2, 3), -1, "f")) == 0).all()
+endef
+export RUN_A_MODEL
+
+.venv-dist/.tools: $(VENV)/.python
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet build twine
+	@touch $@
+
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -104,5 +127,5 @@ $(VENV)/.test: $(VENV)/.python pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf .venv .venv-cu12 .venv-newest .venv-torch build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cu12 .venv-dist .venv-newest .venv-torch build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find fusec tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

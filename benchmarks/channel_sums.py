@@ -1,5 +1,5 @@
 """A ResNet-50 training step with statistics by the convolutions in front, where these gain, and without: both steps of
-each norm timed both ways (`fusec.gpu.autotune.epilogue_split`), and the whole in turns. Needs a GPU, torch and
+each norm timed both ways (`fusec.gpu.autotune.step_split`), and the whole in turns. Needs a GPU, torch and
 torchvision.
 
     python -m benchmarks.channel_sums [--batch 64] [--least 3] [--budget 24] [--commit HASH]
@@ -58,24 +58,27 @@ def measured(batch: int, least: int, budget_s: float) -> dict[str, Any]:
     import cupy
     from torch_steps import first_weights
 
-    from fusec.gpu import backend
+    from fusec.gpu.autotune import step_selection
 
     weights = {name: value.numpy() for name, value in first_weights("resnet50").items()}
     rows: list[dict[str, Any]] = []
-    taken_along = backend.taken_along
+    split_epilogues = step_selection.split_epilogues
 
-    def told(program: Any, forms: Any, arrange: Any, prices_us: Any) -> Any:
+    def told(program: Any, chosen: Any, apply: Any, times_us: Any) -> Any:
         def seen(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-            found = list(prices_us(graph, steps))
+            found = list(times_us(graph, steps))
             rows.extend(compared(steps, found))
             return found
 
-        return taken_along(program, forms, arrange, seen)
+        return split_epilogues(program, chosen, apply, seen)
 
     def compiled(disable: Sequence[str]) -> Executable:
         return fusec.compile(training_step("resnet50", batch, 224, weights), budget=budget_s, disable=disable)
 
-    with patch.object(backend, "taken_along", told), patch.object(split_batchnorm_stats, "KEPT_BYTES", least):
+    with (
+        patch.object(step_selection, "split_epilogues", told),
+        patch.object(split_batchnorm_stats, "KEPT_BYTES", least),
+    ):
         with_sums = compiled(())
     whole: Mapping[str, Executable] = {"with": with_sums, "without": compiled(("sums_in_front",))}
     images, labels = cupy.random.standard_normal((batch, 3, 224, 224)), cupy.random.randint(0, 1000, batch)

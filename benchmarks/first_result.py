@@ -38,14 +38,14 @@ path, answers, tune, lock, write, started = *sys.argv[1:6], float(sys.argv[6])
 answers = np.load(answers)
 name = answers["name"].item()
 revive, counts = lab.revive, {"revived": 0, "built": 0}
-build = lab.GpuLaboratory.build
+build = lab.GpuPlanBench.build
 def counted(blob, handle):
     counts["revived"] += 1
     return revive(blob, handle)
 def built(self, graph, offer):
     counts["built"] += 1
     return build(self, graph, offer)
-lab.revive, lab.GpuLaboratory.build = counted, built
+lab.revive, lab.GpuPlanBench.build = counted, built
 imported = time.time() - started
 begin = time.perf_counter()
 with warnings.catch_warnings(record=True) as said:

@@ -84,13 +84,14 @@ def main() -> int:
     import cudnn
     import cupy
 
+    from fusec.gpu.autotune.plan_search import TuningOptions
     from fusec.gpu.backend import CudnnBackend
 
     machine = {"gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()}
     machine |= {"driver": cupy.cuda.runtime.driverGetVersion(), "cudnn": cudnn.backend_version()}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FUSEC_CACHE"] = folder  # nothing is known beforehand
-        backend = CudnnBackend("quick", budget_s=given.budget)
+        backend = CudnnBackend(TuningOptions("quick", given.budget))
         for row in rows(backend.times_us):
             print(f"{row['penalty']}: {row['us']:.1f} us against {row['without_us']:.1f}", flush=True)
             keep(given.output, machine, given.commit, row, KEYS["penalties.json"])

@@ -1,6 +1,6 @@
-"""A compilation back to ONNX: the optimised graph, each operator with the step that runs it in its metadata.
+"""Write a compilation as ONNX: the optimised graph, with the step that runs each operator in its metadata.
 
-Netron shows the metadata of a node beside its attributes: which fusion it is part of, and what that became.
+Netron shows the metadata of a node next to its attributes: the fusion it is part of, and what runs that.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def to_bytes(compiled: Compiled) -> bytes:
 
 
 def properties(compiled: Compiled) -> dict[str, str]:
-    """What the model's metadata says."""
+    """Return the model's metadata."""
     return {
         **({"fusec.note": compiled.note} if compiled.note else {}),
         "fusec.version": importlib.import_module("fusec").__version__,
         "fusec.target": compiled.target.name,
         "fusec.precision": compiled.options.precision,
-        "fusec.disabled": ",".join(sorted(compiled.options.disable)),
+        "fusec.disabled": ",".join(compiled.options.disabled_names),
         "fusec.steps": str(len(compiled.program.steps)),
         "fusec.launches": str(compiled.program.launches),
     }
 
 
 def notes(compiled: Compiled) -> Mapping[Node, Mapping[str, str]]:
-    """What the metadata of each node's operators says."""
+    """Return the metadata of each node's operators."""
     found: dict[Node, Mapping[str, str]] = {}
     for index, (step, lowered) in enumerate(zip(compiled.program.steps, compiled.lowered, strict=True)):
         shared = {"fusec.step": str(index), "fusec.kind": step.kind.value, "fusec.partition": step.signature}
@@ -75,7 +75,7 @@ def _plans(verdict: Legal) -> str:
 
 
 def _own(step: Partition, node: Node) -> dict[str, str]:
-    """What is said of one node alone: memory orders and virtual values are not ONNX's to show."""
+    """Return the metadata of one node: ONNX can show neither layouts nor virtual values."""
     own = {"fusec.node": print_node(node)}
     if step.kind is Kind.CUDNN:
         virtual = [v.name for v in node.results if v in step.virtual]

@@ -1,7 +1,7 @@
-"""Every error a user of fusec can meet, one small tree.
+"""Define every error that a user of fusec can meet, in one small tree.
 
-Each message says what is wrong, where (file, node, tensor) and, where one is known, the remedy.
-The command line prints the message alone and exits with status 2.
+Each message says what is wrong, where (file, node, tensor) and, if one is known, the remedy.
+The command line prints only the message and exits with status 2.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ExecutionError(FusecError):
 
 
 class CudnnNotAskedWarning(UserWarning):
-    """Nothing of cuDNN is installed: what fuses was said by fusec's rules alone."""
+    """cuDNN is not installed, so fusec's rules alone decided what fuses."""
 
 
 class CheckError(FusecError):

@@ -157,7 +157,7 @@ class Graph:
 
     @property
     def found(self) -> dict[Hashable, Any]:
-        """What was found out about the graph as it is, for whoever would find it out again; empty after an edit."""
+        """Return facts that were found about the graph as it is, for others to use again; empty after an edit."""
         if self._found[0] != self.edits:
             self._found = (self.edits, {})
         return self._found[1]
@@ -180,7 +180,7 @@ class Graph:
         return self._return._prev
 
     def since(self, node: Node | None) -> list[Node]:
-        """The nodes behind one, in order; all of them for None."""
+        """Return the nodes after one, in order; all nodes for None."""
         found: list[Node] = []
         at = self._return._prev
         while at is not None and at is not node:
@@ -421,5 +421,5 @@ def positions(graph: Graph) -> Mapping[Node, int]:
 
 
 def copy_name(name: str, dtype: DType) -> str:
-    """What the copy of a parameter in another type is called."""
+    """Return the name of the copy of a parameter in another type."""
     return f"{name} as {dtype.value}"

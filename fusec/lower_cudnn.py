@@ -1,6 +1,6 @@
-"""Partition to cuDNN graph: `lower` turns a body into plain data, op by op through the table LOWER.
+"""Lower a partition to a cuDNN graph as plain data, op by op through the table LOWER.
 
-`lowering.graph_builder` decides frames and tensors; `lowering.anchors` and `lowering.pointwise` write the calls.
+`lowering.graph_builder` decides the dims and tensors; `lowering.anchors` and `lowering.pointwise` write the calls.
 Nothing is computed here.
 """
 
@@ -23,10 +23,11 @@ __all__ = ["ANCHORS", "LOWER", "WITHOUT", "ConstantBinding", "Lowered", "lower"]
 
 
 def lower(body: Graph, tensor_cores: bool = True, for_cudnn: bool = True) -> Lowered:
-    """Lower a partition's body. `tensor_cores` False excludes engines that round fp32 to tf32. for_cudnn: refuse what
-    cuDNN is known to compute wrongly; otherwise the graph is for another library to read.
+    """Lower a partition's body.
 
-    Raises LoweringError if the body cannot be written as one cuDNN graph.
+    tensor_cores: False excludes engines that round fp32 to tf32.
+    for_cudnn: refuse what cuDNN is known to compute wrongly; False if another library reads the graph.
+    Raises LoweringError when the body cannot be written as one cuDNN graph.
     """
     made = _LOWERED.setdefault(body, {})
     how = (body.edits, tensor_cores, for_cudnn)

@@ -107,7 +107,7 @@ class FusecBackendRep(BackendRep):
 
 
 def _same(a: Bound, b: Bound) -> bool:
-    """Whether two values of an input, arrays or lists of them, are the same bits."""
+    """Tell if two values of an input, arrays or lists of them, have the same bits."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, list) and isinstance(b, list):
@@ -179,7 +179,7 @@ def _is_cpu(device: str) -> bool:
 
 
 def _simulates(device: str) -> bool:
-    """Whether a device is the simulator; ExecutionError for one that is not here."""
+    """Tell if a device is the simulator; raise ExecutionError for one that is not here."""
     if FusecBackend.supports_device(device):
         return _is_cpu(device)
     if device.upper() in _GPUS:

@@ -1,4 +1,4 @@
-"""What a graph means: evaluate it op by op with NumPy or CuPy."""
+"""Evaluate a graph op by op with NumPy or CuPy: the meaning every other execution is checked against."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusec.ops import Cast
 
 
 def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Array, ...]:
-    """The results of one node; a failure names it."""
+    """Return the results of one node; an error names it."""
     try:
         return node.op.reference(xp, *operands)
     except (ValueError, TypeError, IndexError, MemoryError) as error:
@@ -23,11 +23,10 @@ def evaluate_node(node: Node, operands: list[Array], xp: Any = np) -> tuple[Arra
 def evaluate(
     graph: Graph, arrays: Mapping[str, Array], xp: Any = np, precision: DType | None = None
 ) -> dict[str, Array]:
-    """The graph's outputs by name, from its inputs by name.
+    """Return the graph's outputs by name, from its inputs by name.
 
-    Each result is rounded to its own dtype; with `precision` (say DType.F64) every floating-point
-    tensor has that dtype instead, constants included, and casts between floats round nothing. Values
-    are freed after their last use.
+    Each result is rounded to its own dtype. With `precision` (say DType.F64) every floating-point tensor has that dtype
+    instead, constants included, and casts between floats round nothing. Values are freed after their last use.
     """
     outputs, held = set(graph.outputs), dict[Value, Array]()
     for value in graph.inputs:
@@ -55,7 +54,7 @@ def evaluate(
 
 
 def _keeps_value(node: Node) -> bool:
-    """Whether a node is a cast from one floating type to another."""
+    """Tell if a node is a cast from one floating type to another."""
     return isinstance(node.op, Cast) and node.op.to.is_float and node.operands[0].type.dtype.is_float
 
 

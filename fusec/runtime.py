@@ -1,7 +1,7 @@
-"""Execute a compiled program: on an NVIDIA GPU through cuDNN, elsewhere through the simulator.
+"""Execute a compiled program: on an NVIDIA GPU through cuDNN, elsewhere in the simulator.
 
-Both runners walk the same steps over the same packed buffers; they differ in the array module and in
-what runs a cuDNN graph.
+Both back ends run the same steps over the same packed buffers. They differ in the array module and in what runs a
+cuDNN graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusec.execution.compilation import Compiled
 from fusec.execution.shared_weights import SharedWeights, layout
 from fusec.execution.signature import Interface, TensorSpec, by_name, on_host
 from fusec.execution.step_binding import Constants, Steps
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, DType, Literal, TensorType, Value, copy_name, load_all, quote
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import unpack
@@ -59,18 +59,19 @@ __all__ = ["Backend", "Executable", "SimulatorBackend", "TensorSpec", "by_name",
 class Executable:
     """A compiled model, ready to call. Calls from several threads take turns.
 
-    `inputs` and `outputs` describe the interface; `compiled` holds graphs and program; `memory` says where each
-    stored value lies in the one arena that all calls share; `kernels` are, from the first call on, the steps that a
-    kernel of fusec's runs; `spent`: where the time of compiling it went, if it was compiled here. The first call runs
-    step by step, later ones at once.
+    `inputs` and `outputs` describe the interface; `compiled` holds graphs and program.
+    `memory` holds the offset of each stored value in the one arena that all calls share.
+    `kernels` are, from the first call on, the steps that a kernel of fusec's runs.
+    `spent` is compile time by stage, if the model was compiled here.
+    The first call runs step by step; later calls replay all steps in one launch.
 
-    `state` are inputs that stay on the device: `bind` gives them values, and `step` replaces those that have an
-    update, in place where nothing reads the old value later (`in_place` counts these).
+    `state` are inputs that stay on the device. `bind` gives them values. `step` replaces those that have an update,
+    without a copy if nothing reads the old value later (`in_place` counts these).
     """
 
     @spent_on("weights and steps")
     def __init__(self, compiled: Compiled, backend: Backend, weights: SharedWeights | None = None):
-        """weights: shared with other executables of the same backend's kind; else it has its own."""
+        """Prepare a program on a back end. weights: shared with other executables of the same kind of back end."""
         self.compiled = compiled
         self.backend = backend
         self.spent: Account | None = None
@@ -129,17 +130,22 @@ class Executable:
 
     @property
     def kernels(self) -> set[Partition]:
-        """The steps that a kernel of fusec's runs; none before the first call."""
+        """Return the steps that a kernel of fusec's runs; none before the first call."""
         return self._steps.kernels
 
     @property
     def in_place(self) -> int:
-        """How many updates are written over what they replace; the others are copied there after the last step."""
+        """Return how many updates are written over the state they replace.
+
+        The others are copied there after the last step.
+        """
         return len(self._donated)
 
     def bind(self, **arrays: Any) -> None:
-        """Give inputs of the state their values, which are copied to the device and stay there. What is a copy of one
-        in another type (`Builder.copy`) follows it, if it is not given."""
+        """Copy values of state to the device, where they stay.
+
+        A copy of a parameter in another type (`Builder.copy`) gets the same values, unless it is given itself.
+        """
         for name, array in arrays.items():
             if name not in self.state:
                 raise ExecutionError(
@@ -159,8 +165,10 @@ class Executable:
             self.backend.finish()
 
     def share(self, other: Executable) -> None:
-        """Use the very memory of another executable's state wherever names are the same: what one of them updates,
-        the other finds. Both must run on the same device."""
+        """Use the memory of another executable's state wherever names are the same, so that both see each update.
+
+        Both must run on the same device.
+        """
         names = [name for name in self.state if name in other.state]
         for name in names:
             mine, theirs = self._kept[name].type, other._kept[name].type
@@ -171,8 +179,10 @@ class Executable:
             self._ready, self._called, self._replay = False, False, None  # they hold the addresses of before
 
     def step(self, *arrays: Any, **named: Any) -> Any:
-        """Run on the inputs that are no state, replace the state that has updates, and return the other outputs:
-        one bare, several as a tuple."""
+        """Run on the inputs that are no state, replace the state that has updates, and return the other outputs.
+
+        One output comes bare, several as a tuple.
+        """
         free = [s.name for s in self.inputs if s.name not in self.state]
         if len(arrays) > len(free):
             raise ExecutionError(f"{len(arrays)} arrays for {len(free)} inputs")
@@ -182,7 +192,7 @@ class Executable:
         return results[0] if len(results) == 1 else tuple(results)
 
     def value(self, name: str) -> np.ndarray[Any, Any]:
-        """What an input of the state holds now, on the host."""
+        """Return the value of an input of the state, on the host."""
         if name not in self._held:
             raise ExecutionError(f"state {quote(name)} has no value: bind it")
         with self._lock, self.backend.calling():
@@ -198,8 +208,11 @@ class Executable:
 
     @property
     def recorded(self) -> tuple[int, float | None, str, float | None]:
-        """How many steps run side by side at most; how long, in microseconds, the whole took recorded the other way, if
-        both were timed, or why it could not be recorded; and how long as it is. Known from the second call on."""
+        """Return how the steps are recorded, known from the second call on.
+
+        Four values: how many steps run side by side at most; microseconds of the other order, if both were timed;
+        why it could not be recorded, or empty; microseconds of this order.
+        """
         if self._replay is None:
             return 1, None, "", None
         this_us, other_us = self._replay.times_us or (None, None)
@@ -207,7 +220,7 @@ class Executable:
 
     @property
     def device(self) -> str:
-        """`simulated`, or the name of the GPU."""
+        """Return `simulated`, or the name of the GPU."""
         return self.backend.name
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
@@ -222,10 +235,10 @@ class Executable:
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
-        """Outputs by name (None: all, in order) from inputs by name, as onnxruntime's `run`.
+        """Return outputs by name (None: all, in order) from inputs by name, as onnxruntime's `run`.
 
-        out: arrays by output name that results are written into, rather than into new ones: NumPy arrays, or what
-        DLPack shares with the backend's device. Raises ExecutionError for a name, shape or dtype that does not fit.
+        out: arrays by output name to write results into: NumPy arrays, or what DLPack shares with the device.
+        Raises ExecutionError for a name, shape or dtype that does not fit.
         """
         wanted = self._interface.places(output_names)
         arrays, all_on_host = self._interface.feeds(feeds, self._held)
@@ -245,9 +258,11 @@ class Executable:
 
     @property
     def input_buffers(self) -> dict[str, Array]:
-        """The memory that calls read their inputs from, by name, on the device. What is written there, on the stream
-        of the next call, need not be copied: give that call this very array. A call leaves anything in it, since its
-        memory is used again, unless inputs are held (`hold_inputs`)."""
+        """Return the device memory that calls read their inputs from, by name.
+
+        An input written there, on the stream of the next call, is not copied: give that call this very array.
+        A call overwrites these buffers, because it uses their memory again, unless inputs are held (`hold_inputs`).
+        """
         for name in self.state:
             if name not in self._held:
                 raise ExecutionError(f"state {quote(name)} has no value: bind it first")
@@ -256,8 +271,10 @@ class Executable:
             return {v.name: unpack(self._steps.buffer(v), v.type) for v in self.compiled.graph.inputs}
 
     def hold_inputs(self) -> None:
-        """From now on calls leave in `input_buffers` what they read, so that `replay` computes the same again. Their
-        memory is not used for anything else; buffers of before are let go."""
+        """Keep inputs in `input_buffers` from now on, so that `replay` computes the same again.
+
+        Their memory is not used for anything else. Buffers that were returned before are no longer valid.
+        """
         with self._lock:
             if not self._holds_inputs:
                 self._holds_inputs = True
@@ -265,17 +282,21 @@ class Executable:
                 self._ready, self._called, self._replay = False, False, None
 
     def replay(self) -> None:
-        """Run again over what the last call left in `input_buffers`, on the caller's stream: the same as before if
-        inputs are held, else whatever lies there. Results stay where they are, so this is for timing. ExecutionError
-        before the first call."""
+        """Run again over what is in `input_buffers`, on the caller's stream; meant for timing.
+
+        It computes the same as the last call if inputs are held. Results stay in the arena.
+        Raises ExecutionError before the first call.
+        """
         if not self._called:
             raise ExecutionError("nothing to run again before the first call")
         with self._lock, self.backend.calling(self._replay is not None and self._replay.at_once):
             self._at_once()
 
     def time_us(self, count: int) -> tuple[list[float], list[list[float]]]:
-        """Microseconds on the device, so many times: of all steps at once, as a call runs them, and of each step
-        alone, over what the last call left in memory. ExecutionError before the first call."""
+        """Time all steps as a call runs them, and each step alone, `count` times: microseconds on the device.
+
+        Steps run over what the last call left in memory. Raises ExecutionError before the first call.
+        """
         if not self._called:
             raise ExecutionError("nothing to time before the first call")
         with self._lock, self.backend.calling(), self.backend.scratch():
@@ -285,8 +306,10 @@ class Executable:
             return whole, [self.backend.time_us(launch, count, alone=True) for launch in self._launches]
 
     def rehearse(self, director: Director) -> None:
-        """Let somebody choose among plans and kernels by how long all steps take together, before the first call;
-        nothing to do for programs with state, which a run would replace."""
+        """Let `director` choose among plans and kernels by the time of the whole model, before the first call.
+
+        A program with state is left as it is, because a run would replace the state.
+        """
         if self.state:
             return
         steps = list(zip(self.compiled.program.steps, self.compiled.lowered, strict=True))
@@ -298,8 +321,10 @@ class Executable:
                 self._launches[number] = self._steps.bound(*steps[number])
 
     def verify(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
-        """Check the passes and each step, as it runs here, on random inputs against float64 references (`verify`).
-        State is left as it was; what the last call left in memory is not."""
+        """Check the passes and each step, as it runs here, on random inputs against float64 references.
+
+        State is left as it was; what the last call left in memory is not.
+        """
         held = dict(self._held)
         with self._lock, self.backend.calling():
             saved = {name: buffer.copy() for name, buffer in held.items()}
@@ -316,7 +341,7 @@ class Executable:
                 self._called, self._replay = False, None
 
     def _alone(self, index: int, operands: Mapping[Value, Array]) -> dict[Value, Array]:
-        """The results of one step from what it reads, both on the host."""
+        """Run one step on operands from the host, and return its results on the host."""
         step = self.compiled.program.steps[index]
         if step.kind is not Kind.VIEW:  # whose results may be what it reads
             for value in step.outputs:
@@ -330,21 +355,25 @@ class Executable:
         return results
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the compiled model to a `.fusec` file, which `fusec.load` reads without compiling anything; on a GPU
-        with the plans that were chosen."""
-        fusec_file.save(os.fspath(path), [self._as_decided()], self._plans())
+        """Write the compiled model to a `.fusec` file, on a GPU with the tuned plans; `fusec.load` reads it."""
+        fusec_file.save(os.fspath(path), [self._as_tuned()], self._plans())
 
     def lock(self) -> Lock:
-        """In which form, and by which plan or kernel, each step runs, and whether side by side: text for version
-        control (`fusec.lockfile`). Where the latter is still to be found out, steps are run over zeros."""
-        return lockfile.make([self._as_decided()], self._plans())
+        """Return the lock of this program: the candidate, plan or kernel of each step, and if steps run side by side.
 
-    def _as_decided(self) -> Compiled:
-        """With whether steps run side by side."""
-        ready = lockfile.as_it_runs(self.compiled)
-        if not isinstance(ready.decided, Decided) or not self._runs_side_by_side():
-            return ready if isinstance(ready.decided, Lock) else self.compiled
-        return replace(ready, decided=replace(ready.decided, side_by_side=True))
+        It is text for version control (`fusec.lockfile`). Steps may run over zeros here, to find out their order.
+        """
+        return lockfile.make([self._as_tuned()], self._plans())
+
+    def _as_tuned(self) -> Compiled:
+        """Return the program with the choices that timing the whole changed, and with the order of its steps."""
+        compiled = self.compiled
+        if isinstance(compiled.tuned, TunedChoices) and self.backend.tuned is not None:
+            compiled = replace(compiled, tuned=self.backend.tuned)
+        ready = lockfile.as_it_runs(compiled)
+        if not isinstance(ready.tuned, TunedChoices) or not self._runs_side_by_side():
+            return ready if isinstance(ready.tuned, Lock) else compiled
+        return replace(ready, tuned=replace(ready.tuned, side_by_side=True))
 
     def _runs_side_by_side(self) -> bool:
         if self._replay is None and self.backend.side_by_side and not self._updates:
@@ -364,18 +393,20 @@ class Executable:
         return {(self.compiled.target.name, key): [entry] for key, entry in self.backend.entries(keys).items()}
 
     def explain(self) -> Explanation:
-        """What fused into which step and, for every op left out, why not."""
+        """Explain what fused into which step and, for every op left out, why."""
         return explain(self.compiled.program, self.compiled.target, self.compiled.judge, libraries=self.libraries())
 
     def libraries(self) -> dict[Partition, str]:
-        """Who runs the steps that work: `cudnn`, `kernel`, or `cublaslt` where that was faster or cuDNN declined; of
-        the latter it is known from the first call on."""
+        """Return who runs each step that does work: `cudnn`, `kernel`, or `cublaslt`.
+
+        Steps that cuDNN declined and cuBLASLt runs are known from the first call on.
+        """
         steps = zip(self.compiled.program.steps, self.compiled.lowered, strict=True)
         works = {step: step if lowered is None else lowered.graph for step, lowered in steps}
         return {step: self.backend.library(work) for step, work in works.items() if step.kind is not Kind.VIEW}
 
     def assert_fused(self, pattern: str, *, cudnn_only: bool = False) -> None:
-        """Raise CheckError unless every chain of ops that matches the glob runs as one step, and there is at least one.
+        """Raise CheckError unless each sequence of ops that matches the glob runs as one step, and one exists.
 
         pattern: a glob over op names, such as `conv*+add+relu`.
         cudnn_only: only steps that cuDNN runs count, not those of a kernel of fusec's or of cuBLASLt.
@@ -416,7 +447,10 @@ class Executable:
         return self.backend.record(self._launches, waits(self.compiled.program, self.memory), self._ahead())
 
     def _ahead(self) -> tuple[int, dict[int, Array]] | None:
-        """The first step, and the inputs that it alone reads, by place; None if there are none, or they are held."""
+        """Return the first step, and the inputs that only it reads, by place.
+
+        None if there are none, or inputs are held.
+        """
         program = self.compiled.program
         if self._holds_inputs or not program.steps or program.steps[0].kind is Kind.VIEW:
             return None
@@ -430,7 +464,7 @@ class Executable:
 
     @spent_on("memory, and weights on the device")
     def _allocate(self) -> None:
-        """The arena, and what runs each step over its part of it, unless that is there."""
+        """Allocate the arena and bind each step to its part of it, unless that was done."""
         if self._ready:
             return
         self._arena = self.backend.xp.empty(self.memory.nbytes, np.uint8)
@@ -454,7 +488,7 @@ class Executable:
         self._ready = True
 
     def _replace_state(self) -> None:
-        """Copy the updates that could not be written in place; first, what outputs still want of the old state."""
+        """Copy the updates that could not be written in place, after saving outputs that still read the old state."""
         for value, saved in self._saved.items():
             saved[...] = self._steps.buffer(value)[: saved.size]
         for old, new in self._updates.items():
@@ -462,11 +496,11 @@ class Executable:
                 unpack(self._places[old], old.type)[...] = unpack(self._result(new), new.type)
 
     def _result(self, value: Value) -> Array:
-        """The flat memory an output is read from after the last step."""
+        """Return the flat memory an output is read from after the last step."""
         return self._saved[value] if value in self._saved else self._steps.buffer(value)
 
     def _launch(self, index: int) -> None:
-        """One step, and whatever goes wrong in it under its name; a plan that fails gives way to the next."""
+        """Run one step, and name it in errors; a plan that fails is replaced by the next one."""
         step, lowered = self.compiled.program.steps[index], self.compiled.lowered[index]
         try:
             with self.backend.scratch():

@@ -358,7 +358,7 @@ def _fields(op_class: type[Op]) -> Any:
 
 
 def _fits(declared: str, value: Any) -> bool:
-    """Whether a parsed value is what the attribute's declared type says."""
+    """Tell if a parsed value has the attribute's declared type."""
     if declared.startswith("tuple"):
         item = declared.removeprefix("tuple[").split(",")[0]
         return isinstance(value, tuple) and all(_fits(item, v) for v in cast("tuple[Any, ...]", value))

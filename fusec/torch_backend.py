@@ -1,6 +1,6 @@
-"""fusec behind torch: `torch.compile(model, backend="fusec")` and `fusec.from_torch(exported_program)`.
+"""Run torch models: `torch.compile(model, backend="fusec")` and `fusec.from_torch(exported_program)`.
 
-Inference only. What fusec cannot take runs in torch as it was, with one warning that says why.
+Only inference. A graph that fusec does not support runs in torch, with one warning that says why.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_PROGRAMS = 64  # exports of one graph: for sizes torch made fixed, or other 
 
 
 def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
-    """An exported program, compiled: called as the model was, with tensors, it gives tensors.
+    """Compile an exported program. The result is called as the model was, with tensors, and returns tensors.
 
-    options: those of `fusec.compile_dynamic`; without `channels_last`, tensors lie as they did in the export. Programs
-    are compiled for the shapes they are called with; a later change of the model's parameters is not seen. Raises
-    ModelError for what is no inference, or cannot be imported.
+    options: those of `fusec.compile_dynamic`. Without `channels_last`, tensors use the memory formats of the export.
+    Programs are compiled for the shapes they are called with. Later changes of the model's parameters have no effect.
+    Raises ModelError for a training graph, or one that cannot be imported.
     """
     model = source(exported_program)
     if "channels_last" not in options:
@@ -39,7 +39,7 @@ def from_torch(exported_program: Any, **options: Any) -> TorchExecutable:
 
 
 class TorchExecutable:
-    """A compiled ExportedProgram; `executable` is what is behind it."""
+    """A compiled ExportedProgram; `executable` runs it."""
 
     def __init__(self, program: Any, executable: DynamicExecutable):
         self.executable = executable
@@ -81,14 +81,14 @@ class TorchExecutable:
 
 
 def _value(arg: Any, kind: str) -> Any:
-    """What is always the same, and so part of the model."""
+    """Return an argument that is constant, and so part of the model."""
     if type(arg).__name__ != "ConstantArgument":
         raise ModelError(f"{kind} {arg.name!r} is a number that is not always the same ({type(arg).__name__})")
     return arg.value
 
 
 def _as_exported(program: Any, model: Source) -> list[str]:
-    """The inputs and outputs that lay channels last when a program was exported."""
+    """Return the inputs and outputs that were channels last when a program was exported."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     signature = program.graph_signature
     given = [values.get(s.arg.name) for s in signature.input_specs if s.kind.name == "USER_INPUT" and _is_lent(s.arg)]
@@ -101,14 +101,14 @@ def _is_lent(arg: Any) -> bool:
 
 
 def _named(model: Source, given: Sequence[Any], made: Sequence[Any]) -> list[str]:
-    """The names of the inputs and outputs, among these in their order, that lie channels last."""
+    """Return the names of the inputs and outputs that are channels last, from their tensors in order."""
     inputs, outputs = model.interface
     pairs = (*zip(inputs, given, strict=False), *zip(outputs, made, strict=False))
     return [declared.name for declared, tensor in pairs if _is_channels_last(tensor)]
 
 
 def _is_channels_last(tensor: Any) -> bool:
-    """Whether a tensor, or the example of one, lies packed in that order, and not in rows as well."""
+    """Tell if a tensor, or the example of one, is packed channels last and not row-major as well."""
     if not _is_tensor(tensor) or tensor.ndim not in (4, 5) or tensor.layout is not torch.strided:
         return False
     shape, strides = ([_hint(size) for size in sizes] for sizes in (tensor.shape, tensor.stride()))
@@ -122,15 +122,17 @@ def _is_channels_last(tensor: Any) -> bool:
 
 
 def _hint(size: Any) -> int:
-    """A size, or what a symbolic one was when it was seen; asking for more would make it fixed."""
+    """Return a size; of a symbolic one its first value, because asking for more would make it fixed."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     return int(size.node.hint) if size.node.has_hint() else -1
 
 
 def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
-    """The outputs for tensors in the order of the inputs; memory on the device is shared, and the caller's stream kept
-    to."""
+    """Return the outputs for tensors in the order of the inputs.
+
+    Memory on the device is shared, and work is queued on the caller's stream.
+    """
     on_gpu = next((t.device for t in tensors if t.is_cuda), None)
     with _stream(on_gpu):
         feeds = {spec.name: _lent(t, executable) for spec, t in zip(executable.inputs, tensors, strict=True)}
@@ -139,7 +141,7 @@ def run(executable: DynamicExecutable, tensors: Sequence[Any]) -> list[Any]:
 
 
 def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
-    """The tensor's memory as an array fusec takes."""
+    """Return the tensor's memory as an array fusec takes."""
     if not tensor.is_cuda:
         return to_numpy(tensor)
     if tensor.device.index != 0:
@@ -153,7 +155,7 @@ def _lent(tensor: Any, executable: DynamicExecutable) -> Any:
 
 
 def _tensor(array: Any) -> Any:
-    """A tensor over the memory of a result."""
+    """Return a tensor over the memory of a result."""
     if not hasattr(array, "__cuda_array_interface__"):
         return from_numpy(array)
     dtype = next(t for t, known in DTYPES.items() if known.numpy == array.dtype)
@@ -164,7 +166,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _stream(device: Any) -> AbstractContextManager[Any]:
-    """torch's current stream made CuPy's."""
+    """Make torch's current stream the stream of CuPy."""
     if device is None:
         return nullcontext()
     from fusec.gpu.launch.cupy_arrays import on_stream  # as above
@@ -181,11 +183,11 @@ MODES = {"default": "quick", "reduce-overhead": "quick", "max-autotune": "full",
 def backend(
     gm: Any, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """The backend `fusec` of torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
+    """Compile a graph for torch.compile; `options` are those of `fusec.compile_dynamic`, `mode` says how to tune.
 
-    A graph is exported and compiled when it is first called, once for the sizes dynamo keeps symbolic. Unless the
-    options say `channels_last`, inputs are taken in the memory format they have, and outputs have that of eager torch.
-    It runs in torch where gradients are wanted or fusec cannot take it, with a warning.
+    A graph is exported and compiled at its first call, once for the sizes that dynamo keeps symbolic. Unless the
+    options say `channels_last`, inputs keep their memory format, and outputs have that of eager torch.
+    A graph runs in torch, with a warning, if gradients are wanted or fusec does not support it.
     """
     if mode is not None and mode not in MODES:
         raise FusecError(f"the backend has no mode {mode!r}; modes are {', '.join(MODES)}")
@@ -205,18 +207,18 @@ class _Compiled:
     executable: DynamicExecutable
 
     def is_before(self, versions: tuple[tuple[int, int], ...]) -> bool:
-        """Whether it was made with earlier contents of the same parameters."""
+        """Tell if it was made with earlier contents of the same parameters."""
         own: tuple[tuple[int, int], ...] = self.key[0]
         return own != versions and [place for place, _ in own] == [place for place, _ in versions]
 
     def fits(self, key: tuple[Any, ...], tensors: Sequence[Any]) -> bool:
-        """Whether it can run on these."""
+        """Tell if it can run on these tensors."""
         shapes = {spec.name: t.shape for spec, t in zip(self.executable.inputs, tensors, strict=True)}
         return self.key == key and self.executable.fits(shapes)
 
 
 class _Graph:
-    """A graph of dynamo's, as a function of its inputs."""
+    """A graph of dynamo, as a function of its inputs."""
 
     def __init__(self, gm: Any, example_inputs: Sequence[Any], options: dict[str, Any]):
         self.gm = gm
@@ -258,7 +260,7 @@ class _Graph:
         return self.gm(*args)
 
     def _found(self, args: Sequence[Any], tensors: Sequence[Any]) -> _Compiled | None:
-        """What runs for these arguments, made if there is none; None where fusec does not take them."""
+        """Return the program for these arguments, compiled if there is none; None if fusec does not support it."""
         parameters = [args[i] for i in self._parameters]
         # a parameter that was changed in place, or is another module's, makes another program
         versions = tuple((id(p), 0 if p.is_inference() else p._version) for p in parameters)
@@ -280,7 +282,7 @@ class _Graph:
         return made
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Any]) -> DynamicExecutable:
-        """Exported for these tensors, their dims symbolic where dynamo's are."""
+        """Export and compile the graph for these tensors; dims are symbolic where those of dynamo are."""
         _require_one_device([t.device for t in tensors], [t.device for t in self._wanted])
         module = _Bound(self._inner, args, self._parameters, self._tensors, self._sizes)
         dims = tuple(_dynamic(self._examples[i], t) for i, t in zip(self._tensors, tensors, strict=True))
@@ -347,13 +349,13 @@ def _is_tensor(x: Any) -> bool:
 
 
 def _is_static(node: Any, example: Any) -> bool:
-    """Whether dynamo says that an input is a module's parameter or buffer."""
+    """Tell if dynamo marks an input as a module's parameter or buffer."""
     marked = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") is not None
     return _is_tensor(example) and (marked or isinstance(example, torch.nn.Parameter))
 
 
 def _is_float(node: Any, example: Any) -> bool:
-    """Whether an input is a number that dynamo passes in a tensor, for the graph to take out again."""
+    """Tell if an input is a number that dynamo passes in a tensor, from which the graph takes its item."""
     alone = _is_tensor(example) and example.ndim == 0 and example.device.type == "cpu"
     return alone and bool(node.users) and all(n.op == "call_method" and n.target == "item" for n in node.users)
 
@@ -369,7 +371,7 @@ class _Item:
 
 
 def _sizes(examples: Sequence[Any], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """For each input that is a symbolic number, the tensor and dim of which it is the size."""
+    """Return, for each input that is a symbolic number, the tensor and dim whose size it is."""
     found: dict[int, tuple[int, int]] = {}
     for place, number in enumerate(examples):
         if isinstance(number, torch.SymInt):
@@ -399,8 +401,7 @@ def _require_one_device(inputs: Sequence[Any], results: Sequence[Any]) -> None:
 
 
 def _computed(gm: Any, places: Sequence[Any]) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
-    """Where each result comes from (`input`, `made`, or a `fixed` value), the graph of what is made, each once, and
-    examples of that."""
+    """Return the origin of each result (`input`, `made` or `fixed`), the graph of made ones, and examples of them."""
     copy = torch.fx.Graph()
     twins: dict[Any, Any] = {}
     copy.graph_copy(gm.graph, twins)

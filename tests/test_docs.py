@@ -12,7 +12,10 @@ import pytest
 from benchmarks import suite_times, tables
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def test_results_are_generated() -> None:
@@ -91,3 +94,13 @@ def test_readme_names_the_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_the_guide_names_files_and_tests_that_exist() -> None:
+    """CONTRIBUTING.md sends a newcomer to them."""
+    named = re.findall(r"`((?:fusec|tests|benchmarks|docs)/[^`\s*<>]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 40
+    for name in named:
+        path, _, test = name.partition("::")
+        assert (ROOT / path).exists(), name
+        assert f"def {test}(" in (ROOT / path).read_text() if test else True, name

@@ -147,7 +147,7 @@ def test_eight_bit_floats_run_in_simulation() -> None:
 
 def test_a_gpu_is_given_no_types_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     built = driver.build(_quantised(), target="h200")
-    monkeypatch.setattr(driver, "build", lambda *args, **more: built)
+    monkeypatch.setattr(driver, "build_program", lambda *args, **more: built)
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     with pytest.raises(TargetError, match="f8e4m3 runs in simulation only, not on a GPU"):
         fusec.compile(_quantised(), target="h200")

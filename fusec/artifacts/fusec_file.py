@@ -45,8 +45,12 @@ Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cu
 
 @dataclass(frozen=True)
 class Artifact:
-    """What a file holds for one target. `plans`: by key of the cuDNN graph, best first; `lock`: form and plan of
-    each step, for all targets; `notes`: what the user should know, such as plans that are built anew."""
+    """Contents of a file for one target.
+
+    plans: by key of the cuDNN graph, best first.
+    lock: the choice of each step, for all targets.
+    notes: what the user should know, such as plans that are built again.
+    """
 
     compiled: Compiled
     plans: Mapping[str, tuple[Entry, ...]]
@@ -55,7 +59,7 @@ class Artifact:
 
 
 def versions() -> dict[str, str]:
-    """What made the plans: the versions of cuDNN and its frontend, empty where there is none."""
+    """Return the versions that plans depend on: cuDNN and its frontend, empty if not installed."""
     return {name: version for name, version in lockfile.versions().items() if name != "fusec"}
 
 
@@ -87,7 +91,7 @@ def save(path: str | Path, compiled: Sequence[Compiled], plans: Plans | None = N
         file.add(lockfile.NAME, lockfile.text_of(lockfile.make(compiled, plans)).encode())
         file.stream(WEIGHTS, lambda member: write(member, weights.values()))
         file.stream(SOURCE_WEIGHTS, lambda member: write(member, rest.values()))
-        options = {"precision": first.options.precision, "disable": sorted(first.options.disable)}
+        options = {"precision": first.options.precision, "disable": first.options.disabled_names}
         options |= {"state": [list(pair) for pair in first.options.state]} if first.options.state else {}
         options |= {"orders": [list(pair) for pair in first.options.orders]} if first.options.orders else {}
         targets = {c.target.name: c.target.digest for c in compiled}
@@ -164,10 +168,10 @@ def targets(path: str | Path) -> tuple[str, ...]:
 
 
 def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artifact:
-    """What a file holds for a target; those of the model as imported are read when first used.
+    """Read what a file holds for a target; weights of the model as imported are read at first use.
 
-    `store` says which serialized plans are trusted (default: this machine's). Raises ModelError naming the
-    member if anything in the file is not as it was written, TargetError for an unknown target.
+    store: says which serialized plans are trusted (default: this machine's).
+    Raises ModelError naming the member if anything in the file is damaged, TargetError for an unknown target.
     """
     file = _open(Path(path))
     manifest = file.manifest
@@ -177,7 +181,7 @@ def load(path: str | Path, target: str, store: PlanStore | None = None) -> Artif
     told = manifest["options"]
     state = tuple((str(name), str(output)) for name, output in told.get("state", ()))
     orders = tuple((str(name), tuple(map(int, order))) for name, order in told.get("orders", ()))
-    options = Options(told["precision"], frozenset(told["disable"]), state, orders)
+    options = Options.from_names(told["precision"], told["disable"], state=state, orders=orders)
     weights = _weights(file, WEIGHTS, file.check(WEIGHTS))
     graph = _graph(file, f"{target}/graph.txt", weights)
     source = _graph(file, SOURCE, {**_late_weights(file), **weights})
@@ -216,7 +220,7 @@ def _open(path: Path) -> Reader:
 
 
 def _are_orders(told: Any) -> bool:
-    """Whether memory orders by name are as fusec writes them."""
+    """Tell if memory orders by name are as fusec writes them."""
     pairs: list[Any] = cast("list[Any]", told) if isinstance(told, list) else [None]
     for pair in pairs:
         match pair:
@@ -325,7 +329,7 @@ def _with_plans(
     if data.keys() - keys:
         notes.append(f"{file.path}: {len(data.keys() - keys)} of its plans are of graphs fusec now writes otherwise")
     lock = lockfile.parse(file.text(lockfile.NAME), f"{file.path}: {lockfile.NAME}")
-    return Artifact(replace(compiled, decided=lock), plans, lock, tuple(notes))
+    return Artifact(replace(compiled, tuned=lock), plans, lock, tuple(notes))
 
 
 def trust(path: str | Path, store: PlanStore | None = None) -> int:

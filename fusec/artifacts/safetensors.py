@@ -73,7 +73,7 @@ def read(data: memoryview) -> dict[str, Literal]:
 
 
 def header_bytes(data: memoryview) -> int:
-    """How many bytes come before the tensors, by the first eight; 0 for what is no safetensors."""
+    """Return how many bytes come before the tensors, from the first eight; 0 for another kind of file."""
     length = int.from_bytes(data[:8], "little")
     return 0 if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES) else 8 + length
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli import files as cli_io
+from fusec.cli.request import Request
 
 # What the command needs is imported inside it, as in commands.py.
 
@@ -38,14 +39,28 @@ def bench(
     """Time a model: compiling it, calling it, its steps at once and one by one. In simulation without a GPU."""
     from fusec.cli import run
     from fusec.cli import step_times as timing
+    from fusec.execution.compile_options import CompileOptions
     from fusec.runtime import SimulatorBackend
     from fusec.targets.target import CPU
 
     cli_io.check_writable(trace)
-    limit, left_out = cli_io.budget_of(budget), cli_io.left_out(disable, deterministic, rounding)
+    request = Request(
+        model,
+        shape,
+        CompileOptions(
+            precision=precision,
+            tune=tune,
+            budget_s=cli_io.budget_of(budget),
+            disable=disable or (),
+            rounding=rounding,
+            deterministic=deterministic,
+            channels_last=channels_last,
+            lock=locked,
+        ),
+    )
     with cli_io.progress() as report:
         start = time.perf_counter()
-        executable = run.ready(model, target, precision, shape, left_out, tune, limit, locked, report, channels_last)
+        executable = request.executable(target, report)
         compile_s = time.perf_counter() - start
         report("bench", 0, 0)
         measured = timing.measure(executable, run.feeds(executable, {}, seed), runs)

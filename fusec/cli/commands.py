@@ -1,7 +1,7 @@
-"""The command `fusec`: options into calls of the library, results into text or JSON, errors into exit statuses.
+"""Run the command `fusec`: options to calls of the library, results to text or JSON, errors to exit statuses.
 
-0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr;
-130: interrupted. What a command needs is imported inside it: `--help` and `--version` answer at once.
+0: fine; 1: a check did not hold, or the machine lacks a piece; 2: an error, with one message on stderr; 130:
+interrupted. Each command imports what it needs inside its function, so that `--help` and `--version` answer fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from fusec import __version__
 from fusec.cli import bench, cache, convert, fuzz, lock, machine, repro, signals
 from fusec.cli import files as cli_io
+from fusec.cli.request import Request
 from fusec.errors import CheckError, FusecError
 from fusec.system.printable import printable
 
@@ -129,8 +130,17 @@ def compile(
     locked: cli_io.Locked = None,
 ) -> None:
     """Compile a model and print what it became."""
+    from fusec.execution.compile_options import CompileOptions
+
     cli_io.check_writable(output)
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
+    options = CompileOptions(
+        precision=precision,
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+    )
+    request = Request(model, shape, options)
     start = time.perf_counter()
     with cli_io.progress() as report:
         goals = list(dict.fromkeys(target or ["auto"]))
@@ -139,10 +149,10 @@ def compile(
             raise FusecError("several targets need -o FILE.fusec, which holds them all")
         all_compiled = [request.build(goal, report) for goal in goals]
         compiled = all_compiled[0]
-        kept = lock.required(locked, all_compiled) if locked is not None else None
-        compiled = compiled if kept is None else kept[0].compiled
+        programs = lock.required(locked, all_compiled) if locked is not None else None
+        compiled = compiled if programs is None else programs[0].compiled
         if output is not None and saves:
-            lock.save(output, all_compiled, report, kept)
+            lock.save(output, all_compiled, report, programs)
     summary, words = _summary(request, compiled, time.perf_counter() - start)
     if output is not None and not saves:
         text = cli_io.json_text(summary) + "\n"
@@ -188,16 +198,25 @@ def run(
 ) -> None:
     """Compile a model and run it once: on the GPU if it is this machine's, else in simulation."""
     from fusec.cli import run as running
+    from fusec.execution.compile_options import CompileOptions
 
     cli_io.check_writable(output)
     if compare is not None:
         running.need_onnxruntime(compare)
-    arrays, limit = cli_io.arrays_of(input or ()), cli_io.budget_of(budget)
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
+    arrays = cli_io.arrays_of(input or ())
+    options = CompileOptions(
+        precision=precision,
+        tune=tune,
+        budget_s=cli_io.budget_of(budget),
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+        lock=locked,
+    )
+    request = Request(model, shape, options)
     with cli_io.progress() as report:
-        executable = running.ready(
-            model, target, precision, shape, request.disable, tune, limit, locked, report, channels_last
-        )
+        executable = request.executable(target, report)
         feeds = running.feeds(executable, arrays, seed)
         report("run", 0, 0)
         start = time.perf_counter()
@@ -249,9 +268,17 @@ def explain(
     from fusec import driver
     from fusec.diagnostics import explain as explaining
     from fusec.diagnostics.must_fuse import assert_fused
+    from fusec.execution.compile_options import CompileOptions
 
     goals = [driver.resolve_target(name).name for name in dict.fromkeys(target.split(","))]
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
+    options = CompileOptions(
+        precision=precision,
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+    )
+    request = Request(model, shape, options)
     explained: list[tuple[str, explaining.Explanation]] = []
     checks: list[dict[str, Any]] = []
     with cli_io.progress() as report:
@@ -301,18 +328,24 @@ def verify(
     """Check passes and partitions against the reference on random inputs; the steps as they run on this machine's GPU,
     if that is the target, else the lowered graphs in simulation."""
     from fusec import driver
-    from fusec.cli import run as running
     from fusec.diagnostics import verify as verifying
+    from fusec.execution.compile_options import CompileOptions
     from fusec.gpu import device
 
-    request = _Request(model, precision, shape, cli_io.left_out(disable, deterministic, rounding), channels_last)
-    limit = cli_io.budget_of(budget)
+    options = CompileOptions(
+        precision=precision,
+        tune=tune,
+        budget_s=cli_io.budget_of(budget),
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+    )
+    request = Request(model, shape, options)
     with cli_io.progress() as report:
         ready = None
         if device.is_present(driver.resolve_target(target)):
-            ready = running.ready(
-                model, target, precision, shape, request.disable, tune, limit, None, report, channels_last
-            )
+            ready = request.executable(target, report)
         compiled = request.build(target, report) if ready is None else ready.compiled
 
         def done(steps: int, total: int) -> None:
@@ -337,33 +370,13 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(lock.app, name="lock")
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What every command that compiles is told."""
-
-    model: str
-    precision: str
-    shape: Sequence[str] | None
-    disable: Sequence[str] | None
-    channels_last: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """As keywords of `driver.build`."""
-        shapes = cli_io.shapes_of(self.shape or ())
-        return {"precision": self.precision, "shapes": shapes, "disable": tuple(self.disable or ())}
-
-    def build(self, target: str, report: cli_io.Report) -> Compiled:
-        return lock.build(self.model, target, self.precision, self.shape, self.disable, report, self.channels_last)
-
-
 def _os_error(error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _reader_left() -> NoReturn:
-    """Whoever read our output has seen enough: nothing more is written, and the flush at exit does not complain."""
+    """End quietly because the reader of our output closed it: the flush at exit then writes to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(EXIT_PIPE)
 
@@ -373,8 +386,8 @@ def _fail(message: str, status: int) -> NoReturn:
     raise typer.Exit(status)
 
 
-def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
-    """What a compilation became, as data, and its totals in words."""
+def _summary(request: Request, compiled: Compiled, seconds: float) -> tuple[dict[str, Any], str]:
+    """Return the summary of a compilation as data, and its totals in words."""
     from fusec.diagnostics.explain import explain as explained
 
     def specs(names: Sequence[str], values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -390,7 +403,7 @@ def _summary(request: _Request, compiled: Compiled, seconds: float) -> tuple[dic
         "model": request.model,
         "target": compiled.target.name,
         "precision": compiled.options.precision,
-        "disabled": sorted(compiled.options.disable),
+        "disabled": compiled.options.disabled_names,
         "inputs": specs([v.name for v in graph.inputs], graph.inputs),
         "outputs": specs(graph.output_names, graph.outputs),
         "totals": explanation.totals,

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from fusec.cli import files as cli_io
-from fusec.cli import lock
+from fusec.cli.lock import Model
+from fusec.cli.request import Request
 
 # What the command needs is imported inside it, as in commands.py.
 
 
 def convert(
-    model: lock.Model,
+    model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE.onnx", help="The file to write.")],
     target: cli_io.Target = "auto",
     precision: cli_io.Precision = "fp32",
@@ -27,11 +28,18 @@ def convert(
 ) -> None:
     """Write the optimised graph as ONNX, with the step each node became part of in its metadata."""
     from fusec import convert as converting
+    from fusec.execution.compile_options import CompileOptions
 
     cli_io.check_writable(output)
-    left_out = cli_io.left_out(disable, deterministic, rounding)
+    options = CompileOptions(
+        precision=precision,
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+    )
     with cli_io.progress() as report:
-        compiled = lock.build(model, target, precision, shape, left_out, report, channels_last)
+        compiled = Request(model, shape, options).build(target, report)
         data = converting.to_bytes(compiled)
     cli_io.write_whole(output, lambda file: file.write(data))
     program = compiled.program

@@ -1,4 +1,4 @@
-"""What the command line reads and writes: option texts, .npy and .npz files, whole files, progress bars."""
+"""Read and write for the command line: option texts, .npy and .npz files, whole files, progress bars."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def seconds_of(text: str, option: str) -> float:
-    """`90`, `60s`, `10m`, `1h30m` in seconds."""
+    """Return `90`, `60s`, `10m` or `1h30m` in seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not parts or "".join(a + b for a, b in parts) != text or not any(float(a) for a, _ in parts):
         raise FusecError(f"{option} {text}: a time is written 60s, 10m or 1h30m")
@@ -75,23 +75,12 @@ def seconds_of(text: str, option: str) -> float:
 
 
 def budget_of(text: str | None) -> float:
-    """Seconds of --budget; without end where it is not given."""
+    """Return the seconds of --budget; infinite if it is not given."""
     return math.inf if text is None else seconds_of(text, "--budget")
 
 
-def left_out(disable: Sequence[str] | None, deterministic: bool, rounding: str = "fused") -> list[str]:
-    """What to leave out: fusions that keep values in fp32 if rounding follows the source, sums in no fixed order if
-    every call shall give the same bits."""
-    from fusec.passes.base import ROUNDINGS, UNORDERED, UNROUNDED
-
-    if rounding not in ROUNDINGS:
-        raise FusecError(f"--rounding is one of {', '.join(ROUNDINGS)}, not {rounding}")
-    unordered = [UNORDERED] if deterministic else []
-    return [*(disable or ()), *([UNROUNDED] if rounding == "source" else []), *unordered]
-
-
 def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """`x=1,3,224,224` as name and sizes; `x=` is a scalar."""
+    """Read `x=1,3,224,224` as name and sizes; `x=` is a scalar."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, text in _pairs("--shape", "NAME=1,3,224,224", texts):
         try:
@@ -102,7 +91,7 @@ def shapes_of(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def arrays_of(texts: Sequence[str]) -> dict[str, tuple[Path, Any]]:
-    """`x=file.npy` as name, file and array; the array is mapped, so nothing large is read yet."""
+    """Read `x=file.npy` as name, file and array; the array is mapped, so nothing large is read yet."""
     return {name: (Path(text), _array(Path(text))) for name, text in _pairs("--input", "NAME=file.npy", texts)}
 
 
@@ -120,7 +109,7 @@ def _pairs(option: str, form: str, texts: Sequence[str]) -> list[tuple[str, str]
 
 
 def _array(path: Path) -> Any:
-    """The array of a .npy file. Never unpickles, and never believes a header that is larger than the file."""
+    """Map the array of a .npy file. Never unpickles, and checks a header against the size of the file."""
     from numpy.lib.format import open_memmap  # late: numpy would double the time of `fusec --help`
 
     try:
@@ -137,20 +126,20 @@ def _array(path: Path) -> Any:
 
 
 def print_note(note: str) -> None:
-    """Print what a result is labelled with, if anything."""
+    """Print the note that goes with a result, if there is one."""
     if note:
         say(note)
 
 
 def json_text(data: Any) -> str:
-    """One JSON document, in which escapes stand for all characters that a terminal could obey."""
+    """Return one JSON document, with escapes for all characters that a terminal could obey."""
     return json.dumps(_plain(data), indent=1, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
-    """Print a text that may hold names from a model or a file: no character of them reaches the terminal raw.
+    """Print a text that may hold names from a model or a file, with control characters escaped.
 
-    Line breaks are fusec's own, but for those in what the command line gave, such as a file's name.
+    Line breaks are fusec's own, except in what the command line gave, such as a file's name.
     """
     told = printable_lines(str(text))
     for given in (part for argument in sys.argv[1:] for part in (argument, *argument.split("=")) if "\n" in part):
@@ -159,7 +148,7 @@ def say(text: object, file: IO[str] | None = None, flush: bool = False) -> None:
 
 
 def _plain(data: Any) -> Any:
-    """NaN and infinity, which JSON does not have, as null."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, dict):
@@ -168,7 +157,7 @@ def _plain(data: Any) -> Any:
 
 
 def check_writable(path: Path | None) -> None:
-    """Fail before the work that makes the file's contents."""
+    """Raise FusecError if a file cannot be written, before the work that makes its contents."""
     if path is None:
         return
     try:
@@ -183,7 +172,7 @@ def check_writable(path: Path | None) -> None:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that is there whole or not at all: beside it first, then in its place."""
+    """Write a file that is there whole or not at all: to a temporary file, which then replaces it."""
     check_writable(path)
     try:
         # through a link: replace what it points to, not the link
@@ -194,7 +183,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Arrays by name, as numpy.savez writes them; any name will do, also `file`."""
+    """Write arrays by name, as numpy.savez does; any name is allowed, also `file`."""
     from numpy.lib.format import write_array  # late, as above
 
     def write(file: IO[bytes]) -> None:
@@ -208,7 +197,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def plain_warnings() -> Generator[None]:
-    """Escape warnings as `say` does: they name files and nodes too, and Python prints them as they are."""
+    """Escape warnings as `say` does, because they name files and nodes, and Python prints them as they are."""
     standard = warnings.formatwarning
 
     def escaped(
@@ -224,7 +213,7 @@ def plain_warnings() -> Generator[None]:
 
 
 class _LateBars(Progress):
-    """Bars of those stages alone that take their time."""
+    """Progress bars that show only stages longer than PATIENCE_S."""
 
     def get_renderables(self) -> Iterable[Any]:
         late = [task for task in self.tasks if (task.elapsed or 0.0) > PATIENCE_S]
@@ -233,8 +222,8 @@ class _LateBars(Progress):
 
 
 @contextlib.contextmanager
-def told_by_label() -> Generator[None]:
-    """Suppress the warning that cuDNN was not asked: a command prints it with its result."""
+def without_cudnn_warning() -> Generator[None]:
+    """Suppress the warning that cuDNN was not asked, because the command prints it with its result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CudnnNotAskedWarning)
         yield
@@ -242,7 +231,7 @@ def told_by_label() -> Generator[None]:
 
 @contextlib.contextmanager
 def progress() -> Generator[Report]:
-    """A report to hand down; bars on stderr if that is a terminal, else nothing."""
+    """Return a function to report progress to; it shows bars on stderr if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return

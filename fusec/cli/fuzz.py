@@ -1,4 +1,4 @@
-"""`fusec fuzz` and `fusec fuzz replay`: options into a run of the fuzzer, its progress and its report."""
+"""Run `fusec fuzz` and `fusec fuzz replay`: options, progress, report."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _print(report: Report, as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _display(terminal: bool) -> Generator[Callable[[Report], None]]:
-    """What shows how it goes, on stderr: a line that changes, or a new one now and then."""
+    """Show progress on stderr: a line that changes, or a new one now and then."""
     if terminal:
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=4) as live:
             yield lambda report: live.update(Text(f"{report.seconds:5.0f} s  {report.line}"))

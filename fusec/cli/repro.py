@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fusec.cli import files as cli_io
-from fusec.cli import lock
+from fusec.cli.request import Request
 from fusec.system.printable import printable
 
 # What the command needs is imported inside it, as in commands.py.
@@ -33,12 +33,19 @@ def repro(
 ) -> None:
     """Write a step as a script that needs cudnn and cupy alone, with inputs, expected outputs and versions."""
     from fusec import repro as writing
+    from fusec.execution.compile_options import CompileOptions
 
     folder = output if output is not None else Path(f"repro-{Path(model).stem}-{partition}")
     writing.check_folder(folder)
-    left_out = cli_io.left_out(disable, deterministic, rounding)
+    options = CompileOptions(
+        precision=precision,
+        disable=disable or (),
+        rounding=rounding,
+        deterministic=deterministic,
+        channels_last=channels_last,
+    )
     with cli_io.progress() as report:
-        compiled = lock.build(model, target, precision, shape, left_out, report, channels_last)
+        compiled = Request(model, shape, options).build(target, report)
         report("simulate", 0, 0)
         writing.write(compiled, partition, folder, seed)
     signature, named = compiled.program.steps[partition].signature, printable(str(folder))

@@ -1,17 +1,14 @@
-"""What `fusec run` does around a run: the model, its inputs, a summary of its outputs, and onnxruntime as a judge."""
+"""Prepare and summarise a run for `fusec run`: inputs, a summary of the outputs, and a comparison with onnxruntime."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fusec import driver
-from fusec.cli import files as cli_io
-from fusec.cli import lock
 from fusec.diagnostics.verify import random_array, relative_l2
 from fusec.errors import FusecError
 from fusec.lowering.packing import in_order
@@ -19,36 +16,8 @@ from fusec.runtime import Executable
 from fusec.system.printable import printable
 
 
-def ready(
-    model: str,
-    target: str,
-    precision: str,
-    shape: Sequence[str] | None,
-    disable: Sequence[str] | None,
-    tune: str,
-    budget: float,
-    locked: Path | None,
-    report: cli_io.Report,
-    channels_last: bool = False,
-) -> Executable:
-    """The model compiled, or loaded as it was compiled; see `cli.run`."""
-    if not model.endswith(".fusec"):
-        shapes = cli_io.shapes_of(shape or ())
-        chosen: dict[str, Any] = {"tune": tune, "budget": budget, "lock": locked, "progress": report}
-        chosen["channels_last"] = channels_last
-        with cli_io.told_by_label():
-            return driver.compile(
-                model, target=target, precision=precision, shapes=shapes, disable=tuple(disable or ()), **chosen
-            )
-    if locked is not None:
-        raise FusecError("--locked: a compiled model has its plans; compile it with --locked instead")
-    executable = driver.load(model, target=target, tune=tune)
-    lock.check_options(model, executable.compiled, precision, shape, disable, channels_last)
-    return executable
-
-
 def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: int) -> dict[str, Any]:
-    """The arrays given, checked, and random ones for the rest."""
+    """Return the given arrays, checked, and random ones for the other inputs."""
     known = {v.name: v.type for v in executable.compiled.graph.inputs}
     for name, (path, _) in arrays.items():
         if name not in known:
@@ -74,14 +43,14 @@ def feeds(executable: Executable, arrays: Mapping[str, tuple[Path, Any]], seed: 
 
 
 def statistics(name: str, array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """What tells one result from another at a glance."""
+    """Return figures that show a difference between two results at a glance."""
     wide = array.astype(np.float64)
     mean, std = (float(wide.mean()), float(wide.std())) if wide.size else (0.0, 0.0)
     return {"name": name, "dtype": array.dtype.name, "shape": list(array.shape), "mean": mean, "std": std}
 
 
 def need_onnxruntime(judge: str) -> None:
-    """Fail before the work."""
+    """Raise FusecError before the work if onnxruntime, which compares the results, is not installed."""
     if judge != "onnxruntime":
         raise FusecError(f"--compare takes onnxruntime, not {judge!r}")
     if importlib.util.find_spec("onnxruntime") is None:
@@ -89,7 +58,7 @@ def need_onnxruntime(judge: str) -> None:
 
 
 def distances(model: str, feeds: Mapping[str, Any], got: Mapping[str, Any]) -> dict[str, float]:
-    """Relative L2 distance of each output from what onnxruntime makes of the file on the CPU."""
+    """Return the relative L2 distance of each output from onnxruntime's on the CPU."""
     import onnxruntime  # late: only the extra `demo` installs it
 
     # onnxruntime's errors have no common base, and the extension module that holds them no types

@@ -1,8 +1,8 @@
-"""Let Ctrl-C end a command in time, also where Python has no chance to raise KeyboardInterrupt.
+"""Let Ctrl-C end a command in time, also where Python cannot raise KeyboardInterrupt.
 
-Python raises it in the main thread, between two of its own instructions: not during a long call of a library, and to
-no effect while an object is finalized. SIGTERM needs nothing of the kind: it ends the process at once, and the kernel
-ends the workers (`fusec.lifeline`).
+Python raises it in the main thread, between two of its own instructions. So it waits for a long call of a library, and
+is lost while an object is finalized. SIGTERM needs no such help: it ends the process immediately, and the kernel ends
+the workers (`fusec.system.parent_death`).
 """
 
 from __future__ import annotations

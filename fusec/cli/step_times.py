@@ -1,4 +1,4 @@
-"""How long an executable takes: a call, the whole on the device, and each step against its limit.
+"""Measure how long an executable takes: a call, all steps on the device, and each step against its limit.
 
 The limit of a step is its bytes over the target's bandwidth or its operations over the target's peak, whichever is
 more (S. Williams et al., Roofline, CACM 52(4), 2009).
@@ -22,7 +22,7 @@ EXCESS = 1.25  # a whole that takes so much longer than its parts together hides
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians and deciles of some runs, in microseconds."""
+    """Median and deciles of some runs, in microseconds."""
 
     median_us: float
     low_us: float
@@ -39,8 +39,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step that works: views, which do not, are left out. kind: cudnn, cublaslt, kernel, or reference (op by op
-    through CuPy or NumPy). limit_us: what its bytes or operations take at least."""
+    """One step that does work; views are left out.
+
+    kind: cudnn, cublaslt, kernel, or reference (op by op through CuPy or NumPy).
+    limit_us: the least time its bytes or operations need.
+    """
 
     index: int
     signature: str
@@ -51,11 +54,16 @@ class StepTime:
 
 @dataclass(frozen=True)
 class Bench:
-    """call: from arrays of the caller to results, on the host's clock. more: what it takes more than a replay of its
-    steps that is waited for as well, in the same turn. whole: the steps alone on the device, as a call runs them.
-    first_call_s: the first, which runs step by step and records. lanes: how many steps run side by side at most;
-    other_us: the whole recorded the other way, if both were timed; declined: why it could not be; this_us: the whole
-    as it is recorded, timed in turns with the other."""
+    """Measured times of an executable.
+
+    call: from arrays of the caller to results, on the host's clock.
+    more: a call's time less that of a replay of its steps, measured alternately.
+    whole: all steps on the device, as a call runs them.
+    first_call_s: the first call, which runs step by step and records.
+    lanes: how many steps run side by side at most.
+    other_us, this_us: the whole in the other order and in this one, timed alternately, if both were.
+    declined: why the other order could not be recorded.
+    """
 
     device: str
     first_call_s: float
@@ -72,17 +80,17 @@ class Bench:
 
     @property
     def sum_us(self) -> float:
-        """Of the steps, each timed alone."""
+        """Return the sum of the steps, each timed alone."""
         return sum(step.time.median_us for step in self.steps)
 
     @property
     def limit_us(self) -> float:
-        """Of the steps together."""
+        """Return the sum of the limits of the steps."""
         return sum(step.limit_us for step in self.steps)
 
     @property
     def excess(self) -> float | None:
-        """How many times its parts the whole takes, if that is more than it should."""
+        """Return how many times the sum of its steps the whole takes, if that is more than it should."""
         ratio = self.whole.median_us / self.sum_us if self.sum_us else 1.0
         return ratio if ratio > EXCESS else None
 
@@ -91,8 +99,10 @@ class Bench:
         return {**asdict(self), "sum_us": self.sum_us, "limit_us": self.limit_us, "excess": self.excess}
 
     def trace(self) -> dict[str, Any]:
-        """The steps one after the other, each as long as it took alone, in the format that Perfetto and
-        chrome://tracing open (Trace Event Format, complete events)."""
+        """Return the steps one after the other, each as long as it took alone, as a trace.
+
+        Perfetto and chrome://tracing open it (Trace Event Format, complete events).
+        """
         events: list[dict[str, Any]] = []
         start = 0.0
         for step in self.steps:
@@ -103,7 +113,7 @@ class Bench:
         return {"traceEvents": events, "displayTimeUnit": "ns"}
 
     def table(self) -> str:
-        """The steps, slowest first, and the whole."""
+        """Return a table of the steps, slowest first, and the whole."""
         rows = sorted(self.steps, key=lambda step: -step.time.median_us)
         named = {step: f"{step.kind} {step.signature}" for step in rows}
         width = max([len(name) for name in named.values()] + [4])
@@ -136,7 +146,7 @@ class Bench:
 
 
 def measure(executable: Executable, feeds: Mapping[str, Any], runs: int = 20) -> Bench:
-    """Time calls with these inputs, the steps at once, and each step alone."""
+    """Time calls with these inputs, all steps in one replay, and each step alone."""
     start = time.perf_counter()
     executable.run(None, feeds)
     first_call_s = time.perf_counter() - start

@@ -1,12 +1,11 @@
-"""Hold a fusion in place: every chain of ops that a pattern names must run as one step.
+"""Require a fusion: every sequence of ops that a pattern names must run as one step.
 
-cuDNN, a kernel of fusec's or cuBLASLt may run it: on a GPU the fastest does. `cudnn_only` insists on cuDNN.
+cuDNN, a kernel of fusec's or cuBLASLt may run it: on a GPU the fastest does. `cudnn_only` requires cuDNN.
 
-A pattern is a glob over op names joined by `+`, as reports print them: `conv*+add+relu` matches
-`conv+add+relu` and `conv+bias+add+relu`. A chain starts at any op and follows results to their users
-through pointwise ops, up to one op of any kind; the shortest match counts. Chains that end in the same
-op are alternatives (both convolutions that feed a residual add lead to it; one of them takes it): one
-of them must be whole.
+A pattern is a glob over op names joined by `+`, as reports print them: `conv*+add+relu` matches `conv+add+relu` and
+`conv+bias+add+relu`. A sequence starts at any op and follows results to their users through pointwise ops, up to one op
+of any kind; the shortest match counts. Sequences that end in the same op are alternatives: two convolutions may feed a
+residual add, and only one of them can contain it. One of the alternatives must be one step.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def assert_fused(
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A chain from its end: how many ops, and how often it passes from one step to another."""
+    """A sequence from its end: how many ops, and how often it passes from one step to another."""
 
     node: Node
     before: _Run | None
@@ -104,10 +103,10 @@ class _Run:
 
 
 def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
-    """The shortest chains that match, by the op they end in.
+    """Return the shortest sequences that match, by the op they end in.
 
-    Of the chains to one op that have left the glob in the same state only the least cut is followed, so the
-    work grows with the graph and not with the number of paths through it (which doubles at every gate).
+    Of the sequences to one op that left the glob in the same state, only the one with the fewest steps is followed.
+    So the time grows with the graph and not with the number of paths through it, which doubles at every residual.
     """
     ends: dict[Node, list[_Run]] = {}
     going: dict[Node, dict[tuple[frozenset[int], bool], _Run]] = {}
@@ -135,8 +134,10 @@ def _matches(program: Program, glob: Glob) -> dict[Node, list[_Run]]:
 
 
 class Glob:
-    """A glob fed piece by piece: a state is the set of places in the pattern that what was read may have
-    reached; the empty one can never match, whatever follows."""
+    """A glob matched piece by piece.
+
+    A state is the set of places in the pattern that the text so far may have reached. The empty state can never match.
+    """
 
     def __init__(self, pattern: str):
         self._tokens: list[str] = re.findall(r"\*|\[!?\]?[^\]]*\]|[\s\S]", pattern)
@@ -144,14 +145,14 @@ class Glob:
         self.start = self._past_stars({0})
 
     def advance(self, state: frozenset[int], text: str) -> frozenset[int]:
-        """The state after reading `text` as well."""
+        """Return the state after reading `text` as well."""
         for character in text:
             reached = {at if self._tokens[at] == "*" else at + 1 for at in state if self._takes(at, character)}
             state = self._past_stars(reached)
         return state
 
     def accepts(self, state: frozenset[int]) -> bool:
-        """Whether all that was read matches the whole pattern."""
+        """Tell if the text so far matches the whole pattern."""
         return len(self._tokens) in state
 
     def _takes(self, at: int, character: str) -> bool:
@@ -163,7 +164,7 @@ class Glob:
         return self._known[key]
 
     def _past_stars(self, places: set[int]) -> frozenset[int]:
-        """A star may also stand for nothing."""
+        """Add the places after stars, because a star may also match nothing."""
         reached = set(places)
         for at in range(min(places, default=0), len(self._tokens)):
             if at in reached and self._tokens[at] == "*":
@@ -176,7 +177,7 @@ def _steps(program: Program, chain: tuple[Node, ...]) -> tuple[Partition, ...]:
 
 
 def _reason(program: Program, chain: tuple[Node, ...]) -> str:
-    """Why: the refusal that covers most of the chain."""
+    """Return the refusal that covers most of the sequence."""
     wanted = set(chain)
     best = max(program.refusals, key=lambda r: len(wanted.intersection(r.nodes)), default=None)
     if best is None or len(wanted.intersection(best.nodes)) < min(2, len(chain)):

@@ -1,9 +1,11 @@
-"""Proof at each level: the passes against the model, each step's body against its nodes, each lowered graph (simulated,
-or run on a GPU) against its body, and each step as an executable runs it; all compared with float64 references.
+"""Verify a compilation at each level, always against float64 references.
 
-Errors are relative L2. What is allowed follows from the arithmetic: rounding to the storage type once
-per stored value, and fp32 sums whose error grows with the square root of their length (Higham, Accuracy
-and Stability of Numerical Algorithms, 2nd ed., section 2.8: rounding errors of random sign).
+Compared are the passes against the model, each step's body against its nodes, each lowered graph against its body
+(simulated, or run on a GPU), and each step as an executable runs it.
+
+Errors are relative L2. The allowed error follows from the arithmetic: rounding to the storage type once per stored
+value, and fp32 sums whose error grows with the square root of their length (Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., section 2.8: rounding errors of random sign).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ SAFETY = 16.0  # functions such as exp magnify a rounding of their argument
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison: level is passes, body, lowered or executed; `error` may be NaN, which never passes."""
+    """One comparison. Level is passes, body, lowered or executed; `error` may be NaN, which never passes."""
 
     level: str
     what: str
@@ -58,7 +60,7 @@ class Report:
         return bool(self.checks) and all(check.ok for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; an error that is not a number is null."""
+        """Return plain data; an error that is not a number is null."""
         rows = [{**asdict(c), "error": c.error if math.isfinite(c.error) else None, "ok": c.ok} for c in self.checks]
         return {"ok": self.ok, "checks": rows}
 
@@ -80,8 +82,12 @@ def verify(
     progress: Callable[[int, int], None] | None = None,
     execute: Execute | None = None,
 ) -> Report:
-    """Check a compilation on random inputs. `run` executes lowered graphs: the simulator, a GPU, or nobody;
-    `progress` is told how many of the steps are done. `execute` runs whole steps (`Executable.verify`)."""
+    """Check a compilation on random inputs.
+
+    run: executes lowered graphs: the simulator, a GPU, or nobody.
+    progress: is told how many of the steps are done.
+    execute: runs whole steps (`Executable.verify`).
+    """
     rng = np.random.default_rng(seed)
     feeds = random_feeds(rng, compiled.source)
     checks = _passes(compiled, feeds)
@@ -108,7 +114,7 @@ def verify(
 
 
 def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
-    """An array for each input by name; one that indexes a gather stays inside what it indexes."""
+    """Return an array for each input by name; the indices of a gather are within its bounds."""
     feeds = {v.name: random_array(rng, v.type) for v in graph.inputs}
     for value in graph.inputs:
         indexed = [n.operands[0].type.shape[n.op.axis] for n, i in value.uses if i == 1 and isinstance(n.op, Gather)]
@@ -118,16 +124,16 @@ def random_feeds(rng: np.random.Generator, graph: Graph) -> dict[str, Array]:
 
 
 def random_array(rng: np.random.Generator, type: TensorType) -> Array:
-    """Normal floats; integers 0 and 1, which index anything of two rows; fair bools."""
+    """Return normal floats; integers 0 and 1, which are valid indices of two rows; fair bools."""
     if type.dtype.is_float:
         return rng.standard_normal(type.shape).astype(type.dtype.numpy)
     return rng.integers(0, 2, type.shape).astype(type.dtype.numpy)
 
 
 def relative_l2(got: Array, want: Array) -> float:
-    """|got - want| / |want| in float64 (the plain distance where want is zero).
+    """Return |got - want| / |want| in float64 (|got| if want is zero).
 
-    Infinities that are alike are no distance apart, and count for nothing else. NaN anywhere gives NaN.
+    Equal infinities have no distance and are left out. NaN anywhere gives NaN.
     """
     got, want = got.astype(np.float64), want.astype(np.float64)
     alike = np.isinf(want) & (got == want)
@@ -161,7 +167,7 @@ def _passes(compiled: Compiled, feeds: Mapping[str, Array]) -> list[Check]:
 
 
 def _by_nodes(graph: Graph, step: Partition, operands: Mapping[Value, Array]) -> dict[Value, Array]:
-    """Results of the step's own nodes in float64."""
+    """Return the results of the step's own nodes in float64."""
     results = evaluate(body_of(graph, step.nodes), {v.name: a for v, a in operands.items()}, precision=DType.F64)
     return {v: results[v.name] for v in step.outputs}
 
@@ -201,7 +207,7 @@ def _lowered(
 def _executed(
     what: str, step: Partition, lowered: Lowered | None, got: Mapping[Value, Array], results: Mapping[Value, Array]
 ) -> list[Check]:
-    """A kernel may round what lies between its ops, or not."""
+    """Allow a kernel to round values between its ops, or not."""
     between = [v.type.dtype.epsilon for n in step.nodes for v in n.results if v.type.dtype in (DType.F16, DType.BF16)]
     rounded = max(between, default=0.0) * math.sqrt(len(between))
     checks: list[Check] = []
@@ -216,8 +222,11 @@ def _executed(
 
 
 def allowed_error(body: Graph, stored: DType, graph: CudnnGraph) -> float:
-    """What rounding explains: storage once, fp32 sums by their length, each op once, and operands
-    rounded in front of a product (tf32, or a prologue in half precision)."""
+    """Return the error that rounding explains.
+
+    That is storage once, fp32 sums by their length, each op once, and operands rounded before a product (tf32, or a
+    prologue in half precision).
+    """
     nodes = list(body.nodes)
     longest = max((_sum_length(node) for node in nodes), default=1)
     allowed = _arithmetic(nodes, stored)
@@ -234,7 +243,7 @@ def _arithmetic(nodes: Sequence[Node], stored: DType) -> float:
 
 
 def _sum_length(node: Node) -> int:
-    """Terms that one element of the result adds up."""
+    """Return how many terms one element of the result adds up."""
     if isinstance(node.op, (Conv, ConvTranspose)):
         return math.prod(node.operands[1].type.shape[1:]) * (
             node.operands[1].type.shape[0] if isinstance(node.op, ConvTranspose) else 1
@@ -257,7 +266,7 @@ def _wide(array: Array) -> Array:
 
 
 def _stored(array: Array, dtype: DType) -> Array:
-    """The values after rounding to the type they are stored in, as float64."""
+    """Return the values after rounding to the type they are stored in, as float64."""
     return _wide(array.astype(dtype.numpy))
 
 

@@ -1,6 +1,6 @@
-"""A model with symbolic dims: compiled for each set of shapes when it is first asked for them, weights shared.
+"""Compile a model with symbolic dims for each set of input shapes, the first time it sees them.
 
-`DynamicExecutable` is called as an `Executable` is; it keeps the programs of the shapes used last.
+`DynamicExecutable` is called as an `Executable` is. It keeps the programs it used last; they share weights.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusec import driver, frontends
-from fusec.dynamic_shapes.padding_proof import Cut, cuts
+from fusec.dynamic_shapes.padding_proof import Crop, crops
 from fusec.errors import ExecutionError, FusecError, ModelError
+from fusec.execution.compile_options import CompileOptions
+from fusec.execution.shape_family import ShapeFamily
 from fusec.execution.signature import array_of, require_by_name
 from fusec.gpu import device
 from fusec.ir import Array, Graph, quote
 from fusec.lowering.packing import turned
-from fusec.passes.base import UNORDERED, names_of
 from fusec.passes.layout.io_layout import names, require_known
 from fusec.runtime import Executable, SimulatorBackend, by_name, on_host
 from fusec.system.printable import printable
@@ -37,8 +38,10 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class SymbolicSpec:
-    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has none). An output's `shape`
-    or `dtype` may be None: the model does not declare it."""
+    """An input or output: each dim is a size, or the name of a symbolic dim ("" if it has none).
+
+    An output's `shape` or `dtype` may be None, if the model does not declare it.
+    """
 
     name: str
     shape: tuple[int | str, ...] | None
@@ -62,45 +65,51 @@ def compile_dynamic(
     tune_each: bool = False,
     simulate: bool = False,
 ) -> DynamicExecutable:
-    """An executable for all shapes of a model with symbolic dims; nothing is compiled before shapes are known.
+    """Return an executable for all shapes of a model with symbolic dims; nothing is compiled yet.
 
-    max_shapes: so many programs are kept, those used last.
-    buckets: for symbolic dims, by name, the sizes to compile for: a smaller size is padded up to the next of them, if
-        no row of the results depends on another row's, which is proved from the graph; else ModelError says why not.
-    share_kernels: on a GPU, what cuDNN compiles at run time it compiles for all sizes, once: kernels that are not made
-        for one size, and none is compiled for the next one.
-    tune_each: measure for each size anew; else one that is within a factor of 4 of a size that was measured takes over
-        its plans and forms, which costs tenths of a second.
-    simulate: run in simulation, also where the target's GPU is present.
-    The rest is as for `compile`. Raises ModelError for a model that cannot be read.
+    fusec compiles one program per set of input shapes, the first time it sees them.
+    max_shapes: how many programs are kept, those used last.
+    buckets: for symbolic dims, by name, the sizes to compile for. A smaller size is padded up to the next one. That
+        needs a proof from the graph that no row of the results depends on another row; else ModelError says why not.
+    share_kernels: on a GPU, cuDNN compiles each kernel once for all sizes, so that a new size compiles none.
+    tune_each: time plans and kernels for each size. By default a size within a factor of 4 of a tuned one takes over
+        its choices, which takes tenths of a second.
+    simulate: run in simulation, also if the target's GPU is present.
+    The other parameters are those of `compile`. Raises ModelError for a model that cannot be read.
     """
     if max_shapes < 1:
         raise FusecError(f"max_shapes is 1 or more, not {max_shapes}")
     source = model if isinstance(model, frontends.Source) else frontends.Source(model)
     if not isinstance(channels_last, bool):
         require_known([spec.name for specs in source.interface for spec in specs], names(channels_last))
-    left_out = frozenset(names_of("disable", disable)) | ({UNORDERED} if deterministic else set[str]())
-    options: dict[str, Any] = {"target": target, "precision": precision, "disable": left_out, "progress": progress}
-    options["channels_last"] = channels_last
-
+    options = CompileOptions(
+        target=target,
+        precision=precision,
+        tune=tune,
+        budget_s=budget,
+        disable=disable,
+        deterministic=deterministic,
+        channels_last=channels_last,
+        simulate=simulate,
+        progress=progress,
+    )
     symbolic = any(d is None or isinstance(d, str) for spec in source.interface[0] for d in spec.dims or (None,))
-    first_plans = tune == "none" and not simulate
-    family = driver.Family(share_kernels=share_kernels, first_plans=first_plans, more_sizes=symbolic)
-    family.carries = not tune_each and not simulate
+    family = ShapeFamily(
+        share_kernels=share_kernels,
+        first_plans=tune == "none" and not simulate,
+        transfers=not tune_each and not simulate,
+        more_sizes=symbolic,
+    )
 
     def compiled(shapes: Shapes) -> Executable:
-        if simulate:
-            return Executable(
-                driver.build(source, shapes=shapes, family=family, **options), SimulatorBackend(), family.weights
-            )
-        return driver.compile(source, shapes=shapes, family=family, tune=tune, budget=budget, **options)
+        return driver.compile_model(source, options, shapes, driver.Shared(family))
 
     here = "" if simulate or not device.is_present(driver.resolve_target(target)) else device.device_name()
     return DynamicExecutable(source, compiled, here or SimulatorBackend.name, max_shapes, buckets or {})
 
 
 def loaded(path: str | os.PathLike[str], target: str = "auto", tune: str = "quick") -> DynamicExecutable:
-    """A `.fusec` file, whose shapes are fixed, behind the same interface."""
+    """Load a `.fusec` file, whose shapes are fixed, as a DynamicExecutable."""
     program = driver.load(path, target=target, tune=tune)
     source = frontends.Source(program.compiled.source, file=os.fspath(path))
     return DynamicExecutable(source, lambda shapes: program, program.device, 1, {})
@@ -134,23 +143,25 @@ class DynamicExecutable:
         self._max_shapes = max_shapes
         self._lock = threading.RLock()
         self._programs: OrderedDict[tuple[tuple[int, ...], ...], Executable] = OrderedDict()
-        self._cuts: OrderedDict[tuple[tuple[int, ...], ...], tuple[Cut, ...]] = OrderedDict()
+        self._crops: OrderedDict[tuple[tuple[int, ...], ...], tuple[Crop, ...]] = OrderedDict()
 
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """The input shapes there are programs for, the one used last at the end."""
+        """Return the input shapes that have programs, the one used last at the end."""
         names = [spec.name for spec in self.inputs]
         return [dict(zip(names, key, strict=True)) for key in self._programs]
 
     def at(self, shapes: Shapes) -> Executable:
-        """The program for these input shapes, by name; compiled if there is none. Raises ExecutionError where the
-        shapes do not fit the model or each other, ModelError where it cannot be compiled for them."""
+        """Return the program for these input shapes, by name; compile it if there is none.
+
+        Raises ExecutionError when the shapes do not fit the model or each other, ModelError when it does not compile.
+        """
         given = {name: tuple(shape) for name, shape in shapes.items()}
         self._dims(given)
         return self._at(tuple(given[spec.name] for spec in self.inputs))
 
     def fits(self, shapes: Shapes) -> bool:
-        """Whether these input shapes agree with the model and each other."""
+        """Tell if these input shapes agree with the model and each other."""
         try:
             self._dims({name: tuple(shape) for name, shape in shapes.items()})
         except ExecutionError:
@@ -158,14 +169,14 @@ class DynamicExecutable:
         return True
 
     def __call__(self, *arrays: Any, **named: Any) -> Any:
-        """As an `Executable`: one output comes bare, several as a tuple."""
+        """Run on arrays in the order of the inputs, or by name. One output comes bare, several as a tuple."""
         results = self.run(None, by_name([spec.name for spec in self.inputs], arrays, named))
         return results[0] if len(results) == 1 else tuple(results)
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Array]:
-        """As `Executable.run`, for whatever shapes the inputs have; dims of one name have one size."""
+        """Run as `Executable.run`, for any input shapes; dims of one name have one size."""
         require_by_name(feeds, "inputs")
         shapes = {
             name: tuple(int(d) for d in (array if hasattr(array, "shape") else array_of(name, array)).shape)
@@ -191,7 +202,7 @@ class DynamicExecutable:
         return picked
 
     def _dims(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """The sizes of the named symbolic dims; ExecutionError where shapes do not fit."""
+        """Return the sizes of the named symbolic dims; raise ExecutionError when shapes do not fit."""
         known = {spec.name for spec in self.inputs}
         for name in shapes:
             if name not in known:
@@ -231,7 +242,7 @@ class DynamicExecutable:
             return self._programs[key]
 
     def _padded(self, symbol: str, size: int) -> int:
-        """The size compiled for; one beyond all buckets is its own."""
+        """Return the bucket of a size; a size larger than all buckets is its own."""
         return next((bucket for bucket in self._buckets[symbol] if bucket >= size), size) if size else size
 
     def _grown(self, spec: SymbolicSpec, shape: tuple[int, ...], grown: Mapping[str, int]) -> tuple[int, ...]:
@@ -247,38 +258,40 @@ class DynamicExecutable:
         large: Mapping[str, tuple[int, ...]],
         dims: Mapping[str, int],
         grown: Mapping[str, int],
-    ) -> tuple[Cut, ...]:
-        """How each output is cut back; ModelError if padding could change a result. Remembered for these shapes."""
+    ) -> tuple[Crop, ...]:
+        """Return how each output is cropped, cached by shape; raise ModelError if padding could change a result."""
         key = tuple(exact[spec.name] for spec in self.inputs)
         with self._lock:
-            if key in self._cuts:
-                self._cuts.move_to_end(key)
-                return self._cuts[key]
+            if key in self._crops:
+                self._crops.move_to_end(key)
+                return self._crops[key]
             shapes, graph = dict(exact), self.source.load(exact)
-            found = tuple(Cut() for _ in graph.outputs)
+            found = tuple(Crop() for _ in graph.outputs)
             for symbol, size in grown.items():  # one dim after the other: each step changes one size
                 shapes = {spec.name: self._grown(spec, shapes[spec.name], {symbol: size}) for spec in self.inputs}
                 wider = self.source.load(shapes)
                 axes = {spec.name: [i for i, d in enumerate(spec.shape or ()) if d == symbol] for spec in self.inputs}
                 try:
-                    steps = cuts(graph, wider, axes, dims[symbol], size)
+                    steps = crops(graph, wider, axes, dims[symbol], size)
                 except ModelError as error:
                     raise ModelError(
                         f"{self.source.file}: dim {symbol!r} cannot be padded from {dims[symbol]} to {size}: {error}"
                     ) from error
-                found = tuple(step.then(cut) for step, cut in zip(steps, found, strict=True))
+                found = tuple(step.then(crop) for step, crop in zip(steps, found, strict=True))
                 graph = wider
             assert shapes == dict(large)
-            self._cuts[key] = found
-            while len(self._cuts) > 64 * self._max_shapes:
-                self._cuts.popitem(last=False)
+            self._crops[key] = found
+            while len(self._crops) > 64 * self._max_shapes:
+                self._crops.popitem(last=False)
             return found
 
 
 @contextmanager
 def _uncollected() -> Generator[None]:
-    """Without Python's collector of cycles, which would look at all that the process holds, weights and a framework's
-    modules included, because so much is made that stays."""
+    """Pause Python's garbage collector while a program is compiled.
+
+    Compiling makes many objects that stay, so the collector would search weights and all loaded modules repeatedly.
+    """
     if not gc.isenabled():
         yield
         return
@@ -294,7 +307,7 @@ def _spec(declared: frontends.Declared) -> SymbolicSpec:
 
 
 def _pad(name: str, array: Any, shape: tuple[int, ...], large: tuple[int, ...], program: Executable) -> Array:
-    """The array of an input with its last rows repeated up to the larger shape: what a model takes, it takes twice."""
+    """Pad the array of an input to the larger shape with copies of its last rows, which are valid input data."""
     if shape == large:
         return array
     host = on_host(array)

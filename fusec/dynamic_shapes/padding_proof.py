@@ -1,7 +1,7 @@
-"""Whether a dim of a model's inputs may be padded: proved by following it from the inputs to the results.
+"""Prove that a dim of a model's inputs may be padded, by following it from the inputs to the results.
 
-Two graphs of one model, for the size at hand and for a larger one, are walked side by side. Where each op
-keeps the rows along the dim apart, and all else is equal, the first rows of the larger results are the results.
+Two graphs of one model, for the real size and for a larger one, are compared op by op. If each op keeps the rows
+along the dim separate, and all else is equal, the first rows of the larger results are the results.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from fusec.ops import Cast, Pointwise
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a padded result is cut back: (axis, outer, size, kept) each; along the axis, of `size` rows in each of
-    `outer` groups the first `kept` stay."""
+class Crop:
+    """Slices that crop a padded result, each as (axis, outer, size, kept).
+
+    The axis has `outer` groups of `size` rows; the first `kept` rows of each group stay.
+    """
 
     steps: tuple[tuple[int, int, int, int], ...] = ()
 
-    def then(self, other: Cut) -> Cut:
-        """This one first, then the other."""
-        return Cut(self.steps + other.steps)
+    def then(self, other: Crop) -> Crop:
+        """Return this crop followed by another."""
+        return Crop(self.steps + other.steps)
 
     def take(self, array: Array) -> Array:
-        """What is left of a result."""
+        """Return the cropped result."""
         for axis, outer, size, kept in self.steps:
             before, after = array.shape[:axis], array.shape[axis + 1 :]
             inner = array.shape[axis] // (outer * size)
@@ -42,34 +44,34 @@ class Cut:
 
 @dataclass(frozen=True)
 class _Row:
-    """Where the dim is in a value: dim `axis` is `outer` groups of rows of `inner` elements."""
+    """Position of the dim in a value: dim `axis` is `outer` groups of rows of `inner` elements."""
 
     axis: int
     outer: int = 1
 
 
 class _MixesError(Exception):
-    """Why the rows are not kept apart."""
+    """Reason why an op does not keep the rows separate."""
 
 
-def cuts(
+def crops(
     small: Graph, large: Graph, axes: Mapping[str, Sequence[int]], small_size: int, large_size: int
-) -> tuple[Cut, ...]:
-    """For each output how the result of `large` is cut back to that of `small`.
+) -> tuple[Crop, ...]:
+    """Return, for each output, how the result of `large` is cropped to that of `small`.
 
-    The graphs are of one model, for two sizes of a dim which the inputs have at `axes`. Raises ModelError where
-    a row of the results could depend on more than the same row of the inputs.
+    The graphs are of one model, for two sizes of a dim that the inputs have at `axes`.
+    Raises ModelError when a row of the results could depend on more than the same row of the inputs.
     """
-    return _Walk(small, large, small_size, large_size).run(axes)
+    return _Proof(small, large, small_size, large_size).run(axes)
 
 
-class _Walk:
+class _Proof:
     def __init__(self, small: Graph, large: Graph, n: int, m: int):
         self.small, self.large, self.n, self.m = small, large, n, m
         self.twin: dict[Value, Value] = {}
         self.rows: dict[Value, _Row] = {}
 
-    def run(self, axes: Mapping[str, Sequence[int]]) -> tuple[Cut, ...]:
+    def run(self, axes: Mapping[str, Sequence[int]]) -> tuple[Crop, ...]:
         for value, other in zip(self.small.inputs, self.large.inputs, strict=True):
             self.twin[value] = other
             found = axes.get(value.name, ())
@@ -89,9 +91,9 @@ class _Walk:
             raise ModelError("the model becomes another graph for another size of it")
         return tuple(self._cut(value) for value in self.small.outputs)
 
-    def _cut(self, value: Value) -> Cut:
+    def _cut(self, value: Value) -> Crop:
         row = self.rows.get(value)
-        return Cut() if row is None else Cut(((row.axis, row.outer, self.m, self.n),))
+        return Crop() if row is None else Crop(((row.axis, row.outer, self.m, self.n),))
 
     def _node(self, node: Node, other: Node) -> None:
         if node.op.name != other.op.name or [self.twin[v] for v in node.operands] != list(other.operands):
@@ -178,25 +180,25 @@ def _differing(a: Sequence[int], b: Sequence[int]) -> int:
     return places[0]
 
 
-_Rule = Callable[[_Walk, Node, Sequence[_Row | None]], _Row]
+_Rule = Callable[[_Proof, Node, Sequence[_Row | None]], _Row]
 
 
-def _images(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _images(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     """Images are apart from each other, channels and pixels are not."""
-    row = walk.only(rows)
+    row = proof.only(rows)
     if row.axis != 0:
         raise _MixesError("it is no batch dim")
     return row
 
 
-def _resize(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row = _images(walk, node, rows)
+def _resize(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = _images(proof, node, rows)
     if node.op.attributes["scales"][0] != 1.0:
         raise _MixesError("it is resized")
     return row
 
 
-def _matmul(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _matmul(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     a, b = node.operands
     left, right = rows
     if left is not None and left.axis == a.type.rank - 1:
@@ -205,29 +207,29 @@ def _matmul(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
         raise _MixesError("it is summed over")
     matrices = [r is not None and r.axis >= v.type.rank - 2 for r, v in zip(rows, node.operands, strict=True)]
     if any(matrices):
-        row = walk.only(rows, matrices.index(True))
+        row = proof.only(rows, matrices.index(True))
         return _Row(node.result.type.rank - (node.operands[matrices.index(True)].type.rank - row.axis), row.outer)
-    return walk.aligned(node, rows)
+    return proof.aligned(node, rows)
 
 
-def _norm_from(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row = walk.only(rows)
+def _norm_from(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = proof.only(rows)
     if row.axis >= node.op.attributes["axis"] % node.operands[0].type.rank:
         raise _MixesError("it is normalised over")
     return row
 
 
-def _reduce(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row, rank = walk.only(rows), node.operands[0].type.rank
+def _reduce(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, rank = proof.only(rows), node.operands[0].type.rank
     axes = {a % rank for a in node.op.attributes["axes"]}
     if row.axis in axes:
         raise _MixesError("it is reduced")
     return row if node.op.attributes["keepdims"] else _Row(row.axis - sum(a < row.axis for a in axes), row.outer)
 
 
-def _not_along(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _not_along(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     """An op along an axis that is another."""
-    row = walk.only(rows) if len(rows) == 1 else _same(rows)
+    row = proof.only(rows) if len(rows) == 1 else _same(rows)
     if row.axis == node.op.attributes["axis"] % node.operands[0].type.rank:
         raise _MixesError(f"{node.op.name} goes along it")
     return row
@@ -240,35 +242,35 @@ def _same(rows: Sequence[_Row | None]) -> _Row:
     return found.pop()
 
 
-def _reshape(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    """In row-major order a row is `step` elements; it stays one where the new dims can be counted in rows."""
-    row, shape = walk.only(rows), node.operands[0].type.shape
-    step = math.prod(shape[row.axis :]) // (row.outer * walk.n)
+def _reshape(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    """Follow rows through a reshape; a row stays one if the new dims can be counted in rows of `step` elements."""
+    row, shape = proof.only(rows), node.operands[0].type.shape
+    step = math.prod(shape[row.axis :]) // (row.outer * proof.n)
     if not step:
         raise _MixesError("a row is empty")
     for axis, size in enumerate(node.result.type.shape):
         after = math.prod(node.result.type.shape[axis + 1 :])
-        rows_end = step * walk.n
-        if after and step % after == 0 and (after * size) % rows_end == 0 and (size > 1 or walk.n == 1):
-            if walk.n == 1 and not _holds(walk, node, axis):
+        rows_end = step * proof.n
+        if after and step % after == 0 and (after * size) % rows_end == 0 and (size > 1 or proof.n == 1):
+            if proof.n == 1 and not _holds(proof, node, axis):
                 continue
             return _Row(axis, after * size // rows_end)
     raise _MixesError("it is cut or joined")
 
 
-def _holds(walk: _Walk, node: Node, axis: int) -> bool:
-    """With one row many dims could be the one: it is that which is larger in the larger graph."""
-    wide = walk.twin[node.result].type.shape
+def _holds(proof: _Proof, node: Node, axis: int) -> bool:
+    """Tell if an axis is the dim: the one that is larger in the larger graph, since with one row many could be it."""
+    wide = proof.twin[node.result].type.shape
     return wide[axis] != node.result.type.shape[axis]
 
 
-def _transpose(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row = walk.only(rows)
+def _transpose(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = proof.only(rows)
     return _Row(node.op.attributes["perm"].index(row.axis), row.outer)
 
 
-def _slice(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row, a = walk.only(rows), node.op.attributes
+def _slice(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, a = proof.only(rows), node.op.attributes
     if (a["starts"][row.axis], a["sizes"][row.axis], a["steps"][row.axis]) != (
         0,
         node.operands[0].type.shape[row.axis],
@@ -278,26 +280,26 @@ def _slice(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return row
 
 
-def _pad(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row, pads = walk.only(rows), node.op.attributes["pads"]
+def _pad(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row, pads = proof.only(rows), node.op.attributes["pads"]
     if pads[row.axis] or pads[row.axis + len(pads) // 2]:
         raise _MixesError("it is padded by the model itself")
     return row
 
 
-def _gather(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _gather(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     data, indices = node.operands
     axis = node.op.attributes["axis"] % data.type.rank
     if rows[0] is None:
-        row = walk.only(rows, 1)
+        row = proof.only(rows, 1)
         return _Row(axis + row.axis, row.outer)
-    row = walk.only(rows)
+    row = proof.only(rows)
     if row.axis == axis:
         raise _MixesError("rows are gathered")
     return row if row.axis < axis else _Row(row.axis + indices.type.rank - 1, row.outer)
 
 
-def _attention(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
+def _attention(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
     """Batches are apart, and so are queries; keys are summed over, heads may be shared."""
     query, *others = rows[:3]
     bias = rows[3] if len(rows) > 3 else None
@@ -310,8 +312,8 @@ def _attention(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
     return query
 
 
-def _rotary(walk: _Walk, node: Node, rows: Sequence[_Row | None]) -> _Row:
-    row = walk.aligned(node, rows)
+def _rotary(proof: _Proof, node: Node, rows: Sequence[_Row | None]) -> _Row:
+    row = proof.aligned(node, rows)
     if row.axis == node.result.type.rank - 1:
         raise _MixesError("its halves are exchanged")
     return row
@@ -336,8 +338,8 @@ _RULES: Mapping[str, _Rule] = {
     "reduce": _reduce,
     "reshape": _reshape,
     "transpose": _transpose,
-    "relayout": lambda walk, node, rows: walk.only(rows),
-    "expand": lambda walk, node, rows: walk.aligned(node, rows),
+    "relayout": lambda proof, node, rows: proof.only(rows),
+    "expand": lambda proof, node, rows: proof.aligned(node, rows),
     "slice": _slice,
     "pad": _pad,
     "gather": _gather,

@@ -1,4 +1,4 @@
-"""Where a program runs: what the runtime asks of a backend, and the one that simulates cuDNN in NumPy."""
+"""Define what the runtime asks of a back end, and simulate cuDNN in NumPy as one of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.ir import Array, TensorType, Value
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.packing import empty, unpack
@@ -19,10 +20,13 @@ from fusec.schedule.program import Partition
 
 
 class Recorded(Protocol):
-    """Steps that were recorded. at_once: as one piece, which a call may queue on its caller's own stream. lanes: how
-    many are side by side at most. times_us: of this, and of the other way (in order, or side by side), if both were
-    timed. declined: why steps could not be recorded side by side, where that was tried, or some not at
-    all."""
+    """Steps recorded for replay.
+
+    at_once: True if all steps are one CUDA graph, which a call may queue on its caller's own stream.
+    lanes: how many steps run side by side at most.
+    times_us: of this recording and of the other order (in order, or side by side), if both were timed.
+    declined: why steps could not be recorded, or not side by side; else empty.
+    """
 
     at_once: bool
     lanes: int
@@ -30,56 +34,71 @@ class Recorded(Protocol):
     declined: str
 
     def takes(self, place: int, array: Array) -> bool:
-        """Whether the next run reads an input, by its place, from this very array: then it need not be copied."""
+        """Tell if the next run reads input number `place` from this very array, so that no copy is needed."""
         ...
 
     def __call__(self) -> None: ...
 
 
 class Backend(Protocol):
-    """Where a program runs: an array module, its memory, and what executes a cuDNN graph."""
+    """A place where a program runs: an array module, its memory, and what executes a cuDNN graph."""
 
     name: str
     xp: Any
     side_by_side: bool  # whether steps might run at the same time
 
+    @property
+    def tuned(self) -> TunedChoices | None:
+        """The choices of a program that this backend tuned; None if it tuned none."""
+        ...
+
     def from_any(self, array: Any) -> Array:
-        """An array of the module from NumPy, CuPy or anything that speaks DLPack."""
+        """Return an array of the module from NumPy, CuPy or anything that speaks DLPack."""
         ...
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Make graphs, given by key, and other steps ready to execute within a model that touches so much memory."""
+        """Make graphs (by key) and other steps ready to run.
+
+        footprint_bytes: how much memory the whole model touches.
+        """
         ...
 
     def entries(self, graphs: Iterable[str]) -> Mapping[str, Entry]:
-        """The plans of prepared graphs, by key, as far as there are any."""
+        """Return the plans of prepared graphs by key, as far as there are any."""
         ...
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        """Turn to another way to execute a graph, since this one failed; False if there is none."""
+        """Replace a graph's plan, which failed, by the next one; return False if there is none."""
         ...
 
     def bind(self, graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
-        """What runs a prepared graph over flat buffers by uid, whose memory stays where it is."""
+        """Return a function that runs a prepared graph over flat buffers by uid, whose addresses stay the same."""
         ...
 
     def library(self, work: CudnnGraph | Partition) -> str:
-        """Who executes a prepared graph, or a step that is none, once it is bound: cudnn, cublaslt or kernel."""
+        """Return who runs a graph, or a step without one, once it is bound: cudnn, cublaslt or kernel."""
         ...
 
     def kernel(self, step: Partition, memory: Callable[[Value, TensorType], Array]) -> Callable[[], None] | None:
-        """What runs a step that cuDNN does not; None if that is left to the reference. memory: the flat buffer of a
-        value, a constant's in the memory order of the type."""
+        """Return a function that runs a step without cuDNN, or None to leave the step to the reference.
+
+        memory: returns the flat buffer of a value; a constant's in the layout of the given type.
+        """
         ...
 
     def feeder(self, buffer: Array, type: TensorType) -> Callable[[Array], None]:
-        """What copies an array of the caller's, of the module or NumPy's, into the flat memory of a value. An array
-        that is that memory stays as it is."""
+        """Return a function that copies a caller's array, of the module or of NumPy, into the flat memory of a value.
+
+        It copies nothing if the array is that memory.
+        """
         ...
 
     def fetcher(self, buffer: Array, type: TensorType) -> Callable[[Array | None, bool], Array]:
-        """What copies the flat memory of a value into an array of the module or NumPy's; into a new one where none is
-        given, which is on the host or not. What is on the host is there after `finish`."""
+        """Return a function that copies the flat memory of a value into an array of the module or of NumPy.
+
+        Its arguments: the array to write (None: a new one), and if a new one is on the host.
+        A copy on the host is complete after `finish`.
+        """
         ...
 
     def record(
@@ -88,26 +107,31 @@ class Backend(Protocol):
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
     ) -> Recorded:
-        """What does the work of all `runs`, which were called before and keep to the same memory, faster. waits: by
-        run the earlier ones it waits for, were they not run in order (None: it does nothing); to find out whether that
-        is faster they are run. ahead: the first run, and the inputs by place that it alone reads, if there are any."""
+        """Record `runs`, which ran once before and use the same memory each time, to replay them faster.
+
+        waits: for each run the earlier ones it waits for when runs are not in order (None: it does no work).
+            Runs are executed here, to find out if another order is faster.
+        ahead: the number of a first run, and the inputs (by place) that only this run reads.
+        """
         ...
 
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
-        """How long `run` takes, so many times. alone: it is one of many steps, which others come before."""
+        """Time `run`, `count` times, in microseconds. alone: it is one of many steps, and others run before it."""
         ...
 
     def calling(self, at_once: bool = False) -> AbstractContextManager[None]:
-        """Entered around each call; memory that calls share is read and written in their order. at_once: all that
-        runs is `Recorded` as one piece, besides copies."""
+        """Return the context of one call: calls read and write shared memory in their order.
+
+        at_once: the call is one recorded CUDA graph, and copies.
+        """
         ...
 
     def scratch(self) -> AbstractContextManager[None]:
-        """Entered around steps that allocate: they do it where nothing else does, so that addresses can be recorded."""
+        """Return the context of steps that allocate: addresses there stay valid, so that they can be recorded."""
         ...
 
     def finish(self) -> None:
-        """Wait for what was queued; raise ExecutionError if any of it failed."""
+        """Wait for queued work; raise ExecutionError if any of it failed."""
         ...
 
 
@@ -136,6 +160,7 @@ class SimulatorBackend:
     name = "simulated"
     xp: Any = np
     side_by_side = False
+    tuned = None
 
     def __init__(self, name: str = "simulated"):
         self.name = name

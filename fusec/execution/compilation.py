@@ -1,4 +1,4 @@
-"""What a compilation yields, as data: the graphs, the program, and each step lowered."""
+"""Hold the result of a compilation as data: the graphs, the program, and each step lowered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fusec.errors import TargetError
-from fusec.gpu.autotune.step_candidates import Decided
+from fusec.gpu.autotune.step_candidates import TunedChoices
 from fusec.gpu.cudnn.deviceless import INSTALL
 from fusec.gpu.cudnn.partition_oracles import asks_cudnn
 from fusec.ir import Graph
@@ -24,31 +24,34 @@ NOT_ASKED = (
 
 
 def label(asked: bool, target: str) -> str:
-    """Say that cuDNN was not asked, and what to do; empty if it was, or the target is no GPU."""
+    """Return the note that cuDNN was not asked, and what to do; empty if it was, or the target is no GPU."""
     return "" if asked or target == CPU else NOT_ASKED
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """`source` is the model as imported, `program.graph` the same after the passes. `judge` is whom the partitioner
-    asked; it can be asked again (for reports), unless it is None. `decided`: how the program came to its forms, if not
-    by the partitioner alone."""
+    """A model compiled for one target, before it is prepared to run.
+
+    source: the model as imported; `program.graph` is the same after the passes.
+    judge: who decided what fuses; reports ask it again. None: nobody can be asked.
+    tuned: the tuned or locked choices of the program's steps; None if only the partitioner chose.
+    """
 
     source: Graph
     program: Program
     target: Target
     options: Options
     judge: Oracle | None
-    decided: Decided | Lock | None = None
+    tuned: TunedChoices | Lock | None = None
 
     @property
     def asked(self) -> bool:
-        """Say whether cuDNN was asked; else its steps are what fusec's rules propose."""
+        """Tell if cuDNN was asked; else the steps are what fusec's rules propose."""
         return asks_cudnn(self.judge)
 
     @property
     def note(self) -> str:
-        """What every result is labelled with; empty if cuDNN was asked, or the target is no GPU."""
+        """Return the note that goes with every result; empty if cuDNN was asked, or the target is no GPU."""
         return label(self.asked, self.target.name)
 
     def require_answers(self, what: str) -> None:
@@ -63,7 +66,10 @@ class Compiled:
 
     @cached_property
     def lowered(self) -> tuple[Lowered | None, ...]:
-        """For each step its cuDNN graph; None for kernels and views. Equal work has equal graphs."""
+        """Return the cuDNN graph of each step, None for kernels and views.
+
+        Steps that compute the same have equal graphs.
+        """
         return tuple(
             lower(step.body, self.options.tensor_cores) if step.kind is Kind.CUDNN else None
             for step in self.program.steps

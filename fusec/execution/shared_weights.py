@@ -1,6 +1,6 @@
-"""Constants that several programs hold in common: equal ones are one array, on the host and where a program runs.
+"""Share equal constants among programs: one array on the host, and one where programs run.
 
-They are kept by weak references: what the last program lets go of is gone.
+Weak references hold them, so a constant is freed with the last program that uses it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def layout(type: TensorType) -> Layout:
-    """What tells apart the ways that a literal lies in memory: a type's order, and the dims that this is one of, which
-    may be pieces of the literal's."""
+    """Return what tells two arrays of one literal apart: the layout and the dims.
+
+    The dims may be those of a part of the literal.
+    """
     return (type.shape, type.order) if type.order else ((), ())
 
 
 class SharedWeights:
-    """The constants of the programs of one model, by their contents."""
+    """Constants of the programs of one model, by content."""
 
     def __init__(self) -> None:
         self._literals: weakref.WeakValueDictionary[tuple[str, str], Literal] = weakref.WeakValueDictionary()
@@ -28,8 +30,10 @@ class SharedWeights:
         self._prepared: weakref.WeakValueDictionary[tuple[Hashable, Layout], Array] = weakref.WeakValueDictionary()
 
     def share(self, graph: Graph) -> None:
-        """Let the constants of a graph be those that are held already, where they are equal; those made alike of the
-        same ones are not even read."""
+        """Replace constants of a graph by equal ones that are stored already.
+
+        A constant derived in the same way from the same one is recognised by its key, and not even read.
+        """
         for node in graph.nodes:
             if isinstance(node.op, Constant):
                 literal = node.op.literal
@@ -41,11 +45,11 @@ class SharedWeights:
                     graph.set_op(node, Constant(held))
 
     def is_prepared(self, literal: Literal, lies: Layout) -> bool:
-        """Whether some program has the array already, as far as is known without reading the literal."""
+        """Tell if some program has the array already, as far as the literal's key tells without reading it."""
         return (literal.key, lies) in self._prepared
 
     def prepared(self, literal: Literal, lies: Layout, make: Callable[[], Array]) -> Array:
-        """The array a program reads for a literal in a memory layout; `make` makes it if no program has it."""
+        """Return the array a program reads for a literal in a layout; `make` makes it if no program has it."""
         array = self._prepared.get((literal.key, lies))
         if array is None:
             array = self._prepared.get((literal.digest, lies))

@@ -1,5 +1,4 @@
-"""What a caller gives to an executable: names, shapes and types of inputs and outputs, and arrays checked against
-them."""
+"""Check what a caller gives to an executable: names, shapes, types and arrays."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from fusec.ir import Array, Graph, quote
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output of an executable. `order`: its dims from outermost to innermost as it lies in memory, an input
-    that is taken without being turned and any output; () is row-major."""
+    """An input or output of an executable.
+
+    order: its dims from outermost to innermost in memory; () is row-major. An input in that order is not copied.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +26,7 @@ class TensorSpec:
 
 
 class Interface:
-    """The inputs and outputs of a graph. xp: the array module of its backend; from_any: makes an array of it."""
+    """Inputs and outputs of a graph. xp: the array module of the back end; from_any: makes an array of it."""
 
     def __init__(self, graph: Graph, state: Container[str], xp: Any, from_any: Callable[[Any], Array]):
         self.inputs = tuple(TensorSpec(v.name, v.type.shape, v.type.dtype.numpy, v.type.order) for v in graph.inputs)
@@ -40,7 +41,7 @@ class Interface:
         self._all = tuple(range(len(self.outputs)))
 
     def places(self, names: Sequence[str] | None) -> tuple[int, ...]:
-        """Which outputs have these names (None: all)."""
+        """Return the numbers of the outputs with these names (None: all)."""
         if names is None:
             return self._all
         if isinstance(names, str) or not isinstance(names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may be untyped
@@ -51,8 +52,11 @@ class Interface:
         return tuple(self._places[name] for name in names)
 
     def feeds(self, given: Mapping[str, Any], held: Container[str]) -> tuple[list[Array | None], bool]:
-        """An array for each input, None for what is `held` and not given; and whether all that was given is on the
-        host. ExecutionError for a name, shape or type that does not fit."""
+        """Return an array for each input, and if all given arrays are on the host.
+
+        The array is None for state that is `held` and not given.
+        Raises ExecutionError when a name, shape or type does not fit.
+        """
         require_by_name(given, "inputs")
         if not given.keys() <= self._by_name.keys():
             name = next(name for name in given if name not in self._by_name)
@@ -74,11 +78,11 @@ class Interface:
         return arrays, all_on_host
 
     def state(self, name: str, given: Any) -> Array:
-        """The array for an input of the state."""
+        """Return the checked array for an input of the state."""
         return _checked(self._taken(given, self._by_name[name])[0], self._by_name[name], "state")
 
     def outs(self, given: Mapping[str, Any], wanted: Sequence[int]) -> tuple[dict[int, Array], bool]:
-        """Arrays to write into, by place of the output, and whether all are on the host."""
+        """Return the arrays to write into, by number of the output, and if all are on the host."""
         into: dict[int, Array] = {}
         all_on_host = True
         require_by_name(given, "out: arrays")
@@ -98,7 +102,7 @@ class Interface:
         return into, all_on_host
 
     def _taken(self, given: Any, spec: TensorSpec) -> tuple[Array, bool]:
-        """An array of the backend's module or NumPy's, and whether it is on the host."""
+        """Return an array of the back end's module or of NumPy, and if it is on the host."""
         try:
             return self._array(given)
         except (TypeError, ValueError, BufferError) as error:
@@ -117,13 +121,13 @@ class Interface:
 
 
 def require_by_name(given: object, what: str) -> None:
-    """ExecutionError unless this is a mapping."""
+    """Raise ExecutionError unless this is a mapping."""
     if type(given) is not dict and not isinstance(given, Mapping):  # the first is quick, and nearly always so
         raise ExecutionError(f"{what} are given in a dict by name, not in {type(given).__name__}")
 
 
 def array_of(name: str, given: Any) -> np.ndarray[Any, Any]:
-    """A NumPy array of what the caller gave; ExecutionError where NumPy makes none of it."""
+    """Return a NumPy array of what the caller gave; raise ExecutionError if NumPy cannot make one."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError) as error:
@@ -138,7 +142,7 @@ def _no_array(name: str, given: Any, error: Exception) -> ExecutionError:
 
 
 def _shown(name: object) -> str:
-    """A name as a caller gave it, who may be untyped."""
+    """Quote a name as the caller gave it, of any type."""
     return quote(name) if isinstance(name, str) else f"{name!r} (names are strings)"
 
 
@@ -151,7 +155,10 @@ def _checked(array: Array, spec: TensorSpec, kind: str) -> Array:
 
 
 def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays given in the order of the inputs, and others by name; ExecutionError for too many, or one given twice."""
+    """Return arrays by name, from some in the order of the inputs and some by name.
+
+    Raises ExecutionError for too many, or for an input that is given twice.
+    """
     if len(arrays) > len(inputs):
         raise ExecutionError(f"{len(arrays)} arrays for {len(inputs)} inputs")
     feeds = dict(zip(inputs, arrays, strict=False))
@@ -162,8 +169,10 @@ def by_name(inputs: Sequence[str], arrays: Sequence[Any], named: Mapping[str, An
 
 
 def on_host(array: Any) -> bool:
-    """Whether an array lives in host memory, by DLPack's device type (1: CPU, 3: pinned) or, without one, for want of
-    `__cuda_array_interface__`."""
+    """Tell if an array is in host memory.
+
+    DLPack's device type says it (1: CPU, 3: pinned), or else the absence of `__cuda_array_interface__`.
+    """
     device = getattr(array, "__dlpack_device__", None)
     if device is None:
         return not hasattr(array, "__cuda_array_interface__")

@@ -1,4 +1,4 @@
-"""What runs each step of a program over its memory, and the constants that steps read."""
+"""Bind each step of a program to its memory, and hold the constants that steps read."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from fusec.schedule.program import Kind, Partition, inputs_of
 
 
 class Constants:
-    """Literals on the device, each once in every memory order that bound steps read it in: an array is there as long as
-    one of them holds it. weights: shared with others; xp: the array module."""
+    """Constants on the device, once for each layout in which steps read them.
+
+    An array is freed with the last step that holds it. xp: the array module; weights: shared with other programs.
+    """
 
     def __init__(self, xp: Any, weights: SharedWeights | None = None):
         self._xp, self._shared = xp, weights
         self.arrays: WeakValueDictionary[tuple[int, Layout], Array] = WeakValueDictionary()
 
     def __call__(self, literal: Literal, type: TensorType) -> Array:
-        """Flat, in the memory order of the type."""
+        """Return the literal as a flat array, in the layout of the type."""
         key = (id(literal), layout(type))
         array = self.arrays.get(key)
         if array is None:
@@ -47,15 +49,17 @@ class Constants:
 
 
 class Steps:
-    """Binds steps to their memory. places: the flat memory of values that are no constants. `kernels`: the steps that
-    were found to run as a kernel of fusec's."""
+    """Binds steps to memory. places: the flat memory of values that are no constants.
+
+    `kernels` are the bound steps that run as a kernel of fusec's.
+    """
 
     def __init__(self, backend: Backend, constants: Constants, places: dict[Value, Array]):
         self.kernels: set[Partition] = set()
         self._backend, self._constants, self._places = backend, constants, places
 
     def bound(self, step: Partition, lowered: Lowered | None) -> Callable[[], None]:
-        """What runs a step. lowered: as a cuDNN graph, if it is one."""
+        """Return a function that runs a step. lowered: the step as a cuDNN graph, if it is one."""
         if lowered is not None:
             by_name = {v.name: v for v in (*step.inputs, *step.outputs)}
             buffers = {b.uid: self._constants(b.literal, b.type) for b in lowered.constants}
@@ -71,7 +75,10 @@ class Steps:
         return self._bound_reference(step)
 
     def _bound_view(self, step: Partition) -> Callable[[], None]:
-        """Nothing to do for a result that lies inside its operand, or holds its operands; what does not is copied."""
+        """Return a function that copies the results of a view that do not share its operand's memory.
+
+        A concat in place copies nothing, because its operands were written into its result.
+        """
         (node,) = step.nodes
         if isinstance(node.op, Concat):
             return lambda: None
@@ -93,17 +100,17 @@ class Steps:
         return copy
 
     def buffer(self, value: Value) -> Array:
-        """The flat memory of a value."""
+        """Return the flat memory of a value."""
         literal = value.literal
         return self._constants(literal, value.type) if literal is not None else self._places[value]
 
     def _memory(self, value: Value, type: TensorType) -> Array:
-        """The flat memory of a value; a constant in the memory order of the type."""
+        """Return the flat memory of a value; a constant in the layout of the type."""
         literal = value.literal
         return self._constants(literal, type) if literal is not None else self._places[value]
 
     def _bound_reference(self, step: Partition) -> Callable[[], None]:
-        """The step's nodes one by one, each result rounded to its own type."""
+        """Return a function that runs the step's nodes one by one, and rounds each result to its own type."""
         operands = {v: unpack(self.buffer(v), v.type) for v in inputs_of(step.nodes)}
         results = {v: unpack(self._places[v], v.type) for v in step.outputs}
 

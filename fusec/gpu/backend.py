@@ -1,4 +1,4 @@
-"""The runtime's backend on an NVIDIA GPU: CuPy memory, cuDNN plans, CUDA graphs."""
+"""Run programs on an NVIDIA GPU: CuPy memory, cuDNN plans, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import numpy as np
 
 from fusec.errors import ExecutionError
 from fusec.gpu import device, kernels
-from fusec.gpu.autotune.coordinate_descent import SECONDS, Found, descend
-from fusec.gpu.autotune.plan_bench import AnyPlan
-from fusec.gpu.autotune.plan_selection import Plans
-from fusec.gpu.autotune.step_candidates import Decided
-from fusec.gpu.autotune.step_selection import Forms
-from fusec.gpu.autotune.tuning_cache import Kept, Place, Suggested
-from fusec.gpu.autotune.whole_model import Rehearsal
+from fusec.gpu.autotune.coordinate_descent import SECONDS, DescentResult, descend
+from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext
+from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.step_candidates import StepTuning, TunedChoices
+from fusec.gpu.autotune.step_selection import StepSelector
+from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
+from fusec.gpu.autotune.whole_model import WholeModelTrial
 from fusec.gpu.cublaslt.algorithms import Blas, competitor
 from fusec.gpu.cublaslt.lone_matmul import lone_product
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.launch.cuda_graph import Launch, in_order, or_side_by_side
 from fusec.gpu.launch.kernel_launcher import Launcher, Memory
 from fusec.gpu.launch.stream_calls import Ahead, AtOnce, Replay, Streams, feeder, fetcher
@@ -33,7 +34,7 @@ from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Array, TensorType
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
-from fusec.plans.plan_record import BLAS, Choice, Entry
+from fusec.plans.plan_record import Choice, Entry
 from fusec.schedule.dependencies import Waits
 from fusec.schedule.program import Partition, Program
 from fusec.system.compile_timer import spent_on
@@ -42,82 +43,80 @@ HostBuffers = Mapping[int, np.ndarray[Any, Any]]  # flat, by uid
 
 
 class CudnnBackend:
-    """Executes cuDNN graphs through the frontend on the current device.
+    """Backend that runs cuDNN graphs and kernels on the current CUDA device.
 
-    Steps run on a stream of their own, so that they can be captured; such a call waits for what its caller's stream
-    holds, and the caller's stream for the call. What is captured whole is queued on the caller's stream itself. tune,
-    budget_s: see `plan_search`. progress: told the number of graphs whose plan is chosen. Plans and forms are kept in
-    `store`. suggested, settled: see `tuning_cache`; where plans made elsewhere were never measured, they alone compete.
-    ways: for the key of a kernel, that of the one to take of those that do the same. kernels: see `plan_bench`.
-    `decided`: what `improve` found. `rehearsed`: what `rehearse` did. side_by_side: steps that can are run so, and
-    that is not measured; else it is, if anything is. builders: see `plan_bench`.
+    tuning: the tuning level with its budget, or a level alone
+    known: choices of a lock file, a compiled file or another input shape
+    store: where choices are stored; default: the cache folder
+    kernel_cache, deterministic, build_pool: see `plan_bench.CudnnContext`
+
+    Steps run on a stream of the backend, so that they can be captured. A call waits for the work on its caller's
+    stream, and that stream waits for the call. A program captured as one CUDA graph runs on the caller's stream itself.
+
+    tuned: the choices that `tune_steps` made; descent: what `tune_whole_model` found.
     """
 
     xp: Any = cupy
 
     def __init__(
         self,
-        tune: str,
-        progress: Callable[[str, int, int], None] | None = None,
-        budget_s: float = float("inf"),
+        tuning: TuningOptions | str,
+        known: KnownChoices | None = None,
         store: PlanStore | None = None,
-        suggested: Suggested | None = None,
-        settled: bool = False,
-        ways: Mapping[str, str] | None = None,
-        kernels: Any = None,
+        kernel_cache: Any = None,
         deterministic: bool = False,
-        side_by_side: bool = False,
-        builders: Builders | None = None,
+        build_pool: BuildPool | None = None,
     ):
+        tuning = TuningOptions(tuning) if isinstance(tuning, str) else tuning
+        known = known or KnownChoices()
         self.deterministic = deterministic
         self.name = device.device_name() or "GPU"
-        self.tune = tune
-        self._known_beside = side_by_side
-        self.side_by_side = side_by_side or tune != "none"
-        self.budget_s = budget_s
-        self.rehearsed: Found | None = None
-        here = device.detect()
-        target = here.name if here is not None else ""
-        driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
-        frontend = [cudnn.__version__, competitor(), *(["deterministic"] if deterministic else [])]
-        frontend += [] if kernels is None else ["kernels for all sizes"]
-        place = Place(target, self.name, driver, version, " ".join(word for word in frontend if word))
-        kept = Kept(store or PlanStore(), place, tune, suggested, settled)
+        self.tune = tuning.level
+        self._known_side_by_side = known.side_by_side
+        self.side_by_side = known.side_by_side or tuning.level != "none"
+        self.descent: DescentResult | None = None
+        environment = _environment(self.name, deterministic, kernel_cache is not None)
+        cache = TuningCache(store or PlanStore(), environment, tuning.level, known)
         self._handle = cudnn.create_handle()
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._streams = Streams(self._stream)
         self._stopwatch = Stopwatch(self._stream)
         cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
-        named = any(entry.choice.engine == BLAS for entries in (suggested or {}).values() for entry in entries)
         self._blas = Blas.open(lambda: int(cupy.cuda.get_current_stream().ptr))
-        # kernels that allocate do so here: what a CUDA graph holds addresses of must not be given to others
+        # Kernels that allocate use this pool, because no one else may get memory that a CUDA graph has addresses of.
         self._pool = cupy.cuda.MemoryPool()
         self._workspace: Array | None = None
         self._lane_workspace: Array | None = None
-        self._products: set[Partition] = set()  # that cuDNN declines and cuBLASLt runs
-        self._right: dict[str, list[Choice]] = {}  # how, by graph
+        self._products: set[Partition] = set()  # steps that cuDNN refuses and cuBLASLt runs
+        self._right_choices: dict[str, list[Choice]] = {}  # for those, by graph
         self._launcher = Launcher()
-        self._builders = builders
-        shared = (self._blas, named, kernels, deterministic, builders)
-        self.plans = Plans(self._handle, self._stream, self._stopwatch, kept, tune, budget_s, progress, *shared)
-        timed = (self._stream, self._stopwatch, tune, ways or {}, builders)
-        self.forms = Forms(self.plans, self._launcher, *timed)
+        self._build_pool = build_pool
+        context = CudnnContext(self._handle, self._stream, self._stopwatch, kernel_cache, deterministic, build_pool)
+        self.plans = PlanSelector(context, cache, tuning, self._blas)
+        self.steps = StepSelector(self.plans, self._launcher, known.variants)
+        self._budget_s = tuning.budget_s
 
     @property
-    def decided(self) -> Decided | None:
-        """The form of each step, and which of the kernels that do the same; None before `improve`."""
-        return self.forms.decided
+    def tuned(self) -> TunedChoices | None:
+        """Return the choices made for steps and kernels; None before `tune_steps`."""
+        return self.steps.tuned
 
-    def improve(
-        self, program: Program, tensor_cores: bool, launch_us: float, kept: bool = False, own_kernels: bool = False
+    def tune_steps(
+        self,
+        program: Program,
+        tensor_cores: bool,
+        launch_us: float,
+        as_source: bool = False,
+        prefer_kernels: bool = False,
     ) -> Program:
-        """See `Forms.improve`."""
+        """Replace each step by its fastest candidate: see `StepSelector.tune_steps`."""
 
         def bind(graph: CudnnGraph, buffers: Mapping[int, Array]) -> Callable[[], None]:
             self._reserve(self.plans.workspace_bytes([graph.key]))
             return self.bind(graph, buffers)
 
-        return self.forms.improve(program, tensor_cores, launch_us, bind, kept, own_kernels)
+        tuning = StepTuning(tensor_cores, launch_us, self.tune)
+        return self.steps.tune_steps(program, tuning, bind, as_source, prefer_kernels)
 
     def from_any(self, array: Any) -> Array:
         if isinstance(array, cupy.ndarray):
@@ -130,87 +129,95 @@ class CudnnBackend:
         return cupy.asarray(array)
 
     def prepare(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int, others: Sequence[Partition] = ()) -> None:
-        """Choose and build a plan of each graph, and compile the kernels of other steps; ExecutionError if a graph has
-        no plan."""
-        found = self.forms.found(others)
-        with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as beside:  # NVRTC lets go of Python's lock
-            kernels_ready = beside.submit(self._launcher.compile, found)
+        """Choose and build a plan of each graph, and compile the kernels of other steps.
+
+        Raises ExecutionError when a graph has no plan.
+        """
+        found = self.steps.kernels_of(others)
+        with ThreadPoolExecutor(1, thread_name_prefix="fusec-kernels") as pool:  # NVRTC releases Python's lock
+            kernels_ready = pool.submit(self._launcher.compile, found)
             self._ready(graphs, footprint_bytes)
             kernels_ready.result()
-        self.plans.keep(graphs.values(), footprint_bytes)
+        self.plans.store(graphs.values(), footprint_bytes)
 
     def _ready(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
         self.plans.require(graphs, footprint_bytes)
-        if self._builders is not None:
-            self._builders.close()
+        if self._build_pool is not None:
+            self._build_pool.close()
         self._reserve(self.plans.workspace_bytes(graphs))
 
     @spent_on("the whole is timed")
-    def rehearse(
+    def tune_whole_model(
         self,
         inputs: Sequence[tuple[Array, TensorType]],
-        works: Sequence[CudnnGraph | Partition],
+        code: Sequence[CudnnGraph | Partition],
         runs: Sequence[Callable[[], None]],
-        bound: Callable[[int], Callable[[], None]],
+        bind_step: Callable[[int], Callable[[], None]],
     ) -> list[int]:
-        """Of plans and kernels that are about as fast by themselves, take those that are fastest within the whole model
-        (`coordinate_descent`): the steps to bind anew, by number. runs: the steps, over memory whose inputs are filled
-        here; works: what they run. bound: binds a step to its memory anew."""
-        seconds = min(SECONDS.get(self.tune, 0.0), self.budget_s)
+        """Choose plans and kernels that are about as fast alone by their times within the model.
+
+        inputs: the memory of the model's inputs, which is filled here
+        code: the graph or step that each of `runs` executes
+        runs: the steps, bound to memory
+        bind_step: binds a step again, by number
+
+        Returns the numbers of the steps to bind again. See `coordinate_descent`.
+        """
+        seconds = min(SECONDS.get(self.tune, 0.0), self._budget_s)
         if seconds <= 0.0:
             return []
-        found = [work if isinstance(work, CudnnGraph) else kernels.find(work.nodes, work.outputs) for work in works]
-        tuned = self.plans.tuned
-        how = (tuned, self._launcher, self._streams, self.scratch, self.time_us)
-        whole = Rehearsal(found, runs, bound, *how)
-        tried = whole.contests()
-        plans = [plan for contest in tried if contest.key in tuned for _, plan in tuned[contest.key].plans]
+        found = [each if isinstance(each, CudnnGraph) else kernels.find(each.nodes, each.outputs) for each in code]
+        ranked = self.plans.ranked
+        using = (ranked, self._launcher, self._streams, self.scratch, self.time_us)
+        whole = WholeModelTrial(found, runs, bind_step, *using)
+        contests = whole.contests()
+        plans = [plan for contest in contests if contest.key in ranked for _, plan in ranked[contest.key].plans]
         self._reserve(max((plan.workspace_bytes for plan in plans), default=0))
         end = time.monotonic() + seconds
         try:
-            if not tried:
+            if not contests:
                 return []
             for array, type in inputs:
                 array[...] = random_array(type)[: array.size]
             with self.scratch():
-                for run in runs:  # step by step, as a first call
+                for run in runs:  # step by step, as in a first call
                     run()
             self.finish()
-            self.rehearsed = descend(tried, whole, lambda: time.monotonic() < end)
-        except ExecutionError:  # the first call will find the step, and another plan for it
+            self.descent = descend(contests, whole, lambda: time.monotonic() < end)
+        except ExecutionError:  # the first call names the failing step, and uses another plan
             return []
-        if self.rehearsed is None:
+        if self.descent is None:
             return []
         changed: list[str] = []
-        for key, option in self.rehearsed.options.items():
-            way = whole.way(key, option)
-            if self.plans.prefer(key, option) if way is None else self.forms.prefer_way(*way):
+        for key, option in self.descent.options.items():
+            variant = whole.variant(key, option)
+            if self.plans.prefer(key, option) if variant is None else self.steps.prefer_variant(*variant):
                 changed.append(key)
-        self.plans.keep([tuned[key].graph for key in changed if key in tuned], self.plans.footprint_bytes)
-        return [number for key in changed for number in whole.places[key]]
+        self.plans.store([ranked[key].graph for key in changed if key in ranked], self.plans.footprint_bytes)
+        return [number for key in changed for number in whole.steps_of[key]]
 
     def library(self, work: CudnnGraph | Partition) -> str:
         if isinstance(work, CudnnGraph):
-            return self.plans.tuned[work.key].plans[0][0].library
+            return self.plans.ranked[work.key].plans[0][0].library
         return "cublaslt" if work in self._products else work.kind.value
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        """Turn to the next plan of a graph, whose first one failed; False if there is none."""
+        """Drop the first plan of a graph, which failed, and use the next; False if there is none."""
         there = self.plans.give_up(graph, reason)
         if there:
             self._reserve(self.plans.workspace_bytes([graph.key]))
         return there
 
     def choices(self) -> dict[str, Choice]:
-        """What was chosen, by `CudnnGraph.key`."""
+        """Return the plan chosen for each graph, by `CudnnGraph.key`."""
         return self.plans.choices()
 
     def entries(self, graphs: Iterable[str]) -> dict[str, Entry]:
-        """The plans of graphs, by `CudnnGraph.key`, serialized where they can be."""
+        """Return the plans of graphs, by `CudnnGraph.key`, serialized where cuDNN can."""
         return self.plans.entries(graphs)
 
     def _reserve(self, workspace_bytes: int) -> None:
-        """Scratch memory for the plan that needs the most."""
+        """Allocate a workspace at least as large as this."""
         if self._workspace is None or self._workspace.size < workspace_bytes:
             with self._stream:
                 self._workspace = cupy.empty(workspace_bytes, cupy.uint8)
@@ -219,14 +226,14 @@ class CudnnBackend:
         plan, handle, workspace = self.plans.plan(graph.key), self._handle, self._workspace
         scratch = 0 if workspace is None else workspace.data.ptr
         addresses = plan.addresses({uid: array.data.ptr for uid, array in buffers.items()})
-        kept = [workspace, *buffers.values()]  # alive as long as what runs over them
+        held = [workspace, *buffers.values()]  # `run` holds them, because it has only their addresses
 
         def run() -> None:
             lane = self._lane_workspace
             try:
                 plan.execute(addresses, scratch if lane is None else lane.data.ptr, handle)
             except RuntimeError as error:
-                raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(kept) - 1} buffers\n{error}") from error
+                raise ExecutionError(f"cuDNN failed to run\n{graph} over {len(held) - 1} buffers\n{error}") from error
 
         return Launch(run, plan.workspace_bytes)
 
@@ -238,9 +245,9 @@ class CudnnBackend:
         return Launch(self._launcher.bind(kernel, memory), shares_scratch=shares, is_kernel=True)
 
     def _product(self, step: Partition, memory: Memory) -> Callable[[], None] | None:
-        """A product that cuDNN declines, by cuBLASLt."""
+        """Bind a product that cuDNN refuses to cuBLASLt; None if that has no right algorithm."""
         with self._stream:
-            product = None if self._blas is None else lone_product(self._blas, step, self._right)
+            product = None if self._blas is None else lone_product(self._blas, step, self._right_choices)
         if product is None:
             return None
         self._products.add(step)
@@ -260,8 +267,12 @@ class CudnnBackend:
         waits: Waits | None = None,
         ahead: tuple[int, Mapping[int, Array]] | None = None,
     ) -> Replay:
-        """CUDA graphs of what can be captured. With `waits`, also side by side on several streams; the faster stays. A
-        kernel that runs ahead is launched by itself in front of them."""
+        """Capture steps as CUDA graphs, where they can be captured.
+
+        waits: the steps that each step waits for; with it the program is also captured on several streams, and the
+            faster of the two is used
+        ahead: a kernel that is launched before the graphs, and the inputs that it alone reads
+        """
         first = runs[ahead[0]] if ahead is not None else None
         if ahead is None or waits is None or not isinstance(first, Launch) or not first.is_kernel:
             return self._recorded(runs, waits)
@@ -277,12 +288,12 @@ class CudnnBackend:
         if waits is None or not self.side_by_side:
             return ordered
         return or_side_by_side(
-            ordered, self._streams, runs, waits, self._on_lane, None if self._known_beside else self.time_us
+            ordered, self._streams, runs, waits, self._on_lane, None if self._known_side_by_side else self.time_us
         )
 
     @contextmanager
     def _on_lane(self, stream: Any, workspace: Array | None) -> Generator[None]:
-        """Plans run on a stream, with scratch memory of that."""
+        """Run plans on another stream, with a workspace of its own."""
         cudnn.set_stream(handle=self._handle, stream=stream.ptr)
         self._lane_workspace = workspace
         try:
@@ -293,7 +304,10 @@ class CudnnBackend:
             cudnn.set_stream(handle=self._handle, stream=self._stream.ptr)
 
     def time_us(self, run: Callable[[], None], count: int, alone: bool = False) -> list[float]:
-        """By events on the device; of what leaves in the cache what it reads, if that has room for it."""
+        """Time runs with CUDA events, in microseconds.
+
+        alone: empty the L2 cache before each run if the model does not fit into it; a whole model leaves it as it is
+        """
         footprint_bytes = self.plans.footprint_bytes
         return [self._stopwatch.within_us(run, footprint_bytes, whole=not alone) for _ in range(count)]
 
@@ -304,14 +318,14 @@ class CudnnBackend:
         return cupy.cuda.using_allocator(self._pool.malloc)
 
     def run_on_host(self, graph: CudnnGraph, buffers: HostBuffers) -> None:
-        """As `simulate.simulate`: read and write flat buffers in host memory, by the plan on the GPU."""
+        """Run a graph on the GPU over flat buffers in host memory, as `simulator.simulate` does."""
         self._ready({graph.key: graph}, 0)
         self._on_host(graph, buffers, lambda device: self.bind(graph, device)())
 
     def plan_runners(
         self, graph: CudnnGraph, per_engine: int
     ) -> Iterator[tuple[Choice, Callable[[HostBuffers], None]]]:
-        """Build the first plans of each engine, and yield what runs each over flat buffers in host memory."""
+        """Build the first plans of each engine, and yield functions that run them over buffers in host memory."""
         for choice, plan in self.plans.of_each_engine(graph, per_engine):
 
             def execute(device: Mapping[int, Array], plan: AnyPlan = plan) -> None:
@@ -341,4 +355,15 @@ class CudnnBackend:
 
 
 def _nothing() -> None:
-    """What is done elsewhere."""
+    """Do nothing, in place of a step that is launched before the CUDA graph."""
+
+
+def _environment(device_name: str, deterministic: bool, all_sizes: bool) -> TuningEnvironment:
+    """Describe this GPU and its libraries for cache keys. all_sizes: plans share kernels for all input shapes."""
+    here = device.detect()
+    words = [cudnn.__version__, competitor()]
+    words += ["deterministic"] if deterministic else []
+    words += ["kernels for all sizes"] if all_sizes else []
+    driver, version = str(cupy.cuda.runtime.driverGetVersion()), str(cudnn.backend_version())
+    target = "" if here is None else here.name
+    return TuningEnvironment(target, device_name, driver, version, " ".join(word for word in words if word))

@@ -1,7 +1,7 @@
-"""`fusec.lock`: in which form each step runs on each target, and by which plan or kernel: made, and kept to.
+"""Make a `fusec.lock`, and apply one: it names the candidate, plan or kernel that runs each step on each target.
 
-A step is known by what it computes (its work), not by its place or names: the same layer in another
-model finds the same entry. The same lock gives the same forms and plans anywhere.
+A step is known by what it computes (its work), not by its place or names, so the same layer in another model finds the
+same entry. The same lock gives the same choices anywhere.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from fusec.errors import CheckError, LoweringError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import Decided, arrange, canonical_of
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import TunedChoices, apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
@@ -43,10 +43,10 @@ __all__ = [
     "NAME",
     "WHOLE",
     "Builds",
-    "Kept",
     "Lock",
     "Locked",
     "LockedPart",
+    "LockedProgram",
     "Plans",
     "apply",
     "as_it_runs",
@@ -59,8 +59,8 @@ __all__ = [
     "shapes_of",
     "side_by_side",
     "text_of",
+    "variants",
     "versions",
-    "ways",
     "whole_work",
     "work_of",
     "write",
@@ -72,57 +72,59 @@ Plans = Mapping[tuple[str, str], Sequence[Entry]]  # by target and key of the cu
 
 
 def make(compiled: Sequence[Compiled], plans: Plans | None = None) -> Lock:
-    """The lock of a model on its targets: what was decided of each; else what would run without measuring. Plans are
-    the first of `plans`, else the first that cuDNN built when it was asked."""
+    """Make the lock of a model on its targets, from tuned choices, or from what would run without tuning.
+
+    Plans are the first of `plans`, else the first that cuDNN built when it was asked.
+    """
     entries: dict[tuple[str, str], Locked] = {}
     for c in compiled:
         c.require_answers(f"a lock for {c.target.name}")
-        if isinstance(c.decided, Lock):
-            found = [entry for entry in c.decided.entries if entry.target == c.target.name]
+        if isinstance(c.tuned, Lock):
+            found = [entry for entry in c.tuned.entries if entry.target == c.target.name]
         else:
             ready = as_it_runs(c)
-            assert isinstance(ready.decided, Decided)
-            found = _entries(ready, ready.decided, plans or {})
+            assert isinstance(ready.tuned, TunedChoices)
+            found = _entries(ready, ready.tuned, plans or {})
         for entry in found:
             entries.setdefault((entry.work, entry.target), entry)
     return Lock(versions(), in_order(list(entries.values())))
 
 
 def as_it_runs(c: Compiled) -> Compiled:
-    """With the program a device would run, if it measured nothing; as it is, if something was decided."""
-    if c.decided is not None:
+    """Return the program that a device would run without tuning; one with choices stays as it is."""
+    if c.tuned is not None:
         return c
-    concats = placed(families(c.program), c.program)
-    program = arrange(c.program, {}, c.options.as_source)
-    return replace(c, program=program, decided=Decided(c.program, {}, {}, concats))
+    concats = concat_choices(concats_in_place(c.program), c.program)
+    program = apply_choices(c.program, {}, c.options.as_source)
+    return replace(c, program=program, tuned=TunedChoices(c.program, {}, {}, concats))
 
 
-def _entries(c: Compiled, decided: Decided, plans: Plans) -> Iterator[Locked]:
-    """Of the kernels as they run, then of cuDNN's steps as partitioned."""
+def _entries(c: Compiled, tuned: TunedChoices, plans: Plans) -> Iterator[Locked]:
+    """Yield the entries of concats, of kernels as they run, of cuDNN's steps as partitioned, and of the whole."""
     cores, target = c.options.tensor_cores, c.target.name
 
     def entry(step: Partition, parts: tuple[LockedPart, ...]) -> Locked:
         return Locked(step.signature, work_of(step, c.graph, cores), target, shapes_of(step), parts)
 
-    for work, each in decided.concats.items():
+    for work, each in tuned.concats.items():
         part = LockedPart(Part(0, "in place" if each.in_place else "copy"))
         yield Locked("concat", digest_of(work, True), target, each.shapes, (part,))
     for step in c.program.steps:
         if step.kind is Kind.KERNEL:
             kernel = kernels.find(step.nodes, step.outputs)
-            key = "" if kernel is None else decided.ways.get(kernel.key, kernel.key)
+            key = "" if kernel is None else tuned.variants.get(kernel.key, kernel.key)
             yield entry(step, (LockedPart(Part(0, "ops" if kernel is None else "kernel"), None, key),))
-    for step in formed_steps(first_of(decided.partitioned, c.options.as_source)):
-        form = decided.forms.get(canonical_of(c.graph, step), (Part(0, step.kind.value, step.spelling),))
+    for step in formed_steps(first_of(tuned.partitioned, c.options.as_source)):
+        form = tuned.steps.get(step_key(c.graph, step), (Part(0, step.kind.value, step.spelling),))
         form = (replace(form[0], nodes=0),) if len(form) == 1 else form
         choices = _choices(step, c, form, plans)
         yield entry(step, tuple(LockedPart(part, choices.get(place)) for place, part in enumerate(form)))
-    order = LockedPart(Part(0, ORDERS[decided.side_by_side]))
-    yield Locked(WHOLE, whole_work(decided.partitioned, cores), target, interface_of(c.graph), (order,))
+    order = LockedPart(Part(0, ORDERS[tuned.side_by_side]))
+    yield Locked(WHOLE, whole_work(tuned.partitioned, cores), target, interface_of(c.graph), (order,))
 
 
 def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -> dict[int, Choice]:
-    """The plans of the parts that cuDNN runs, by their places, as far as they are known."""
+    """Return the known plans of the parts that cuDNN runs, by the place of the part."""
     found: dict[int, Choice] = {}
     for place, part in cudnn_parts(c.graph, step, form):
         chosen = plans.get((c.target.name, lower(part.body, c.options.tensor_cores).graph.key))
@@ -138,22 +140,24 @@ def _choices(step: Partition, c: Compiled, form: Sequence[Part], plans: Plans) -
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """A program as a lock has it: its plans by key of the cuDNN graph, for the key of a kernel, that of the one to take
-    of those that do the same, and whether steps run side by side."""
+class LockedProgram:
+    """A program with the choices of a lock.
+
+    choices: plans by key of the cuDNN graph.
+    variants: for the key of a kernel, the key of the variant to run.
+    """
 
     compiled: Compiled
     choices: Mapping[str, Choice]
-    ways: Mapping[str, str]
+    variants: Mapping[str, str]
     side_by_side: bool = False
 
 
-def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
-    """The program with every step in the form that the lock names. Where concats are copies there, types of its graph
-    change.
+def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> LockedProgram:
+    """Return the program with the choices of a lock. Types change where the lock copies the operands of a concat.
 
-    CheckError unless it has an entry for each, which fits, and its plans and kernels are still to be had. `builds` is
-    asked about plans that cuDNN did not list (default: it is let try, without a device).
+    builds: is asked about plans that cuDNN did not list (default: cuDNN tries to build them, without a device).
+    Raises CheckError unless the lock has a fitting entry for each step, and its plans and kernels still exist.
     """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: keeping to a lock for {target.name}")
@@ -162,17 +166,17 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
     choices: dict[str, Choice] = {}
     used: dict[str, Locked] = {}
     copies: set[str] = set()
-    for work, each in placed(families(compiled.program), compiled.program).items():
+    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
         entry = lock.entry(digest_of(work, True), target.name)
         if entry is None:
             raise CheckError(f"{lock.origin}: concat {each.shapes} on {target.name}: has no entry; {_ANEW}")
         used[entry.work] = entry
         copies |= {work} if entry.form[0].runs == "copy" else set[str]()
-    compiled = replace(compiled, program=copied(compiled.program, copies))
+    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
     for step in formed_steps(first_of(compiled.program, as_source)):
         entry = _required(lock, step, compiled)
         used[entry.work] = entry
-        forms[canonical_of(compiled.graph, step)] = entry.form
+        forms[step_key(compiled.graph, step)] = entry.form
         try:
             for place, part in cudnn_parts(compiled.graph, step, entry.form):
                 if (choice := entry.parts[place].choice) is not None:
@@ -182,7 +186,7 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
         except (ValueError, StopIteration, LoweringError) as error:
             raise _broken(lock, step, target, str(error)) from error
     try:
-        program = arrange(compiled.program, forms, as_source)
+        program = apply_choices(compiled.program, forms, as_source)
     except ValueError as error:
         raise CheckError(f"{lock.origin}: {error}; {_ANEW}") from error
     ways: dict[str, str] = {}
@@ -199,15 +203,15 @@ def apply(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> Kept:
             raise _broken(lock, step, target, "has no plan")
     order = _order(lock, compiled)
     used[order.work] = order
-    decided = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
+    tuned = replace(lock, entries=in_order(list(used.values())), format=FORMAT)
     beside = order.form[0].runs == ORDERS[True]
-    return Kept(replace(compiled, program=program, decided=decided), choices, ways, beside)
+    return LockedProgram(replace(compiled, program=program, tuned=tuned), choices, ways, beside)
 
 
 def _order(lock: Lock, partitioned: Compiled) -> Locked:
-    """The entry for all steps; in order where the lock's format knew nothing else."""
+    """Return the entry of the whole program; in order, if the lock's format has no such entry."""
     target, interface = partitioned.target.name, interface_of(partitioned.graph)
-    own = partitioned.decided.entries if isinstance(partitioned.decided, Lock) else ()  # of a file
+    own = partitioned.tuned.entries if isinstance(partitioned.tuned, Lock) else ()  # of a file
     known = (entry.work for entry in own if entry.target == target and is_order(entry))
     work = next(known, "") or whole_work(partitioned.program, partitioned.options.tensor_cores)
     entry = lock.entry(work, target)
@@ -218,12 +222,12 @@ def _order(lock: Lock, partitioned: Compiled) -> Locked:
 
 
 def side_by_side(lock: Lock, target: Target) -> bool:
-    """Whether the lock of one model, as a file holds it, says that its steps run side by side on a target."""
+    """Tell if the lock of one model, as a file holds it, runs its steps side by side on a target."""
     return any(entry.target == target.name and entry.form[0].runs == ORDERS[True] for entry in lock.entries)
 
 
-def ways(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
-    """For the kernels of a program that can be had in several ways, by their keys: the key of the one a lock names."""
+def variants(lock: Lock, program: Program, target: Target, tensor_cores: bool = True) -> dict[str, str]:
+    """Return the variants that a lock names for kernels of a program, both by key."""
     found: dict[str, str] = {}
     for step in program.steps:
         kernel = kernels.find(step.nodes, step.outputs) if step.kind is Kind.KERNEL else None

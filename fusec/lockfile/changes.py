@@ -1,4 +1,4 @@
-"""What one lock says otherwise than another, and what this machine's cuDNN and fusec would change of one."""
+"""Compare two locks, or a lock with what this machine's cuDNN and fusec would choose."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
 from fusec.lockfile.entries import (
     WHOLE,
     Builds,
@@ -35,7 +35,7 @@ from fusec.schedule.program import Kind, Partition
 
 
 def differences(old: Lock, new: Lock) -> list[str]:
-    """What another lock says otherwise, a line each; measured figures are no difference."""
+    """Return what another lock says differently, a line each; measured figures do not count."""
     lines = [
         f"{name}: {old.versions.get(name) or 'none'} -> {new.versions.get(name) or 'none'}"
         for name in dict.fromkeys((*old.versions, *new.versions))
@@ -61,8 +61,11 @@ def differences(old: Lock, new: Lock) -> list[str]:
 
 
 def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> list[str]:
-    """What this machine's cuDNN and fusec would change of a lock, a line each: steps that fuse otherwise, spellings
-    that were not measured, plans and kernels no longer to be had. `builds` as for `lockfile.apply`."""
+    """Return what this machine's cuDNN and fusec would change of a lock, a line each.
+
+    Lines name steps that fuse differently, spellings that were not measured, plans and kernels that no longer exist.
+    builds: as for `lockfile.apply`.
+    """
     target, cores, as_source = compiled.target, compiled.options.tensor_cores, compiled.options.as_source
     compiled.require_answers(f"{lock.origin}: comparing it for {target.name}")
     lines = [
@@ -71,8 +74,8 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         if lock.versions.get(name) != version
     ]
     try_ = builds or tries(target)
-    if isinstance(compiled.decided, Lock):  # of a file, whose program has its forms already
-        return lines + _changes_of_file(lock, compiled, compiled.decided, try_)
+    if isinstance(compiled.tuned, Lock):  # of a file, whose program has its forms already
+        return lines + _changes_of_file(lock, compiled, compiled.tuned, try_)
     forms: dict[str, tuple[Part, ...]] = {}
     seen: set[str] = set()
 
@@ -85,14 +88,14 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         return entry, what
 
     copies: set[str] = set()
-    for work, each in placed(families(compiled.program), compiled.program).items():
+    for work, each in concat_choices(concats_in_place(compiled.program), compiled.program).items():
         entry = lock.entry(digest_of(work, True), target.name)
         seen.add(digest_of(work, True))
         if entry is None:
             lines.append(f"+ concat {each.shapes} on {target.name}: is in place now")
         elif entry.form[0].runs == "copy":
             copies.add(work)
-    compiled = replace(compiled, program=copied(compiled.program, copies))
+    compiled = replace(compiled, program=copy_concats(compiled.program, copies))
     for step in formed_steps(first_of(compiled.program, as_source)):
         entry, what = looked_up(step)
         if entry is None:
@@ -102,7 +105,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
         except (ValueError, StopIteration) as error:
             lines.append(f"~ {what}: {error}")
             continue
-        forms[canonical_of(compiled.graph, step)] = entry.form
+        forms[step_key(compiled.graph, step)] = entry.form
         unmeasured = entry.choice is not None and entry.choice.time_us is None
         spelling = next((part.spelling for part in entry.form), ())
         if unmeasured and spelling != step.spelling:
@@ -114,7 +117,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
                 lines.append(f"~ {what}: {problem}")
             elif choice is not None and is_unknown(part, choice, target):
                 lines.append(f"? {what}: {plan_name(choice)}: {library_of(choice)} tells of it on the device alone")
-    for step in arrange(compiled.program, forms, as_source).steps:
+    for step in apply_choices(compiled.program, forms, as_source).steps:
         entry, what = looked_up(step) if step.kind is Kind.KERNEL else (None, "")
         if entry is not None and (problem := other_kernel(kernels.find(step.nodes, step.outputs), entry)):
             lines.append(f"~ {what}: {problem}")
@@ -132,7 +135,7 @@ def changes(lock: Lock, compiled: Compiled, builds: Builds | None = None) -> lis
 
 
 def _changes_of_file(lock: Lock, compiled: Compiled, own: Lock, builds: Builds) -> list[str]:
-    """Where the lock of a file differs from another one, and which of its plans are no longer to be had."""
+    """Return how the lock of a file differs from another one, and which of its plans no longer exist."""
     target, cores = compiled.target, compiled.options.tensor_cores
     old, new = (
         Lock({}, tuple(e for e in each.entries if e.target == target.name), each.origin) for each in (lock, own)
@@ -162,7 +165,7 @@ def _runner(locked: LockedPart) -> str:
 
 
 def _form(form: Sequence[Part]) -> str:
-    """A form in words: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
+    """Describe how a step is split: `spelled zero_bias`, `a kernel`, `1 op as it is, then 2 ops a kernel`."""
     words = {"kernel": "a kernel", "ops": "op by op", "in place": "in place", "copy": "a copy"} | {
         order: order for order in ORDERS
     }

@@ -1,4 +1,4 @@
-"""What a lock says of a step, and whether what it names is still to be had."""
+"""Describe a step in a lock, and check that the plan or kernel it names still exists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from fusec import __version__
 from fusec.errors import LoweringError
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import canonical_of, has_forms, parts_of
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_candidates import has_candidates, step_key, steps_of_choice
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.cudnn import plan_serialization
 from fusec.gpu.cudnn.deviceless import cudnn_version
 from fusec.gpu.kernels import Kernel
@@ -28,8 +28,8 @@ Builds = Callable[[CudnnGraph, Choice], bool]  # whether cuDNN builds a plan
 
 
 def work_of(step: Partition, graph: Graph, tensor_cores: bool = True) -> str:
-    """What a step computes, as a digest: ops, attributes, types, wiring; no names, no weights, not its form."""
-    return digest_of(canonical_of(graph, step), tensor_cores)
+    """Return what a step computes, as a digest: ops, attributes, types, wiring; not names, weights or choices."""
+    return digest_of(step_key(graph, step), tensor_cores)
 
 
 def digest_of(work: str, tensor_cores: bool) -> str:
@@ -37,23 +37,23 @@ def digest_of(work: str, tensor_cores: bool) -> str:
 
 
 def shapes_of(step: Partition) -> str:
-    """Types read and written, for people: `f16[8,64,28,28]{0,2,3,1} -> f16[8,64,28,28]{0,2,3,1}`."""
+    """Return the types read and written, for people: `f16[8,64,28,28]{0,2,3,1} -> f16[8,64,28,28]{0,2,3,1}`."""
     read, made = (", ".join(str(v.type) for v in values) for values in (step.inputs, step.outputs))
     return f"{read} -> {made}"
 
 
 def formed_steps(program: Program) -> list[Partition]:
-    """The steps that can take other forms."""
-    return [step for step in program.steps if has_forms(step)]
+    """Return the steps that have several candidates."""
+    return [step for step in program.steps if has_candidates(step)]
 
 
 def cudnn_steps(program: Program) -> list[Partition]:
-    """The steps that cuDNN runs."""
+    """Return the steps that cuDNN runs."""
     return [step for step in program.steps if step.kind is Kind.CUDNN]
 
 
 def versions() -> dict[str, str]:
-    """Of fusec, cuDNN and its frontend here; empty where there is none."""
+    """Return the versions of fusec, cuDNN and its frontend here; empty if not installed."""
     try:
         frontend = importlib.metadata.version("nvidia-cudnn-frontend")
     except importlib.metadata.PackageNotFoundError:
@@ -62,12 +62,12 @@ def versions() -> dict[str, str]:
 
 
 def whole_work(program: Program, tensor_cores: bool = True) -> str:
-    """What all steps compute, as they were partitioned, and how they are connected, as a digest."""
+    """Return what all steps compute, as partitioned, and how they are connected, as a digest."""
     number: dict[str, int] = {}
     lines: list[str] = []
     for step in program.steps:
         places = [number.setdefault(v.name, len(number)) for v in (*step.inputs, *step.outputs)]
-        lines += [canonical_of(program.graph, step), str(places)]
+        lines += [step_key(program.graph, step), str(places)]
     return digest_of("\n".join(lines), tensor_cores)
 
 
@@ -77,13 +77,13 @@ def interface_of(graph: Graph) -> str:
 
 
 def first_of(program: Program, as_source: bool) -> Program:
-    """The program whose steps are given forms: see `forms.arrange`."""
-    return program if as_source else grouped(program, products=True)
+    """Return the program whose steps have candidates: see `step_candidates.arrange`."""
+    return program if as_source else fuse_steps(program, products=True)
 
 
 def cudnn_parts(graph: Graph, step: Partition, form: Sequence[Part]) -> list[tuple[int, Partition]]:
-    """The steps of a form that cuDNN runs, each with the place of its part. ValueError if the form does not fit."""
-    made = iter(parts_of(graph, step, tuple(form)))
+    """Return the parts that cuDNN runs, each with its place. Raises ValueError if the split does not fit the step."""
+    made = iter(steps_of_choice(graph, step, tuple(form)))
     found: list[tuple[int, Partition]] = []
     for place, part in enumerate(form):
         if part.runs == "cudnn":
@@ -101,12 +101,12 @@ def is_order(entry: Locked) -> bool:
 
 
 def tries(target: Target) -> Builds:
-    """Lets cuDNN try: devicelessly it leaves some plans out of its list that it builds when named."""
+    """Return a check that lets cuDNN build a plan, because without a device it does not list all that it builds."""
     return plan_serialization.Tries(target)
 
 
 def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
-    """Whether only the device can say if a plan is to be had."""
+    """Tell if only the device can say that a plan exists."""
     if choice.engine == BLAS:  # it is looked for when the plan is built
         return True
     listed = step.verdict is not None and any((p.engine, p.knobs) == choice.identity for p in step.verdict.plans)
@@ -114,7 +114,7 @@ def is_unknown(step: Partition, choice: Choice, target: Target) -> bool:
 
 
 def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: bool, builds: Builds) -> str:
-    """Why a plan is not to be had; empty if it is, or if only the device can say."""
+    """Return why a plan does not exist; empty if it does, or only the device can say."""
     offered = step.verdict.plans if step.verdict is not None else ()
     if any((plan.engine, plan.knobs) == choice.identity for plan in offered) or is_unknown(step, choice, target):
         return ""
@@ -128,7 +128,7 @@ def unoffered(step: Partition, choice: Choice, target: Target, tensor_cores: boo
 
 
 def other_kernel(kernel: Kernel | None, entry: Locked) -> str:
-    """Why a kernel is not the one of an entry; empty if it is, or can be."""
+    """Return why a kernel is not the one of an entry; empty if it is, or can be."""
     named = entry.parts[0].kernel
     if kernel is None:
         return f"no kernel runs it any more, {named} did" if named else ""

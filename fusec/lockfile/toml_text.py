@@ -36,7 +36,7 @@ def write(path: str | Path, lock: Lock) -> None:
 
 
 def text_of(lock: Lock) -> str:
-    """The lock as TOML, a table for each step. Measured figures have four digits."""
+    """Return the lock as TOML, a table for each step. Measured figures have four digits."""
     lines = [_HEAD, f"format = {FORMAT}"]
     lines += [f"{name} = {json.dumps(lock.versions[name])}" for name in sorted(lock.versions)]
     for entry in in_order(lock.entries):
@@ -71,7 +71,7 @@ def _part_lines(locked: LockedPart) -> Iterator[str]:
 
 
 def read(path: str | Path) -> Lock:
-    """A lock from its file. ModelError naming file, line and reason."""
+    """Read a lock from its file. Raises ModelError naming file, line and reason."""
     try:
         return parse(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -81,7 +81,7 @@ def read(path: str | Path) -> Lock:
 
 
 def parse(text: str, origin: str = NAME) -> Lock:
-    """A lock from its text; `origin` names it in messages."""
+    """Read a lock from its text; `origin` names it in messages."""
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -115,7 +115,7 @@ def parse(text: str, origin: str = NAME) -> Lock:
 
 
 def _locked(table: Any) -> Locked:
-    """One table as an entry; KeyError and ValueError say what is wrong."""
+    """Read one table as an entry; KeyError and ValueError say what is wrong."""
     if not isinstance(table, dict):
         raise ValueError("partition is no table")
     data = cast("dict[str, Any]", table)

@@ -12,9 +12,10 @@ from fusec.errors import FusecError, VerifyError
 from fusec.ir import DType, Graph, print_graph
 
 ROUNDINGS = ("fused", "source")
-UNROUNDED = "unrounded"  # what `disable` calls the fusions that keep a value in fp32 that the model rounds
-CONCAT_IN_PLACE = "concat_in_place"  # what `disable` calls it that concats are written to where they are joined
-UNORDERED = "unordered_sums"  # what `disable` calls plans that give other bits from one run to the next
+CONCAT_IN_PLACE = "concat_in_place"  # the name in `disable` of writing the operands of a concat into its result
+# Two names in `disable` that stand for options of their own; `Options.from_names` reads them.
+UNROUNDED = "unrounded"  # rounding="source": no fusion that keeps a value in fp32 that the model rounds
+UNORDERED = "unordered_sums"  # deterministic=True: no plan that gives other bits from one run to the next
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 
@@ -31,17 +32,44 @@ def names_of(option: str, given: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. `precision` decides the storage type of floating-point tensors and
-    whether fp32 operands may be rounded to tf32; `disable` names passes and rules to leave out.
+    """Options of one compilation that the passes and the partitioner read.
 
-    `state` lists the inputs that stay on the device between calls, each with the output that replaces it after
-    a call, or an empty name. `orders` are the memory orders that the caller chose for inputs and outputs; those that
-    are not in it lie row-major."""
+    precision: decides the storage type of floating-point tensors, and if fp32 operands may be rounded to tf32.
+    disable: names of passes and rules to leave out.
+    state: inputs that stay on the device between calls, each with the output that replaces it, or an empty name.
+    orders: memory orders that the caller chose for inputs and outputs; the others are row-major.
+    rounding: `source` rounds values to 16 bits wherever the model does, `fused` only where a step ends.
+    deterministic: a program must give the same bits each time it runs.
+    """
 
     precision: str = "fp32"
     disable: frozenset[str] = field(default_factory=frozenset[str])
     state: tuple[tuple[str, str], ...] = ()
     orders: Orders = ()
+    rounding: str = "fused"
+    deterministic: bool = False
+
+    @classmethod
+    def from_names(
+        cls,
+        precision: str,
+        names: Collection[str],
+        *,
+        state: tuple[tuple[str, str], ...] = (),
+        orders: Orders = (),
+        rounding: str = "fused",
+        deterministic: bool = False,
+    ) -> Options:
+        """Make options from the names a caller disables, of which two stand for `rounding` and `deterministic`."""
+        rounding = "source" if UNROUNDED in names else rounding
+        disable = frozenset(names) - {UNROUNDED, UNORDERED}
+        return cls(precision, disable, state, orders, rounding, deterministic or UNORDERED in names)
+
+    @property
+    def disabled_names(self) -> list[str]:
+        """The names that `from_names` reads, sorted, as files and reports list them."""
+        unrounded = {UNROUNDED} if self.as_source else set[str]()
+        return sorted(self.disable | unrounded | ({UNORDERED} if self.deterministic else set[str]()))
 
     @property
     def storage(self) -> DType:
@@ -50,13 +78,8 @@ class Options:
 
     @property
     def as_source(self) -> bool:
-        """Whether values are to be rounded to 16 bits wherever the model rounds them."""
-        return UNROUNDED in self.disable
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether a program must give the same bits each time it runs."""
-        return UNORDERED in self.disable
+        """Tell if values are rounded to 16 bits wherever the model rounds them."""
+        return self.rounding == "source"
 
     @property
     def tensor_cores(self) -> bool:

@@ -1,4 +1,4 @@
-"""A lock as data: in which form, and by which plans or kernels, each step of a model runs on each target."""
+"""Hold a lock as data: the candidate, plan or kernel that runs each step of a model on each target."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class LockedPart:
-    """One part of a form. `choice`: cuDNN's plan; None for a part that is joined with a kernel beside it. `kernel`: key
-    of the kernel that runs it, where it is a step of its own."""
+    """One part of a step.
+
+    choice: cuDNN's plan; None for a part that a neighbouring kernel runs.
+    kernel: key of the kernel that runs the part, if it is a step of its own.
+    """
 
     part: Part
     choice: Choice | None = None
@@ -24,10 +27,12 @@ class LockedPart:
 
 @dataclass(frozen=True)
 class Locked:
-    """One step on one target: of cuDNN's, as partitioned, and the parts that take its place; or a kernel's, as it runs;
-    or all steps, of which it says whether they run side by side.
+    """One entry of a lock, for one target.
 
-    `name` and `shapes` are for people; `work` identifies it."""
+    It is about a step of cuDNN, as partitioned, with the parts that replace it; or about a kernel, as it runs;
+    or about the whole program, and says if steps run side by side.
+    `name` and `shapes` are for people; `work` identifies the entry.
+    """
 
     name: str
     work: str
@@ -37,12 +42,12 @@ class Locked:
 
     @property
     def form(self) -> tuple[Part, ...]:
-        """What `step_candidates.arranged` takes."""
+        """Return how the step is split, as `step_candidates.arranged` takes it."""
         return tuple(each.part for each in self.parts)
 
     @property
     def choice(self) -> Choice | None:
-        """The plan, where one runs the whole step."""
+        """Return the plan, if one plan runs the whole step."""
         return self.parts[0].choice if len(self.parts) == 1 else None
 
     def __str__(self) -> str:
@@ -51,8 +56,10 @@ class Locked:
 
 @dataclass(frozen=True)
 class Lock:
-    """Entries in order of target, name, shapes and work; the versions they were chosen with; where it was read, and in
-    which format."""
+    """Entries in order of target, name, shapes and work, with the versions they were chosen with.
+
+    origin: the file it was read from; format: the format of that file.
+    """
 
     versions: Mapping[str, str]
     entries: tuple[Locked, ...]
@@ -64,16 +71,16 @@ class Lock:
         return {(entry.work, entry.target): entry for entry in self.entries}
 
     def entry(self, work: str, target: str) -> Locked | None:
-        """The entry of a step (`lockfile.work_of`) on a target."""
+        """Return the entry of a step (`lockfile.work_of`) on a target."""
         return self._by_work.get((work, target))
 
     def choice(self, work: str, target: str) -> Choice | None:
-        """The plan of a step on a target, where one runs the whole."""
+        """Return the plan of a step on a target, if one plan runs the whole step."""
         found = self.entry(work, target)
         return None if found is None else found.choice
 
 
 def in_order(entries: object) -> tuple[Locked, ...]:
-    """Entries as a lock has them."""
+    """Sort entries as a lock does."""
     assert isinstance(entries, (list, tuple))
     return tuple(sorted(entries, key=lambda e: (e.target, e.name, e.shapes, e.work)))

@@ -1,7 +1,7 @@
-"""Chosen plans and forms on disk, a file each, shared by processes; plans found bad; the blobs this machine built.
+"""Store chosen plans and candidates on disk, a file each, with plans found bad and the blobs this machine built.
 
-Readers see each file whole or not at all, also after kill -9 (`fusec.atomic`). Each carries a checksum: one that fails
-it is dropped, with a warning, and counts as absent. A folder that cannot be written serves what it holds.
+Several processes share the folder. Readers see each file whole or not at all, also after kill -9.
+A file that fails its checksum is dropped, with a warning. A read-only folder still serves what it holds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BAD = re.compile(r"quarantine/[0-9a-f]{64}/[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Info:
-    """What the store holds."""
+    """Size and contents of the store."""
 
     folder: Path
     entries: int
@@ -53,10 +53,10 @@ class Info:
 
 
 class PlanStore:
-    """Plans and forms by key in `folder` (default: `plans` in the cache folder), at most `max_bytes` of them, blobs
-    included; those unused for longest go first. Safe with many threads and processes.
+    """Plans and candidates by key, in `folder` (default: `plans` in the cache folder).
 
-    FusecError if the folder cannot be used.
+    It holds at most `max_bytes`, blobs included, and drops first those unused for longest.
+    Many threads and processes can use it. Raises FusecError when the folder cannot be used.
     """
 
     def __init__(self, folder: Path | None = None, max_bytes: int = MAX_BYTES):
@@ -72,7 +72,7 @@ class PlanStore:
     # entries -----------------------------------------------------------------------------------------
 
     def get(self, key: PlanKey) -> Entry | None:
-        """The entry of that key, or None. A blob this machine did not build is left out of it."""
+        """Return the entry of that key, or None; without a blob that this machine did not build."""
         path = self._place("plans", key.digest)
         found = self._used(path)
         if found is None:
@@ -86,11 +86,11 @@ class PlanStore:
         return Entry(choice, blob if blob and self.trusts(blob) else None)
 
     def put(self, key: PlanKey, entry: Entry) -> None:
-        """Write an entry built on this machine, in the place of any other of that key; its blob is trusted."""
+        """Write an entry built on this machine, and replace any other of that key; its blob is trusted."""
         self.put_all({key: entry})
 
     def put_all(self, entries: Mapping[PlanKey, Entry]) -> None:
-        """`put` them all."""
+        """Write entries as `put` does."""
         with self._remembers():
             self.trust(*(entry.blob for entry in entries.values() if entry.blob))
             for key, entry in entries.items():
@@ -99,7 +99,7 @@ class PlanStore:
                 self._bound()
 
     def drop_blob(self, key: PlanKey, reason: str) -> None:
-        """Keep the choice of that key without its serialized plan, which did not serve; a warning says why."""
+        """Keep the choice of that key, and drop its serialized plan, which failed; warn with the reason."""
         path = self._place("plans", key.digest)
         found = self._read(path)
         if found is not None and found[1]:
@@ -110,12 +110,12 @@ class PlanStore:
     # forms -------------------------------------------------------------------------------------------
 
     def form(self, key: PlanKey) -> dict[str, Any] | None:
-        """What `put_form` was given for that key, or None."""
+        """Return what `put_form` stored for that key, or None."""
         found = self._used(self._place("forms", key.digest))
         return None if found is None else found[0]["form"]
 
     def put_form(self, key: PlanKey, form: Mapping[str, Any]) -> None:
-        """Write what was measured, plain data, in the place of any other of that key."""
+        """Store what was measured of a step, as plain data, and replace any other of that key."""
         header = {"key": key.to_json(), "form": dict(form)}
         with self._remembers():
             self._write(self._place("forms", key.digest), _pack(key.digest, header, b""))
@@ -124,7 +124,7 @@ class PlanStore:
     # trust -------------------------------------------------------------------------------------------
 
     def trusts(self, blob: bytes) -> bool:
-        """Whether this machine built that serialized plan, or its user said to trust it."""
+        """Tell if this machine built that serialized plan, or its user said to trust it."""
         return hashlib.sha256(blob).hexdigest() in self._hashes()
 
     def trust(self, *blobs: bytes) -> None:
@@ -148,7 +148,7 @@ class PlanStore:
         return self.folder / "trusted"
 
     def _hashes(self) -> set[str]:
-        """The trusted hashes; the list is read again if it has changed its size."""
+        """Return the trusted hashes; read the list again if its size changed."""
         try:
             size = self._trust_path.stat().st_size
         except OSError:
@@ -164,7 +164,7 @@ class PlanStore:
     # quarantine --------------------------------------------------------------------------------------
 
     def quarantine(self, graph_key: str, target: str, cudnn: str, engine: int, knobs: Knobs, reason: str) -> None:
-        """Remember that a plan of a graph failed a check; it is not to be used with this cuDNN again."""
+        """Record that a plan of a graph failed a check, so that it is not used with this cuDNN again."""
         name = hashlib.sha256(json.dumps([engine, sorted(knobs)]).encode()).hexdigest()
         case = {"graph": graph_key, "target": target, "cudnn": cudnn, "engine": engine}
         header = {**case, "knobs": [list(pair) for pair in sorted(knobs)], "reason": reason}
@@ -173,7 +173,7 @@ class PlanStore:
             self._write(place, _pack(name, header, b""))
 
     def quarantined(self, graph_key: str, target: str, cudnn: str) -> list[tuple[int, Knobs, str]]:
-        """(engine, knobs, reason) of every plan of a graph that failed a check."""
+        """Return (engine, knobs, reason) of every plan of a graph that failed a check."""
         result: list[tuple[int, Knobs, str]] = []
         for path in _files(self._place("quarantine", _case(graph_key, target, cudnn))):
             found = self._read(path)
@@ -185,7 +185,7 @@ class PlanStore:
     # the whole ---------------------------------------------------------------------------------------
 
     def info(self) -> Info:
-        """What is there now."""
+        """Return size and contents of the store."""
         plans, forms = self._plans(), self._forms()
         size = sum(path.stat().st_size for path in (*plans, *forms))
         blobs = 0
@@ -196,7 +196,7 @@ class PlanStore:
         return Info(self.folder, len(plans), len(forms), blobs, size, self.max_bytes, len(self._bad()), trusted)
 
     def clear(self) -> int:
-        """Forget all: entries, forms, quarantine and trust. Returns how many entries there were."""
+        """Delete everything: plans, candidates, quarantine and trust. Return how many plans there were."""
         plans = self._plans()
         with self._errors():
             for path in (*plans, *self._forms(), *self._bad(), self._trust_path):
@@ -204,7 +204,7 @@ class PlanStore:
         return len(plans)
 
     def export(self, path: Path) -> int:
-        """Write entries, forms and quarantine into one file, a zip; returns how many entries. Trust stays here."""
+        """Write plans, candidates and quarantine into one zip file; return how many plans. Trust stays here."""
         count = 0
         try:
             with atomic_write.written(path.resolve(), durable=True) as whole, zipfile.ZipFile(whole, "w") as archive:
@@ -218,8 +218,11 @@ class PlanStore:
         return count
 
     def import_(self, path: Path) -> int:
-        """Take over what `export` wrote, perhaps elsewhere; returns how many entries. What is here already
-        stays, and no blob is trusted for it. FusecError, with nothing taken over, if the file is damaged."""
+        """Add what `export` wrote, perhaps elsewhere; return how many plans.
+
+        Entries that are here already stay, and no imported blob is trusted.
+        Raises FusecError, and adds nothing, when the file is damaged.
+        """
         taken: dict[str, bytes] = {}
         if path.exists() and not path.is_file():  # a pipe would wait for ever
             raise FusecError(f"{path}: is not a regular file")
@@ -261,7 +264,7 @@ class PlanStore:
         return [file for case in sorted(folder.iterdir()) for file in _files(case)] if folder.is_dir() else []
 
     def _used(self, path: Path) -> tuple[dict[str, Any], bytes] | None:
-        """What a file holds, which was used just now."""
+        """Return what a file holds, and mark it as used now."""
         found = self._read(path)
         if found is not None:
             with contextlib.suppress(OSError):  # a read-only folder serves, it only forgets what was used last
@@ -298,7 +301,7 @@ class PlanStore:
             self._room -= len(data)
 
     def _bound(self) -> None:
-        """Drop the entries unused for longest until the rest fits, and what dead writers left behind."""
+        """Drop the entries unused for longest until the rest fits, and temporary files of dead writers."""
         with self._mutex:
             self._until_scan -= 1
             if self._until_scan >= 0 and self._room >= 0:
@@ -337,7 +340,7 @@ class PlanStore:
 
     @contextlib.contextmanager
     def _remembers(self) -> Generator[None]:
-        """Write what this process can do without: where the folder is read-only, warn once and go on."""
+        """Allow writes to fail if the folder is read-only: warn once and go on, because nothing depends on them."""
         try:
             yield
         except ReadOnlyError:
@@ -358,13 +361,13 @@ def _case(graph_key: str, target: str, cudnn: str) -> str:
 
 
 def _pack(name: str, header: Mapping[str, Any], blob: bytes) -> bytes:
-    """Magic, checksum, one line of JSON, blob. The checksum covers the name: files cannot change places."""
+    """Return magic, checksum, one line of JSON, blob. The checksum covers the name, so files cannot be swapped."""
     body = json.dumps(header, sort_keys=True).encode() + b"\n" + blob
     return _MAGIC + hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n" + body
 
 
 def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
-    """Inverse of `_pack`; ValueError if anything is not as it was written."""
+    """Read what `_pack` returned. Raises ValueError for damaged data."""
     start = len(_MAGIC) + 65
     body = data[start:]
     checksum = hashlib.sha256(name.encode() + body).hexdigest().encode() + b"\n"
@@ -378,7 +381,7 @@ def _unpack(data: bytes, name: str) -> tuple[dict[str, Any], bytes]:
 
 
 def _check(name: str, header: Mapping[str, Any]) -> None:
-    """ValueError unless a header holds what its place says: a checksum is no proof of good faith."""
+    """Raise ValueError unless a header fits its file's place, because a checksum does not prove good faith."""
     try:
         if name.startswith("plans/"):
             Choice.from_json(header["choice"])

@@ -1,6 +1,6 @@
-"""How one cuDNN graph is run, as plain data: the engine and its knobs, never a plan's place in cuDNN's list.
+"""Record how one cuDNN graph is run: the engine and its knobs, never a plan's place in cuDNN's list.
 
-The list drifts with the version of cuDNN and the GPU; engine and knobs name the same plan in any of them.
+The list changes with the version of cuDNN and the GPU; engine and knobs name the same plan in any of them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ BLAS = 1 << 20  # stands for an engine where cuBLASLt runs a graph; the knobs ar
 
 @dataclass(frozen=True)
 class Choice:
-    """One plan of a graph. `time_us` (median on the device) and `error` (relative L2 against the reference or, where
-    that would take too long, against other engines) are None where nothing was measured. complete: every plan of its
-    tuning level was timed."""
+    """One plan of a graph.
+
+    time_us: median on the device; None if it was not timed.
+    error: relative L2 against the reference or, if that takes too long, against other engines; None if not measured.
+    complete: every plan of its tuning level was timed.
+    """
 
     engine: int
     knobs: Knobs
@@ -33,31 +36,31 @@ class Choice:
 
     @classmethod
     def of(cls, plan: Plan) -> Choice:
-        """A plan that cuDNN offers, not measured."""
+        """Return the choice of a plan that cuDNN offers, without measurements."""
         return cls(plan.engine, plan.knobs, plan.workspace_bytes)
 
     @property
     def library(self) -> str:
-        """Whose plan it is."""
+        """Return the library whose plan it is."""
         return "cublaslt" if self.engine == BLAS else "cudnn"
 
     @property
     def name(self) -> str:
-        """What messages call the plan, without its knobs."""
+        """Return the plan's name in messages, without its knobs."""
         return f"engine {self.engine}" if self.engine != BLAS else "cuBLASLt"
 
     @property
     def identity(self) -> tuple[int, Knobs]:
-        """What names the plan to its library."""
+        """Return what names the plan to its library."""
         return self.engine, self.knobs
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` gives back an equal choice."""
+        """Return plain data; `from_json` reads an equal choice from it."""
         return {**asdict(self), "knobs": [list(pair) for pair in self.knobs]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
-        """Inverse of `to_json`. ValueError for data of another form."""
+        """Read what `to_json` returned. Raises ValueError for other data."""
         try:
             pairs = [(k, v) for k, v in data["knobs"]]
             measured = (data["workspace_bytes"], data["time_us"], data["error"], data.get("complete", True))
@@ -80,20 +83,23 @@ RUNS = ("cudnn", "kernel", "ops", "in place", "copy", *ORDERS)  # in place, copy
 
 @dataclass(frozen=True)
 class Part:
-    """One step of the form that a step of cuDNN's takes: how many of its nodes, from where the part before ends (0: all
-    that are left), and what runs them: cuDNN, in that spelling; a kernel; or each op by itself."""
+    """One part of a step that was split.
+
+    nodes: how many of the step's nodes, after those of the part before; 0: all that are left.
+    runs: who runs them: cuDNN, a kernel, or each op by itself. spelling: the rewrites of a part that cuDNN runs.
+    """
 
     nodes: int
     runs: str = "cudnn"
     spelling: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `from_json` gives back an equal part."""
+        """Return plain data; `from_json` reads an equal part from it."""
         return {**asdict(self), "spelling": list(self.spelling)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Part:
-        """Inverse of `to_json`. ValueError for data of another form."""
+        """Read what `to_json` returned. Raises ValueError for other data."""
         try:
             nodes, runs, spelling = data["nodes"], data["runs"], data["spelling"]
         except (KeyError, TypeError) as error:
@@ -108,7 +114,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PlanKey:
-    """What a choice holds for: the graph (`CudnnGraph.key`) or other work, where it runs, and the tuning level."""
+    """Everything a choice depends on: the graph (`CudnnGraph.key`) or step, the machine, and the tuning level."""
 
     graph: str
     target: str
@@ -120,19 +126,19 @@ class PlanKey:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the fields: the same in every process."""
+        """Return the SHA-256 of the fields, which is the same in every process."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, str]:
-        """Plain data, the fields by name."""
+        """Return the fields by name, as plain data."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A choice and, where there is one, the plan itself as cuDNN serializes it.
+    """A choice and, if there is one, the plan itself as cuDNN serializes it.
 
-    A blob holds machine code: it is handed to cuDNN only if this machine built it (`PlanStore.trusts`).
+    A blob holds machine code: cuDNN gets it only if this machine built it (`PlanStore.trusts`).
     """
 
     choice: Choice

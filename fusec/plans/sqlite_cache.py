@@ -1,8 +1,8 @@
-"""Remembered answers on disk: text by key in one SQLite file that many processes may share.
+"""Store answers on disk: text by key in one SQLite file that many processes may share.
 
-SQLite's journal survives kill -9; every entry carries a checksum, and one that fails it counts as absent.
-A file that SQLite cannot read is set aside and begun anew: nothing in it is more than an answer to a
-question that can be asked again. Where the folder is read-only, the file serves what it holds.
+SQLite's journal survives kill -9. Every entry has a checksum, and one that fails it counts as absent.
+A file that SQLite cannot read is set aside and replaced by a new one, because every answer can be asked again.
+A read-only folder still serves what the file holds.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Store:
         self._said = False  # that the folder is read-only
 
     def get(self, keys: Iterable[str]) -> dict[str, str]:
-        """The texts of those keys that are there and whole."""
+        """Return the texts of those keys that are there and whole."""
         wanted = list(keys)
 
         def read(connection: sqlite3.Connection) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Store:
             return self._read_only(count) or 0
 
     def _read_only(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
-        """`action` on a file that must not be written, nor its journal made; None if nothing can be read there."""
+        """Run `action` on a file that must not be written, nor its journal; return None if nothing can be read."""
         # `immutable` needs no journal. It is second: it leaves out what a journal that is there still holds.
         for way in ("mode=ro", "mode=ro&immutable=1"):
             with contextlib.suppress(sqlite3.Error):
@@ -113,7 +113,7 @@ class Store:
         return None
 
     def _do(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """`action` as one transaction; a damaged file is set aside and the action done on a new one."""
+        """Run `action` as one transaction; set a damaged file aside, and run the action on a new one."""
         try:
             try:
                 return self._transaction(action)

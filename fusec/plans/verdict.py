@@ -1,4 +1,4 @@
-"""What cuDNN says of a graph: legal, with the plans it offers, or refused, with its reason."""
+"""Record cuDNN's answer about a graph: legal, with the plans it offers, or refused, with its reason."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Legal:
-    """Accepted: at least one of `plans` was built, or, of a graph that differs in its sizes alone, the same one.
+    """Legal: at least one of `plans` was built, or the same plan for a graph of other sizes.
 
-    Without plans nothing was asked of cuDNN: see `PROPOSED`."""
+    Without plans cuDNN was not asked: see `PROPOSED`.
+    """
 
     plans: tuple[Plan, ...]
 
@@ -30,7 +31,7 @@ class Legal:
 
     @property
     def kind(self) -> str:
-        """`precompiled` if any plan is, else `runtime`; `proposed` if cuDNN was not asked."""
+        """Return `precompiled` if any plan is, else `runtime`; `proposed` if cuDNN was not asked."""
         if not self.plans:
             return "proposed"
         return "precompiled" if self.precompiled else "runtime"
@@ -38,7 +39,7 @@ class Legal:
 
 @dataclass(frozen=True)
 class Refused:
-    """Declined. `stage` is lower, validate, build_operation_graph, plan, build or crash."""
+    """Refused. `stage` is lower, validate, build_operation_graph, plan, build or crash."""
 
     stage: str
     code: str  # cuDNN status name where there is one

@@ -1,4 +1,4 @@
-"""Step N of a compiled model as a folder for a bug report: a script for cudnn and cupy alone, data, versions.
+"""Write one step of a compiled model as a folder for a bug report: a script for cudnn and cupy, data, versions.
 
 Nothing in the folder needs fusec. `write` takes a compilation, `write_body` any body that lowers.
 """
@@ -33,9 +33,9 @@ __all__ = ["check_folder", "check_step", "script", "versions", "write", "write_b
 
 
 def write(compiled: Compiled, index: int, folder: Path, seed: int = 0) -> Path:
-    """The folder about step `index`, as `fusec explain` numbers them, on random inputs; returns its path.
+    """Write the folder of step `index`, as `fusec explain` numbers them, on random inputs; return its path.
 
-    It is there whole or not at all. FusecError for a step that is no cuDNN graph, or a folder in use.
+    The folder is there whole or not at all. Raises FusecError for a step that is no cuDNN graph, or a folder in use.
     """
     check_folder(folder)
     check_step(compiled.program, index)
@@ -57,7 +57,7 @@ def write_body(
     seed: int = 0,
     feeds: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Path:
-    """The same about any body and what it was lowered to, on `feeds` by input name, or random inputs."""
+    """Write the folder of any body and its lowered graph, on `feeds` by input name, or random inputs."""
     goal = check_folder(folder)
     contents = data.make(body, lowered, seed, feeds)
     files = {
@@ -84,7 +84,7 @@ def write_body(
 
 
 def check_folder(folder: Path) -> Path:
-    """Where the folder will be; FusecError unless it is new or empty, and can be made."""
+    """Return the path of the folder. Raises FusecError unless it is new or empty, and can be made."""
     named = printable(str(folder))
     try:
         goal = folder.resolve()
@@ -102,7 +102,7 @@ def check_folder(folder: Path) -> Path:
 
 
 def check_step(program: Program, index: int) -> None:
-    """FusecError unless the step is a cuDNN graph."""
+    """Raise FusecError unless the step is a cuDNN graph."""
     able = [str(i) for i, step in enumerate(program.steps) if step.kind is Kind.CUDNN]
     remedy = f"cuDNN steps are {', '.join(able)}" if able else "this program has no cuDNN step"
     if not 0 <= index < len(program.steps):
@@ -113,7 +113,7 @@ def check_step(program: Program, index: int) -> None:
 
 
 def versions(target: Target) -> dict[str, str | None]:
-    """What made the folder; None for what is not installed, or a GPU that is not there."""
+    """Return the versions the folder was made with; None for what is not installed, or a GPU that is not there."""
     return {
         "fusec": __version__,
         "cudnn": deviceless.cudnn_version() or None,
@@ -136,7 +136,7 @@ def _installed(*packages: str) -> str | None:
 
 
 def _onnx(body: Graph) -> tuple[bytes | None, str]:
-    """The body as an ONNX model, or the reason why there is none."""
+    """Return the body as an ONNX model, or the reason why there is none."""
     from fusec.exporters.onnx import to_onnx  # late: onnx takes its time to import
 
     try:

@@ -1,6 +1,6 @@
-"""What the memory of a lowered step holds before it runs, and what its outputs hold after, by uid.
+"""Compute the memory of a lowered step before it runs, and its outputs after, by uid.
 
-Buffers are flat, in the memory order of the graph: a script copies them to the device as they are.
+Buffers are flat, in the layout of the graph: a script copies them to the device as they are.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ _POISON = 77  # where NaN is no poison: in integers, and where NaN is right
 
 @dataclass(frozen=True)
 class Data:
-    """`before`: inputs, constants, and outputs that hold nothing right; `expected`: outputs as simulated;
-    `allowed`: for each output, the relative L2 error that rounding explains."""
+    """Buffers of a step by uid.
+
+    before: inputs, constants, and outputs with wrong values.
+    expected: outputs as simulated.
+    allowed: the relative L2 error that rounding explains, for each output.
+    """
 
     before: Mapping[int, Buffer]
     expected: Mapping[int, Buffer]
@@ -38,7 +42,7 @@ class Data:
 
 
 def make(body: Graph, lowered: Lowered, seed: int, feeds: Mapping[str, Array] | None = None) -> Data:
-    """Inputs as given by name, else random. ExecutionError for an array that is missing or does not fit."""
+    """Compute the buffers from inputs by name, or random ones. Raises ExecutionError for one missing or unfit."""
     rng = np.random.default_rng(seed)
     arrays = {v.name: random_array(rng, v.type) if feeds is None else _given(v, feeds) for v in body.inputs}
     types = {v.name: v.type for v in body.inputs}
@@ -64,7 +68,7 @@ def _given(value: Value, feeds: Mapping[str, Array]) -> Array:
 
 
 def _poison(right: Array) -> Array:
-    """Nowhere equal to what is right."""
+    """Fill an output with values that are wrong everywhere."""
     if right.dtype == np.bool_:
         return ~right
     if right.dtype.kind in "iu":
@@ -73,7 +77,7 @@ def _poison(right: Array) -> Array:
 
 
 def save(path: Path, buffers: Mapping[int, Buffer]) -> None:
-    """As .npz, an array for each uid; bfloat16, for which numpy has no name, as its bits in uint16."""
+    """Write a .npz with an array for each uid; bfloat16, which numpy has no name for, as its bits in uint16."""
     arrays: dict[str, Any] = {str(uid): _bits(buffer) for uid, buffer in sorted(buffers.items())}
     np.savez(path, **arrays)
 

@@ -1,9 +1,9 @@
-"""A Lowered as a Python script that needs cudnn and cupy alone: what gpu/cudnn/emit.py does, written out call by call.
+"""Write a Lowered as a Python script that needs only cudnn and cupy: the calls of gpu/cudnn/emit.py, one by one.
 
-The tests hold the two together: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
+The tests compare the two: the graph such a script builds is the graph `emit` makes, to the frontend's JSON.
 
-A model's names are a stranger's text. They stand in string literals alone, as `ascii` writes them. No comment holds
-one, because Python obeys `coding:` in a comment on the first two lines.
+A model's names are untrusted text. They appear only in string literals, as `ascii` writes them. No comment holds one,
+because Python obeys `coding:` in a comment on the first two lines.
 """
 
 from __future__ import annotations
@@ -91,9 +91,12 @@ def wide(array):  # bfloat16 lies in the files as its bits, the upper half of a 
 
 
 def script(lowered: Lowered, allowed: Mapping[int, float], title: str = "a cuDNN graph") -> str:
-    """The source: builds the graph, runs each plan (or those given as arguments) on `inputs.npz` beside the
-    script, and exits with 1 unless all that could be built are within `allowed`, by uid of the output, of
-    `expected.npz`. LoweringError for an element type or operation cuDNN's frontend lacks."""
+    """Return the source: it builds the graph and runs each plan, or those given as arguments, on `inputs.npz`.
+
+    The files are in the script's folder. It exits with 1 unless the outputs of all plans that build are within
+    `allowed`, by uid, of `expected.npz`.
+    Raises LoweringError for an element type or operation that cuDNN's frontend lacks.
+    """
     graph = lowered.graph
     names = dict(lowered.inputs) | {c.uid: c.literal.label for c in lowered.constants} | dict(lowered.outputs)
     made = {uid for call in graph.calls for uid in call.outputs}
@@ -127,7 +130,7 @@ def _names(tensor: CudnnTensor) -> tuple[str, str, str]:
 
 
 def _named(names: Mapping[int, str]) -> str:
-    """A dictionary of the model's names by uid, in lines as full as they go."""
+    """Return a dictionary of the model's names by uid, in lines as full as possible."""
     lines = ["   "]
     for uid, name in sorted(names.items()):
         item = f" {uid}: {name!a},"
@@ -144,7 +147,7 @@ def _given(tensor: CudnnTensor) -> str:
 
 
 def _made(graph: CudnnGraph, call: CudnnCall) -> list[str]:
-    """A call, and what its results are told."""
+    """Return a call, and the calls that set attributes of its results."""
     results = list(call.outputs)
     if len(results) > 1:
         lines = [f"{', '.join(f't{uid}' for uid in results)} = {_call(call)}"]
@@ -158,7 +161,7 @@ def _made(graph: CudnnGraph, call: CudnnCall) -> list[str]:
 
 
 def _told(graph: CudnnGraph, uid: int) -> str:
-    """What a result is told."""
+    """Return the calls that set attributes of a result."""
     tensor = graph.tensor(uid)
     told = f".set_uid({tensor.uid}).set_dim({list(tensor.dims)}).set_stride({list(tensor.strides)})"
     told += f".set_data_type({_names(tensor)[0]})"
@@ -166,7 +169,7 @@ def _told(graph: CudnnGraph, uid: int) -> str:
 
 
 def _call(call: CudnnCall) -> str:
-    """The frontend's method as emit calls it; the compute type is the graph's own where it is fp32."""
+    """Return the frontend's method as emit calls it; an fp32 compute type is the graph's own."""
     operands = [f"t{uid}" for uid in call.inputs]
     compute = {} if call.compute is DType.F32 else {"compute_data_type": NAMES[call.compute][0]}
     attributes = {k: _literal(v) for k, v in call.attributes}

@@ -1,4 +1,4 @@
-"""The texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
+"""Hold the texts of a repro folder that do not depend on the graph: the README, and the script as a pytest file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ no plan can be built. Attach what it prints, and what nvidia-smi says, to a repo
 
 
 def readme(title: str, target: Target, seed: int | None, missing: str) -> str:
-    """`seed`: of the inputs, None if they were given; `missing`: why there is no ONNX file."""
+    """Return the README. `seed`: of the inputs, None if they were given; `missing`: why there is no ONNX file."""
     return _README.format(
         title=textwrap.fill(printable(title), 100),
         inputs="given inputs" if seed is None else f"random inputs of seed {seed}",

@@ -1,5 +1,4 @@
-"""Which nodes cost nothing: their result is the operand's memory, read with other strides, or what their operands were
-written into."""
+"""Find nodes that need no copy: views of their operand's memory, and concats whose operands are in place."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from fusec.ops import Concat, Expand, Pointwise, Relayout, Reshape, Slice, Split
 
 
 def same_storage(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether two memory orders of a shape put the elements in the same places (dims of 1 do not count)."""
+    """Tell if two memory orders of a shape put the elements in the same places (dims of 1 do not count)."""
     rank = range(len(shape))
     return [d for d in (a or rank) if shape[d] != 1] == [d for d in (b or rank) if shape[d] != 1]
 
 
 def is_view(node: Node) -> bool:
-    """Whether every result of the node can share the memory of its operand."""
+    """Tell if every result of the node can share the memory of its operand."""
     if len(node.operands) != 1:
         return False
     source = node.operands[0].type
@@ -24,8 +23,10 @@ def is_view(node: Node) -> bool:
 
 
 def joins_in_place(node: Node) -> bool:
-    """Whether a concat may find its operands in place: as their types say, they lie within something like its result.
-    Whether they lie there, and in which places, is for the program to say and for the memory plan to see to."""
+    """Tell if a concat may find its operands in place: their types say that they are parts of such a result.
+
+    The program decides if they are, and at which offsets; the memory plan checks it.
+    """
     if not isinstance(node.op, Concat):
         return False
     joined = node.result.type
@@ -36,14 +37,14 @@ def joins_in_place(node: Node) -> bool:
 
 
 def view_offset(node: Node, index: int) -> int:
-    """Where the memory of result `index` of a view begins in the operand's, in elements."""
+    """Return where the memory of result `index` of a view begins in the operand's, in elements."""
     offset = would_view(node, node.operands[0].type, node.results[index].type, index)
     assert offset is not None, f"{node!r} is no view"
     return offset
 
 
 def would_view(node: Node, source: TensorType, result: TensorType, index: int = 0) -> int | None:
-    """The offset of result `index` in the operand's memory, were they of these types; None if it is a copy."""
+    """Return the offset of result `index` in the operand's memory if they had these types; None if it is a copy."""
     op = node.op
     if source.dtype is not result.dtype or result.within:
         return None
@@ -66,14 +67,14 @@ def would_view(node: Node, source: TensorType, result: TensorType, index: int = 
 
 
 def result_order(node: Node, source: TensorType) -> tuple[int, ...] | None:
-    """The memory order in which a reshape or transpose of an operand so stored is a view, if there is one."""
+    """Return the layout in which a reshape or transpose of an operand with this layout is a view, if there is one."""
     shape = node.result.type.shape
     strides = _forward(node, source, shape)
     return None if strides is None else _packed(shape, strides)
 
 
 def operand_order(node: Node, result: TensorType) -> tuple[int, ...] | None:
-    """The operand's memory order in which a reshape or transpose into a result so stored is a view."""
+    """Return the operand's layout in which a reshape or transpose into a result with this layout is a view."""
     try:
         return _packed(node.operands[0].type.shape, backward(node, result.strides))
     except LoweringError:
@@ -81,7 +82,7 @@ def operand_order(node: Node, result: TensorType) -> tuple[int, ...] | None:
 
 
 def _forward(node: Node, source: TensorType, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides of the result of a reshape or transpose as a view of its operand; None if it must copy."""
+    """Return the strides of the result of a reshape or transpose as a view of its operand; None if it must copy."""
     if isinstance(node.op, Transpose):
         return tuple(source.strides[p] for p in node.op.perm)
     try:
@@ -91,7 +92,7 @@ def _forward(node: Node, source: TensorType, shape: tuple[int, ...]) -> tuple[in
 
 
 def _packed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The memory order with these strides, dims of 1 outermost; None if the elements do not lie packed."""
+    """Return the layout with these strides, dims of 1 outermost; None if the elements are not packed."""
     wide = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: (-strides[d], d))
     step = 1
     for dim in reversed(wide):
@@ -102,12 +103,12 @@ def _packed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _reads(result: TensorType, strides: tuple[int, ...]) -> bool:
-    """Whether the packed result is what memory read by `strides` holds."""
+    """Tell if memory read by `strides` holds the packed result."""
     return all(a == b for a, b, d in zip(result.strides, strides, result.shape, strict=True) if d != 1)
 
 
 def _block(source: TensorType, result: TensorType, starts: tuple[int, ...]) -> int | None:
-    """The offset of a part that is one contiguous, packed block of the operand; None if it is not."""
+    """Return the offset of a part that is one contiguous, packed block of the operand; None if it is not."""
     if result.size == 0 or not _reads(result, source.strides):
         return None
     return sum(start * stride for start, stride in zip(starts, source.strides, strict=True))

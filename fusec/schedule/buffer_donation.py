@@ -1,4 +1,4 @@
-"""Which updates of a program's state may be written over the state they replace."""
+"""Find updates of state that may overwrite the state they replace."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ CHANNELS = (BatchNormTrain, ChannelSums, BatchNormBySums, BatchNormBackward)
 
 
 def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Value]:
-    """For each new value that can lie where the old one does: new to old.
+    """Return, for each new value that can use the old one's memory, the old value.
 
-    Nothing may read the old value after the step that makes the new one, and that step must read it element by
-    element, as pointwise graphs do, and not by a view: others may be written in parts, while other parts are still to
-    be read.
+    Nothing may read the old value after the step that makes the new one. That step must read it element by element,
+    as pointwise graphs do, and not through a view. Other steps may write a part while another part is still to be read.
     """
     graph = program.graph
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
@@ -44,7 +43,10 @@ def in_place(program: Program, updates: Mapping[Value, Value]) -> dict[Value, Va
 
 
 def reads(program: Program, value: Value) -> Value:
-    """The value in whose memory it lies: itself, or what it is a view of. What is joined in place is itself, too."""
+    """Return the value whose memory a value uses: itself, or what it is a view of.
+
+    A value that a concat joins in place counts as itself.
+    """
     while value.node is not None and value.literal is None and program.step_of[value.node].kind is Kind.VIEW:
         if isinstance(value.node.op, Concat):
             break
@@ -53,10 +55,11 @@ def reads(program: Program, value: Value) -> Value:
 
 
 def _by_element(step: Partition, old: Value, new: Value) -> bool:
-    """Whether each element of the new value is written by who read that of the old one, before anyone else wants it.
+    """Tell if the thread that reads an element of the old value also writes that element of the new one.
 
-    Batch norms in training read what they have one number of for each channel just before they make new ones; but by
-    given sums, other blocks may not have begun. Members of a list, and results of other shapes, are other blocks' work.
+    A batch norm in training reads its values per channel just before it writes new ones. With given sums it may not
+    overwrite them, because other blocks may not have begun. Other blocks also run the other members of a multi-tensor
+    step, and results of other shapes.
     """
     if any(isinstance(n.op, BatchNormBySums) and old in n.operands for n in step.nodes):
         return False

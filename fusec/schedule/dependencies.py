@@ -1,5 +1,7 @@
-"""Which steps have to wait for which, should they run side by side: by the memory they touch, so that what is used
-again for something else counts as well as data."""
+"""Find which steps must wait for which, if steps run side by side on several streams.
+
+Memory decides it: a step also waits for those that use the same bytes for another value.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,10 @@ Wholes = dict[tuple[Value, int], int]  # numbers of what has parts, by the axis 
 
 
 def waits(program: Program, plan: MemoryPlan) -> Waits | None:
-    """For each step the earlier ones that write what it touches, or read what it writes; None where some memory is
-    not the plan's, or there are too many steps."""
+    """Return, for each step, the earlier ones that write what it touches, or read what it writes.
+
+    None if some memory is not in the plan, or there are too many steps.
+    """
     stored = {v for step in program.steps for v in (*step.inputs, *step.outputs) if v.uses and v.type.size}
     inside = located(program)
     constant = {v for v in stored if v not in plan.offsets and v in inside and inside[v][0].literal is not None}
@@ -46,7 +50,10 @@ def waits(program: Program, plan: MemoryPlan) -> Waits | None:
 
 
 def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> list[tuple[int, ...]]:
-    """Step, first byte and that behind the last, whether it is written, in what it is a part of each row and which."""
+    """Return the memory that a step touches, a row for each value.
+
+    A row holds: step, first byte, end, if it is written, and for a part of a larger value its whole and bytes (`_row`).
+    """
     node = step.nodes[0]
     if step.kind is Kind.VIEW and (isinstance(node.op, Concat) or all(v in inside for v in step.outputs)):
         return []
@@ -61,9 +68,10 @@ def _touched(index: int, step: Partition, plan: MemoryPlan, inside: Inside, whol
 
 
 def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside, wholes: Wholes) -> tuple[int, int, int]:
-    """For a part of something larger a number for that and its rows, and the bytes it has of each; others have all.
+    """Return, for a part of a larger value, the number of that value and the bytes the part has of each of its rows.
 
-    What has the same memory later may have other rows: it is another whole."""
+    Others have -1 and all bytes. Values that use the same memory later may have other rows, so they have other numbers.
+    """
     type = value.type
     axis = next((d for d, (size, whole) in enumerate(zip(type.shape, type.within, strict=False)) if size != whole), -1)
     if axis < 0:
@@ -75,8 +83,11 @@ def _row(value: Value, start: int, plan: MemoryPlan, inside: Inside, wholes: Who
 
 
 def lanes(waiting: Waits, most: int = MOST_LANES) -> tuple[int, ...]:
-    """For each step the lane it runs in, one behind the other: where everything before it has to be done first, else
-    one that is new, or done longest ago. Steps that do no work have none: -1."""
+    """Assign a stream to each step; steps of one stream run in order.
+
+    A step takes a stream whose last step it waits for, else a new one, else the one that is done first.
+    Steps that do no work have none: -1.
+    """
     tails: list[int] = []
     behind: list[int] = []  # bits of all that a step waits for, at first or second hand
     result: list[int] = []

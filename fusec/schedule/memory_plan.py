@@ -1,4 +1,4 @@
-"""Where each stored value lies: one arena whose slots are used again once nothing reads what is in them.
+"""Place each stored value in one arena, whose memory is used again once nothing reads the value in it.
 
 Liveness counts steps; placement is greedy with best fit, the largest value first.
 """
@@ -23,7 +23,7 @@ Offsets = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Life:
-    """A value that needs memory of its own: from the step that makes it (-1: an input) to the last that reads it."""
+    """A value with memory of its own: from the step that makes it (-1: an input) to the last that reads it."""
 
     value: Value
     nbytes: int
@@ -33,11 +33,11 @@ class Life:
 
 @dataclass(frozen=True, eq=False)
 class MemoryPlan:
-    """Offsets in bytes into an arena of `nbytes`, by value. Views lie inside what they are views of, and what a concat
-    joins in place inside its result.
+    """Offsets in bytes into an arena of `nbytes`, by value; a view or a part of a concat is inside another value.
 
-    Constants, what lies elsewhere, and views of them, have no place here. `live_bytes` is the most that is alive
-    during any one step, below which no plan can get. `lives` are the values placed, what lies inside others left out.
+    Constants, values stored elsewhere, and views of them, have no offset.
+    live_bytes: the most that is alive during any one step; no plan can need less.
+    lives: the values with memory of their own.
     """
 
     offsets: Mapping[Value, int]
@@ -49,9 +49,12 @@ class MemoryPlan:
 def plan_memory(
     program: Program, elsewhere: Collection[Value] = (), side_by_side: bool = False, held: Collection[Value] = ()
 ) -> MemoryPlan:
-    """Place all that a program's steps store, its inputs and outputs included, but for what lies `elsewhere`.
-    side_by_side: so that steps which do not need each other's results could run at the same time. held: values whose
-    memory is not used again."""
+    """Place all values that a program's steps store, inputs and outputs included.
+
+    elsewhere: values that have other memory.
+    side_by_side: steps that do not need each other's results can run at the same time.
+    held: values whose memory is not used again.
+    """
     inside = located(program)
     lives = [life for life in _lives(program, inside) if life.value not in elsewhere]
     if side_by_side:
@@ -75,7 +78,7 @@ _ORDERS: tuple[Callable[[Life], tuple[int, ...]], ...] = (
 
 
 def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
-    """The lowest of some arrangements: in each order, what came to lie on top is placed first the next time."""
+    """Return the lowest of some placements: each next order begins with the value that ended highest."""
     tries = max(1, min(40, 40_000 // max(len(lives), 1)))  # some hundredths of a second, whatever the size
     best, height = np.zeros(len(lives), np.int64), -1
     for by in _ORDERS:
@@ -93,16 +96,20 @@ def _arranged(lives: Sequence[Life], bound: int) -> tuple[Offsets, int]:
 
 
 def alias(value: Value, place: int) -> int | None:
-    """Where result `place` of a view lies in its operand's memory, in bytes; None if it is too oddly placed for
-    cuDNN, and has to be copied."""
+    """Return where result `place` of a view begins in its operand's memory, in bytes.
+
+    None if cuDNN could not read it there, because it is not aligned; then it is copied.
+    """
     assert value.node is not None
     start = view_offset(value.node, place) * value.type.dtype.itemsize
     return start if start % VIEW_ALIGNMENT_BYTES == 0 else None
 
 
 def located(program: Program) -> dict[Value, tuple[Value, int]]:
-    """For each value that lies in another's memory: the one that has memory of its own, and where it begins there, in
-    bytes. VerifyError where concats in place want a value in two places, or none says where a part lies."""
+    """Return, for each value inside another's memory, the one that owns the memory, and the offset in bytes.
+
+    Raises VerifyError when concats in place want a value in two places, or none says where a part is.
+    """
     inside: dict[Value, tuple[Value, int]] = {}
     views = [step.nodes[0] for step in program.steps if step.kind is Kind.VIEW]
     for node in reversed(views):  # what holds others is joined after them

@@ -1,7 +1,7 @@
-"""The same few pointwise ops over many tensors: what an optimiser does to each parameter, and casts of parameters.
+"""Group the same few pointwise ops over many tensors: an optimiser's update of each parameter, casts of parameters.
 
-Each kind is one step whose nodes fall into members, one per tensor, that nothing connects; one kernel runs them all.
-They are found before anything is put to cuDNN, which would be asked about hundreds of small graphs.
+Each group is one step, whose nodes form members, one per tensor, that share no value; one kernel runs them all.
+Groups are found before partitioning, because cuDNN would be asked about hundreds of small graphs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALVES = (DType.F16, DType.BF16)
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """Nodes of one size in order of dependency; what they read of others and what others read, by first use."""
+    """Nodes of one size in order of dependency; what they read of others, and what others read of them."""
 
     nodes: tuple[Node, ...]
     reads: tuple[Value, ...]
@@ -33,7 +33,7 @@ class Member:
 
 
 def is_flat(node: Node) -> bool:
-    """Whether a node goes element by element through memory as it lies, scalars beside it."""
+    """Tell if a node works element by element in memory order, with scalars as other operands."""
     if not isinstance(node.op, (Pointwise, Cast)) or node.op.name == "gen_index":
         return False
     kind = node.results[0].type
@@ -46,8 +46,10 @@ def is_flat(node: Node) -> bool:
 
 
 def members(nodes: Iterable[Node]) -> list[Member] | None:
-    """What flat nodes (in graph order) fall into, in the order in which they begin; None if members of different
-    sizes read each other, or a node is not flat."""
+    """Split flat nodes (in graph order) into members, in the order in which they begin.
+
+    None if members of different sizes read each other, or a node is not flat.
+    """
     inside: dict[Node, list[Node]] = {}
     for node in nodes:
         if not is_flat(node):
@@ -70,7 +72,7 @@ def members(nodes: Iterable[Node]) -> list[Member] | None:
 
 
 def _arranged(nodes: Sequence[Node]) -> list[Node]:
-    """Nodes by how far behind what is read they are, then by what they compute: gradients come in different orders."""
+    """Sort nodes by their depth after what is read, then by what they compute, because gradients come in any order."""
     said: dict[Value, tuple[int, bytes]] = {}
     rank: dict[Node, tuple[int, bytes]] = {}
 
@@ -110,14 +112,16 @@ def _member(nodes: Sequence[Node]) -> Member:
 
 
 def alike(nodes: Sequence[Node]) -> list[Member] | None:
-    """The members of a step, if there are several and all do the same."""
+    """Return the members of a step, if there are several and all do the same."""
     found = members(nodes)
     return found if found is not None and len(found) > 1 and len({m.key for m in found}) == 1 else None
 
 
 def set_aside(graph: Graph, state: Mapping[str, str]) -> list[tuple[Node, ...]]:
-    """The steps of a program with state (by name, with the output that replaces it) that are known beforehand: casts
-    of state to 16 bits, and whatever leads to nothing but new state."""
+    """Return the multi-tensor steps of a program with state (by name, with the output that replaces it).
+
+    They are casts of state to 16 bits, and all ops that lead only to new state.
+    """
     replaced = {output for output in state.values() if output}
     if not state:
         return []

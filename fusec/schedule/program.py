@@ -1,7 +1,7 @@
-"""A graph cut into steps: which nodes run together, what is stored and what stays virtual.
+"""Hold a graph partitioned into steps: which nodes run together, what is stored and what stays virtual.
 
-A value is virtual if it is made and used only inside one cuDNN partition: it never reaches memory and
-is not rounded to its storage type. That is computed here, once, from the wiring; nobody sets a flag.
+A value is virtual if it is made and used only inside one cuDNN partition: it never reaches memory and is not rounded
+to its storage type. That follows from the wiring and is computed here; nobody sets a flag.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STRIDES = frozenset({"reshape", "transpose", "relayout", "slice", "split"})  # i
 
 
 class Kind(enum.Enum):
-    """How a step runs."""
+    """Ways to run a step."""
 
     CUDNN = "cudnn"  # one cuDNN execution plan
     KERNEL = "kernel"  # a CuPy kernel, or the op's reference
@@ -32,9 +32,9 @@ class Kind(enum.Enum):
 class Partition:
     """One step: nodes of the program's graph, in graph order.
 
-    `body` is what is lowered: the nodes as a graph of their own (constants included as nodes, so its
-    inputs are the computed values the step reads, under their names in the graph), rewritten by the
-    `spelling`s named. `verdict` is cuDNN's answer for a CUDNN step.
+    `body` is what is lowered: the nodes as a graph of their own, rewritten by the `spelling`s named.
+    Constants are nodes of it, so its inputs are the computed values the step reads, under their names in the graph.
+    `verdict` is cuDNN's answer for a CUDNN step.
     """
 
     nodes: tuple[Node, ...]
@@ -45,26 +45,31 @@ class Partition:
 
     @cached_property
     def inputs(self) -> tuple[Value, ...]:
-        """Values made elsewhere that the nodes read, constants left out, each once."""
+        """Return the values made elsewhere that the nodes read, without constants, each once."""
         return tuple(v for v in inputs_of(self.nodes) if v.literal is None)
 
     @cached_property
     def outputs(self) -> tuple[Value, ...]:
-        """Results used outside the partition: these are stored."""
+        """Return the results used outside the partition: these are stored."""
         return outputs_of(self.nodes)
 
     @cached_property
     def virtual(self) -> tuple[Value, ...]:
-        """Results used inside only; empty unless cuDNN runs the step. What nothing uses is no result at all."""
+        """Return the results used only inside; empty unless cuDNN runs the step.
+
+        A result that nothing uses does not count.
+        """
         stored = set(self.outputs)
         inside = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
         return tuple(v for n in inside for v in n.results if v not in stored and v.uses)
 
     @property
     def signature(self) -> str:
-        """The ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
-        Views in front of a computation are strides of its operands and left out. The same ops over several tensors
-        stand there once, with their number."""
+        """Return the ops joined by `+`, in order: `conv+bias+add+relu` (a per-channel constant addend is a bias).
+
+        Views before a computation are strides of its operands and left out.
+        The same ops over several tensors appear once, with their number.
+        """
         computing = [n for n in self.nodes if self.kind is not Kind.CUDNN or n.op.name not in STRIDES]
         same = alike(self.nodes) if self.kind is Kind.KERNEL and len(self.nodes) > 1 else None
         if same is not None:
@@ -73,13 +78,13 @@ class Partition:
 
     @property
     def virtual_bytes(self) -> int:
-        """Bytes that are neither written nor read back, because they stay virtual."""
+        """Return how many bytes are neither written nor read back, because they stay virtual."""
         return sum(2 * v.type.nbytes for v in self.virtual)
 
 
 @dataclass(frozen=True, eq=False)
 class Refusal:
-    """A candidate that was put forward and turned down: by cuDNN, by lowering, or by the cost model."""
+    """A candidate that was refused: by cuDNN, by lowering, or by the cost model."""
 
     nodes: tuple[Node, ...]
     body: Graph
@@ -96,23 +101,25 @@ class Program:
 
     @cached_property
     def step_of(self) -> dict[Node, Partition]:
-        """The step that runs a node."""
+        """Return the step that runs each node."""
         return {node: step for step in self.steps for node in step.nodes}
 
     @property
     def launches(self) -> int:
-        """Steps that do work: all but views."""
+        """Return the number of steps that do work: all but views."""
         return sum(step.kind is not Kind.VIEW for step in self.steps)
 
     def is_virtual(self, value: Value) -> bool:
-        """Whether a value never reaches memory."""
+        """Tell if a value never reaches memory."""
         if value.node is None or value.node not in self.step_of:
             return False
         return value not in self.step_of[value.node].outputs
 
     def verify(self) -> None:
-        """VerifyError unless steps cover every node once, follow dependencies (so the condensation is
-        acyclic) and each body reads and returns what its nodes do."""
+        """Raise VerifyError unless the steps cover every node once, in an order that respects dependencies.
+
+        Each body must read and return what its nodes do.
+        """
         covered: set[Node] = set()
         made: set[Value] = set(self.graph.inputs)
         for step in self.steps:
@@ -137,7 +144,7 @@ class Program:
                 raise VerifyError(f"{node!r} is in no step")
 
     def __str__(self) -> str:
-        """Steps with their nodes; virtual values are marked with a tilde."""
+        """Return the steps with their nodes; virtual values are marked with a tilde."""
         lines: list[str] = []
         for index, step in enumerate(self.steps):
             note = f" spelled {', '.join(step.spelling)}" if step.spelling else ""
@@ -150,20 +157,22 @@ class Program:
 
 
 def inputs_of(nodes: Sequence[Node]) -> tuple[Value, ...]:
-    """Values the nodes read and do not make, each once, in order of first use."""
+    """Return the values the nodes read and do not make, each once, in order of first use."""
     made = {v for n in nodes for v in n.results}
     return tuple(dict.fromkeys(v for n in nodes for v in n.operands if v not in made))
 
 
 def outputs_of(nodes: Sequence[Node]) -> tuple[Value, ...]:
-    """Results that something outside the nodes (the return node too) uses."""
+    """Return the results that something outside the nodes (the return node too) uses."""
     inside = set(nodes)
     return tuple(v for n in nodes for v in n.results if any(user not in inside for user in v.users))
 
 
 def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
-    """The nodes (in graph order) as a graph of their own: computed operands are inputs, constant ones
-    are copied in, results used outside are outputs, all under their names in `graph`."""
+    """Return the nodes (in graph order) as a graph of their own, under their names in `graph`.
+
+    Computed operands are inputs, constant ones are copied in, results used outside are outputs.
+    """
     operands = inputs_of(nodes)
     constants = [v.node for v in operands if v.literal is not None and v.node is not None]
     inputs = [v for v in operands if v.literal is None]
@@ -171,12 +180,12 @@ def body_of(graph: Graph, nodes: Sequence[Node]) -> Graph:
 
 
 def alone(graph: Graph, node: Node) -> Partition:
-    """A step of one node that is not cuDNN's."""
+    """Return a step of one node that cuDNN does not run."""
     return Partition((node,), Kind.VIEW if is_view(node) else Kind.KERNEL, body_of(graph, [node]))
 
 
 def display_name(node: Node) -> str:
-    """The op's name as reports show it: adding a constant vector along one dim is a `bias`."""
+    """Return the op's name as reports show it: adding a constant vector along one dim is a `bias`."""
     op: Op = node.op
     if op.name == "add" and any(map(_is_constant_vector, node.operands)):
         return "bias"

@@ -1,4 +1,4 @@
-"""Run models through the calls of onnxruntime: `InferenceSession`, `IOBinding`, `OrtValue`."""
+"""Run models through the calls of onnxruntime."""
 
 from fusec.session.inference_session import CPU, GPU, InferenceSession, ModelMeta, NodeArg
 from fusec.session.io_binding import IOBinding

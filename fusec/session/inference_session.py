@@ -1,7 +1,7 @@
-"""`InferenceSession`: fusec behind the calls of onnxruntime, for programs that were written for that.
+"""Offer onnxruntime's `InferenceSession` on top of fusec, so that programs written for it need no change.
 
-`run`, `get_inputs`, `get_outputs`, `io_binding` and `OrtValue` do what onnxruntime's do; the rest of its interface is
-not there.
+`run`, `get_inputs`, `get_outputs`, `io_binding` and `OrtValue` do what onnxruntime's do. The rest of its interface is
+missing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMeta:
-    """What the model says of itself."""
+    """Metadata of the model file."""
 
     producer_name: str
     graph_name: str
@@ -52,15 +52,14 @@ class ModelMeta:
 
 
 class InferenceSession:
-    """A model, ready to run; a model without symbolic dims is compiled at once, another for the shapes it is given.
+    """A model, ready to run. It is compiled here if no dim is symbolic, else for the shapes it is given.
 
     providers: as in onnxruntime, first choice first; None: the GPU if there is one, else the simulator.
         `CUDAExecutionProvider` (or TensorRT's) is the GPU through fusec, `CPUExecutionProvider` the simulator.
-    sess_options, provider_options: taken so that programs need no change; what they say concerns onnxruntime alone.
+    sess_options, provider_options: accepted and ignored, because they configure onnxruntime only.
     target, precision, tune, budget, disable, deterministic, channels_last, max_shapes, buckets, tune_each: see
-        `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes target and tune
-        alone.
-    Raises ModelError for what cannot be read, or not be compiled.
+        `fusec.compile` and `fusec.compile_dynamic`. A `.fusec` file is compiled already: it takes only target and tune.
+    Raises ModelError for a model that cannot be read or compiled.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class InferenceSession:
         return list(self._outputs)
 
     def get_providers(self) -> list[str]:
-        """What runs the model."""
+        """Return the providers that run the model."""
         return [CPU] if self.executable.device == "simulated" else [GPU, CPU]
 
     def get_modelmeta(self) -> ModelMeta:
@@ -128,8 +127,11 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> list[Array]:
-        """Outputs by name (None or nothing: all) from inputs by name. Inputs on the host give NumPy arrays; any on the
-        device, which DLPack or `__cuda_array_interface__` shares, gives arrays on the device."""
+        """Return outputs by name (None or nothing: all) from inputs by name.
+
+        If all inputs are on the host, results are NumPy arrays. If one is on the device, shared by DLPack or
+        `__cuda_array_interface__`, results are arrays on the device.
+        """
         require_by_name(input_feed, "inputs")
         feeds = {name: value.array if isinstance(value, OrtValue) else value for name, value in input_feed.items()}
         feeds = {name: array_of(name, value) if isinstance(value, list) else value for name, value in feeds.items()}
@@ -138,7 +140,7 @@ class InferenceSession:
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
     ) -> list[OrtValue]:
-        """The same from and to OrtValues."""
+        """Run as `run`, from and to OrtValues."""
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values)]
 
     def io_binding(self) -> IOBinding:
@@ -150,7 +152,7 @@ class InferenceSession:
 
 
 def _simulate(providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None, target: str) -> bool:
-    """Whether the providers ask for the simulator; a warning where they ask for a GPU that is not here."""
+    """Tell if the providers ask for the simulator; warn if they ask for a GPU that is not here."""
     if providers is None:
         return False
     names = [entry if isinstance(entry, str) else entry[0] for entry in providers]

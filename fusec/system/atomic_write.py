@@ -114,7 +114,7 @@ def _lock(handle: int) -> bool:
 
 
 def _is(path: Path, handle: int) -> bool:
-    """Whether the name still means the file that was opened."""
+    """Tell if the name still means the file that was opened."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(handle))
     except FileNotFoundError:

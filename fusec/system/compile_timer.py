@@ -1,6 +1,7 @@
-"""Where the time of a compilation went: seconds and how often, by what was done.
+"""Record compile time by stage: seconds and counts.
 
-What is done within something else is taken off that, so the seconds add up to the whole. Threads beside are not in it.
+Time of a stage inside another one is subtracted from the outer one, so the seconds add up to the total.
+Work of other threads is not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass
 class Spent:
-    """On one thing."""
+    """Time and count of one stage."""
 
     seconds: float = 0.0
     count: int = 0
@@ -27,7 +28,7 @@ class Spent:
 
 @dataclass
 class Account:
-    """seconds: of the whole; by_what: their parts, in the order in which each came up first."""
+    """Compile time: `seconds` in total, and `by_what` stage, in the order in which stages first ran."""
 
     seconds: float = 0.0
     by_what: dict[str, Spent] = field(default_factory=dict[str, Spent])
@@ -36,7 +37,7 @@ class Account:
 
     @contextmanager
     def of(self, what: str) -> Generator[None]:
-        """What is done here is `what`."""
+        """Count the time of this block as `what`."""
         start = self.clock()
         self._within.append(0.0)
         try:
@@ -52,7 +53,7 @@ class Account:
                 self.seconds += seconds
 
     def __str__(self) -> str:
-        """A line each, the longest first; what took no tenth of a second is left out."""
+        """Return a line for each stage, the longest first, without those under a tenth of a second."""
         rows = sorted(self.by_what.items(), key=lambda row: -row[1].seconds)
         lines = [f"{s.seconds:7.1f} s  {what} ({s.count})" for what, s in rows if s.seconds >= 0.1]
         return "\n".join([f"{self.seconds:7.1f} s", *lines])
@@ -63,7 +64,7 @@ _open: ContextVar[Account | None] = ContextVar("account", default=None)
 
 @contextmanager
 def opened(what: str) -> Generator[Account]:
-    """An account of what is done here, `what` where nothing more is said. Within another, it is a part of that one."""
+    """Open an account for this block, or use the one that is open; time outside other stages counts as `what`."""
     outer = _open.get()
     account = Account() if outer is None else outer
     token = _open.set(account)
@@ -75,7 +76,7 @@ def opened(what: str) -> Generator[Account]:
 
 
 def spent_on(what: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function whose time is entered as `what` where an account is open."""
+    """Count a function's time as `what`, if an account is open."""
 
     def wrapped(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

@@ -26,7 +26,7 @@ def handle() -> int:
 
 
 def hold(handle: int) -> None:
-    """Let this process, a child, be killed when its parent ends; at once if that has ended already."""
+    """Let this process, a child, be killed when its parent ends, or now if that has ended already."""
     # opened anew: the signal belongs to an open file, and all children were handed the same one
     own = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.close(handle)

@@ -54,7 +54,7 @@ class Case:
 
     @property
     def options(self) -> Options:
-        return Options(self.precision, self.disable)
+        return Options.from_names(self.precision, self.disable)
 
     def options_of(self, graph: Graph) -> Options:
         """Those, and the memory orders of this graph's inputs and outputs."""

@@ -73,7 +73,7 @@ def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
         # a job in the background starts with interrupts ignored
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*args, **options): print('ready', flush=True); signal.pause()\n"
-        "driver.build = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
+        "driver.build_model = wait; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -95,7 +95,7 @@ def test_an_interrupt_that_is_lost_still_ends_the_command(tmp_path: Path) -> Non
         "    while True:\n"
         "        try: signal.pause()\n"
         "        except KeyboardInterrupt: pass\n"
-        "driver.build = lose; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
+        "driver.build_model = lose; sys.argv = ['fusec', 'verify', 'm.onnx']; cli.main()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -114,7 +114,7 @@ def test_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*args: object, **options: object) -> None:
         raise MemoryError("Unable to allocate 1.00 TiB")
 
-    monkeypatch.setattr(driver, "build", build)
+    monkeypatch.setattr(driver, "build_model", build)
     result = fusec("verify", "m.onnx")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "fusec: error: out of memory: Unable to allocate 1.00 TiB\n"

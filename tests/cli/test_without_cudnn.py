@@ -16,9 +16,11 @@ from lowering.lowers_judge import LowersJudge
 
 import fusec as library
 from fusec import driver
+from fusec.artifacts import fusec_file
 from fusec.errors import CudnnNotAskedWarning, TargetError
 from fusec.execution import compilation
 from fusec.gpu.cudnn import deviceless, legality, worker_process
+from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.reference import evaluate
 from fusec.targets.target import load
@@ -164,8 +166,8 @@ def test_a_file_made_where_cudnn_was_asked_runs_and_is_explained(tmp_path: Path)
         LowersJudge(),
         load("h200"),
     )
-    made = compilation.Compiled(graph, partition(graph, judge, target), target, driver.Options(), judge)
-    driver.fusec_file.save(tmp_path / "net.fusec", [made])
+    made = compilation.Compiled(graph, partition(graph, judge, target), target, Options(), judge)
+    fusec_file.save(tmp_path / "net.fusec", [made])
     assert LABEL not in ran("run", tmp_path / "net.fusec")
     (told,) = json.loads(ran("explain", tmp_path / "net.fusec", "--json"))["targets"]
     assert (told["cudnn_asked"], told["steps"][0]["engine"]) == (True, "precompiled")

@@ -15,7 +15,7 @@ from fusec import training
 from fusec.builder import Builder
 from fusec.errors import ExecutionError, FusecError
 from fusec.execution.compilation import Compiled
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.passes import PIPELINE
 from fusec.passes.base import Options, run
 from fusec.passes.partition import partition
@@ -182,7 +182,7 @@ def test_models_of_other_kinds_name_their_state() -> None:
     assert exe.value("s").tolist() == [1.0, 1.0]
     for state, message in (
         ({"z": ""}, "state %z is no input of the model"),
-        ({"s": "u"}, "%u, which shall replace %s, is no output of the model"),
+        ({"s": "u"}, "%u, the update of state %s, is no output of the model"),
     ):
         with pytest.raises(FusecError, match=message):
             fusec.compile(fusec.parse(text), target="cpu", state=state)
@@ -224,7 +224,7 @@ def test_a_scale_is_updated_where_its_norm_reads_it(rng: np.random.Generator) ->
     b.output(y=y)
     graph, target, judge = b.graph(), load("h200"), LowersJudge()
     options = Options("tf32", state=tuple((n, b.updates.get(n, "")) for n in b.parameters))
-    program = grouped(partition(run(PIPELINE, graph.clone(), options), judge, target))
+    program = fuse_steps(partition(run(PIPELINE, graph.clone(), options), judge, target))
     exe = Executable(Compiled(graph, program, target, options, judge), SimulatorBackend())
     assert exe.in_place == 2 and len(program.steps) == 1
     exe.bind(**{n: a for n, a in b.parameters.items() if a is not None})

@@ -22,6 +22,7 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.errors import CheckError, ExecutionError
 from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.ir import DType, TensorType
 from fusec.lowering.packing import pack, unpack
 from fusec.ops import BatchNormTrain, Concat, Conv, pw
@@ -237,7 +238,7 @@ def test_choices_made_elsewhere_are_taken_unless_all_shall_be_timed(machine: Mac
         store = PlanStore(tmp_path / f"{tune} {time_us}")
         machine.times_us = {7: 5.0, 4: 20.0, 3: 30.0}
         suggested = {key: [Entry(Choice(3, ((2, 2),), 128, time_us))]}
-        net = Executable(compiled(), CudnnBackend(tune, store=store, suggested=suggested))
+        net = Executable(compiled(), CudnnBackend(tune, store=store, known=KnownChoices(suggested)))
         assert {choice.engine for choice in net.backend.choices().values()} == {engine}
 
 
@@ -428,7 +429,7 @@ def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -
 
     of = compiled(KERNELS.replace("%p, %s", "%r, %s").replace("  return", "  %r = relu(%p)\n  return"))
     backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     assert [step.signature for step in program.steps] == ["max_pool+relu", "reduce", "softmax"]
     net = Executable(replace(of, program=program), backend)
     x = np.random.default_rng(0).standard_normal((2, 8, 6, 6)).astype(np.float32)
@@ -436,7 +437,7 @@ def test_kernels_compete_with_plans_and_join(machine: Machine, tmp_path: Path) -
     for got, right in zip(net.run(None, {"x": x}), want, strict=True):
         assert_close(got, right, 1e-6)
     assert any(entry.startswith("pointwise") for entry in machine.launched) is False
-    alone = backend.improve(compiled().program, True, 1.0)
+    alone = backend.tune_steps(compiled().program, True, 1.0)
     assert [step.kind.value for step in alone.steps] == ["kernel"], "the stand-in's kernels take no time"
 
 
@@ -453,7 +454,7 @@ def test_a_squeeze_and_excitation_runs_as_one_kernel_and_is_known_the_next_time(
     (want,) = Executable(of, SimulatorBackend()).run(None, {"x": x})
     for _ in range(2):
         backend = CudnnBackend(tune, store=PlanStore(tmp_path))
-        program = backend.improve(of.program, True, 1.0)
+        program = backend.tune_steps(of.program, True, 1.0)
         assert program.steps[0].signature == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
         net = Executable(replace(of, program=program), backend)
         machine.launched.clear()
@@ -472,7 +473,7 @@ def test_what_is_joined_in_place_is_written_and_read_by_kernels_and_plans(machin
     joins = [step.kind for step in program.steps if isinstance(step.nodes[0].op, Concat)]
     assert joins == [Kind.VIEW] * 2
     backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-    of = Compiled(source, backend.improve(program, True, 1.0), target, Options(), judge)
+    of = Compiled(source, backend.tune_steps(program, True, 1.0), target, Options(), judge)
     net = Executable(of, backend)
     assert any(any(v.type.within for v in step.outputs) for step in of.program.steps if step.kind is Kind.KERNEL)
     for seed in range(3):
@@ -562,7 +563,7 @@ def test_steps_side_by_side_are_taken_where_they_are_faster(
 def test_a_lock_says_whether_steps_run_side_by_side(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: bool
 ) -> None:
-    """Found out for the lock, if no call was made; then nothing is timed, of the lock or a file with it."""
+    """DescentResult out for the lock, if no call was made; then nothing is timed, of the lock or a file with it."""
     from fusec import driver, lockfile
     from fusec.gpu.backend import CudnnBackend
 
@@ -605,7 +606,7 @@ def test_the_program_takes_the_fastest_forms(machine: Machine, tmp_path: Path) -
 
     backend = CudnnBackend("full", store=PlanStore(tmp_path))
     of = compiled()
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     assert [step.signature for step in program.steps] == [step.signature for step in of.program.steps]
 
 
@@ -693,8 +694,8 @@ def _at_hand(path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """Whatever is compiled is that text, and the GPU is there."""
     from fusec import driver
 
-    monkeypatch.setattr(driver, "_read", lambda model, shapes: model)
-    monkeypatch.setattr(driver, "build", lambda *_, **__: compiled(text))
+    monkeypatch.setattr(driver, "read_model", lambda model, shapes: model)
+    monkeypatch.setattr(driver, "build_program", lambda *_, **__: compiled(text))
     monkeypatch.setattr(driver.device, "is_present", lambda target: True)
     monkeypatch.setattr(driver.device, "detect", lambda: load("h200"))
     monkeypatch.setenv("FUSEC_CACHE", str(path))
@@ -707,13 +708,13 @@ def test_graphs_without_precompiled_plans_share_what_is_compiled(
     from fusec.gpu.backend import CudnnBackend
 
     machine.runtime_compiled, machine.needs_sizes = compiled_late, needs_sizes
-    net = Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache"))
+    net = Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernel_cache="cache"))
     assert [kernels for _, kernels in machine.emitted] == ([None, "cache"] if compiled_late else [None])
     check(net, 0)
-    (tuned,) = net.backend.plans.tuned.values()
+    (tuned,) = net.backend.plans.ranked.values()
     assert tuned.plans[0][1].pygraph.kernels == ("cache" if compiled_late and not needs_sizes else None)
     machine.built.clear()
-    check(Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernels="cache")), 1)
+    check(Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), kernel_cache="cache")), 1)
     assert machine.built == [] and machine.revived, "the next time they are revived, shared or not"
 
 
@@ -745,7 +746,7 @@ def test_a_program_with_no_other_than_unordered_plans_says_so(machine: Machine, 
         Executable(compiled(), CudnnBackend("none", store=PlanStore(tmp_path), deterministic=True))
 
 
-class Crew:
+class Workers:
     """An oracle whose processes many models share; it says who ended them."""
 
     target, workers = load("h200"), 1
@@ -763,10 +764,11 @@ def test_processes_end_with_the_model_unless_others_share_them(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
     from fusec import driver
+    from fusec.compiler import choose_judge
 
-    crew = Crew()
+    crew = Workers()
     _at_hand(tmp_path, monkeypatch, TEXT)
-    monkeypatch.setattr(driver, "Oracle", lambda *_, **__: crew)
+    monkeypatch.setattr(choose_judge, "Oracle", lambda *_, **__: crew)
     net = driver.compile(parse(TEXT), tune="none", oracle=crew if shared else None)  # type: ignore[arg-type]  # a stand-in
     for thread in [t for t in threading.enumerate() if t.name == "fusec-builders-end"]:
         thread.join()

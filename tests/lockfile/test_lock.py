@@ -223,14 +223,14 @@ def test_a_lock_says_in_which_form_a_step_runs() -> None:
 
 def with_kernels(lock: Lock, c: Compiled) -> Lock:
     """The lock and what it lacks of kernels, as the program runs in its forms."""
-    first = step_candidates.grouped(c.program)
+    first = step_candidates.fuse_steps(c.program)
     decided = {}
     for step in lockfile.cudnn_steps(first):
         entry = lock.entry(lockfile.work_of(step, c.graph), "h200")
         assert entry is not None
-        decided[step_candidates.canonical_of(c.graph, step)] = entry.form
-    program = step_candidates.arrange(c.program, decided)
-    ran = dataclasses.replace(c, program=program, decided=step_candidates.Decided(c.program, decided, {}, {}))
+        decided[step_candidates.step_key(c.graph, step)] = entry.form
+    program = step_candidates.apply_choices(c.program, decided)
+    ran = dataclasses.replace(c, program=program, tuned=step_candidates.TunedChoices(c.program, decided, {}, {}))
     kernels = [e for e in lockfile.make([ran]).entries if e.form[0].runs == "kernel"]
     others = [e for e in lock.entries if e.form[0].runs != "kernel"]
     return dataclasses.replace(lock, entries=lockfile.in_order([*kernels, *others]))
@@ -244,7 +244,7 @@ CONV_PART = LockedPart(Part(1), Choice(4, ()))
     [
         (
             (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(7), Choice(4, ()))),
-            "a form of 1 \\+ 7 ops does not fit",
+            "a choice of 1 \\+ 7 ops does not fit",
         ),
         (
             (LockedPart(Part(1), Choice(4, ())), LockedPart(Part(0, "cudnn", ("as_convolution",)))),
@@ -397,7 +397,7 @@ def test_a_lock_says_whether_steps_run_side_by_side() -> None:
     with pytest.raises(CheckError, match="nothing says whether its steps run side by side"):
         lockfile.apply(without, c, always)
     older = lockfile.apply(dataclasses.replace(without, format=2), c, always)
-    assert not older.side_by_side and whole in older.compiled.decided.entries  # type: ignore[union-attr]
+    assert not older.side_by_side and whole in older.compiled.tuned.entries  # type: ignore[union-attr]
     assert changes.changes(lock, c, always) == changes.changes(without, c, always) == []
 
 
@@ -428,10 +428,10 @@ def test_a_lock_says_whether_a_kernel_does_the_work_of_several_steps() -> None:
     (united, _) = kept.compiled.program.steps
     assert united.signature.startswith("conv+bias+swish+reduce+conv")
     assert lockfile.make([kept.compiled]).entries == lock.entries and changes.changes(lock, c, always) == []
-    work = step_candidates.canonical_of(c.graph, united)
+    work = step_candidates.step_key(c.graph, united)
     decided = {work: (Part(1, "cudnn"), Part(3, "kernel"), Part(4, "kernel"))}
-    program = step_candidates.arrange(c.program, decided)
-    ran = dataclasses.replace(c, program=program, decided=step_candidates.Decided(c.program, decided, {}, {}))
+    program = step_candidates.apply_choices(c.program, decided)
+    ran = dataclasses.replace(c, program=program, tuned=step_candidates.TunedChoices(c.program, decided, {}, {}))
     (conv,) = [lower(step.body, c.options.tensor_cores).graph.key for step in program.steps if len(step.nodes) == 1][:1]
     plans = {("h200", conv): [Entry(Choice(6, ()))]}
     apart = lockfile.apply(lockfile.make([ran], plans), c, always)

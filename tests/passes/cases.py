@@ -34,9 +34,9 @@ class Case:
     def options(self) -> Options:
         given = re.search(r"\[([^\]]*=[^\]]*)\]$", self.title)
         values = dict(item.split("=") for item in given[1].split(", ")) if given else {}
-        return Options(
-            precision=values.get("precision", "fp32"),
-            disable=frozenset(values.get("disable", "").split("+")),
+        return Options.from_names(
+            values.get("precision", "fp32"),
+            values.get("disable", "").split("+"),
             state=tuple((name, "") for name in values.get("state", "").split("+") if name),
         )
 

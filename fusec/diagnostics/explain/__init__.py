@@ -1,7 +1,7 @@
-"""What fused into which step and, for every op left out and every fusion declined, why not.
+"""Explain what fused into which step and, for every op left out and every fusion declined, why.
 
-`explain` makes plain data of a program (data.py: to_json, str); `compare` puts several targets side by
-side. What cuDNN declined is reduced to its smallest refused core (fusec.core_search).
+`explain` makes plain data of a program (data.py: to_json, str). `compare` shows several targets in one table.
+A refusal of cuDNN is reduced to its smallest refused core (fusec.diagnostics.refusal_core).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAGES = {
     "plan": "no engine of cuDNN takes it",
     "build": "engines offered plans but could build none",
     "crash": "cuDNN ended its process on it, so it is never asked for",
-    "fusec": "cuDNN was not the one to decline: fusec's own choice",
+    "fusec": "fusec chose not to fuse this; cuDNN did not refuse it",
     "none": "cuDNN takes it alone; no step was made of it because the rest of its candidate was declined",
     "proposed": "fusec's rules propose it alone; no step was made of it because the rest of its candidate was declined",
 }
@@ -52,10 +52,12 @@ def explain(
     progress: Progress | None = None,
     libraries: Mapping[Partition, str] | None = None,
 ) -> Explanation:
-    """Explain a program. With a `judge` and `cores`, each distinct refusal is reduced to its smallest core,
-    at most 60 questions each; without, or with one that does not ask cuDNN, what the partitioner was told is all there
-    is. libraries: who runs steps,
-    where plans were chosen (`Executable.libraries`)."""
+    """Explain a program.
+
+    judge, cores: with both, each distinct refusal is reduced to its smallest core, with at most 60 questions each.
+        Otherwise, or if the judge does not ask cuDNN, the explanation holds what the partitioner was told.
+    libraries: who runs the steps, if plans were chosen (`Executable.libraries`).
+    """
     libraries = libraries or {}
     steps = tuple(_step(index, step, libraries.get(step, "")) for index, step in enumerate(program.steps))
     kernels = [step for step in program.steps if step.kind is Kind.KERNEL]
@@ -103,7 +105,7 @@ def _edge(edge: virtual_rounding.Edge) -> Edge:
 
 
 def _spelling_words(name: str) -> str:
-    """What a spelling does: the equation its docstring begins with."""
+    """Describe a spelling by the equation its docstring begins with."""
     equation = (REWRITES[name].__doc__ or name).partition(":")[0]
     return " ".join(equation.split())
 
@@ -116,7 +118,7 @@ _Found = tuple[Decline, Refusal | None]  # with what a core search starts from
 
 
 def _left_out(step: Partition, refusals: Sequence[Refusal], judge: Oracle | None) -> _Found:
-    """Why a step's op is not cuDNN's: that of a kernel, if it has pointwise ops around one."""
+    """Return why cuDNN does not run a step's op; of a kernel, the op that its pointwise ops surround."""
     node = min(step.nodes, key=lambda n: isinstance(n.op, (Pointwise, Cast)))
     name, places = display_name(node), (_origin(step.nodes),)
     if node.op.name in WITHOUT:
@@ -144,8 +146,11 @@ def _declined(refusal: Refusal) -> Decline:
 
 
 def _minimal(program: Program) -> list[Refusal]:
-    """The refusals that do not follow from a smaller one (of some of the same ops), nor from an op that is
-    left out and has its own entry, and were not overcome: their nodes are in one step after all."""
+    """Return the refusals that have no simpler explanation.
+
+    Left out are those that follow from a smaller one of some of the same ops, or from an op with its own entry,
+    and those whose nodes are in one step in the end.
+    """
     kernels = {n for s in program.steps if s.kind is Kind.KERNEL for n in s.nodes}
     kept: dict[Node, list[frozenset[Node]]] = {node: [frozenset((node,))] for node in kernels}
     result: list[Refusal] = []
@@ -161,7 +166,7 @@ def _minimal(program: Program) -> list[Refusal]:
 
 
 def _grouped(found: Iterable[_Found]) -> list[_Found]:
-    """Equal reasons for equal ops as one, with all places."""
+    """Merge equal reasons for equal ops into one entry, with all places."""
     groups: dict[tuple[str, ...], _Found] = {}
     for decline, refusal in found:
         message = decline.message if decline.stage != "fusec" else ""  # names the value: one entry serves
@@ -215,7 +220,7 @@ def _signature(body: Graph) -> str:
 
 
 def one_line(body: Graph) -> str:
-    """The ops of a body with the types they read and make: `relu(f16[8,64]) -> f16[8,64]`."""
+    """Return the ops of a body with the types they read and make: `relu(f16[8,64]) -> f16[8,64]`."""
     nodes = [n for n in body.nodes if not isinstance(n.op, Constant)]
     if any(len(v.uses) > 1 for n in nodes for v in n.results):
         return "; ".join(map(print_node, nodes))
@@ -232,7 +237,7 @@ def one_line(body: Graph) -> str:
 
 
 def _attributes(node: Node) -> str:
-    """Those that are not what one takes for granted: a window moves by 1, without pads or dilation."""
+    """Return the attributes that are not the usual ones: a window moves by 1, without pads or dilation."""
     granted = (1, 0, (), *((n,) * r for n in (0, 1) for r in range(1, 7)))
     told = {k: v for k, v in node.op.attributes.items() if v not in granted or not isinstance(node.op, PRODUCTS)}
     return " {" + ", ".join(f"{k}={print_attribute(v)}" for k, v in told.items()) + "}" if told else ""

@@ -1,4 +1,4 @@
-"""Several targets side by side: totals, then every group of ops that is not cut or run alike on all."""
+"""Compare several targets: totals, then every group of ops that is partitioned or run differently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOTALS = (
 
 
 def compare(explanations: Sequence[tuple[str, Explanation]]) -> str:
-    """A table with a column per target. Explanations are of one model, compiled alike but for the target."""
+    """Return a table with a column per target, for explanations of one model with the same options."""
     names = [name for name, _ in explanations]
     asked = all(not e.note for _, e in explanations)
     rows: list[tuple[str, ...]] = [
@@ -52,7 +52,7 @@ def _cell(steps: Sequence[Step]) -> str:
 
 
 def _groups(programs: Sequence[Sequence[Step]]) -> list[list[list[Step]]]:
-    """Steps that share ops over the targets, joined until no step is torn; for each group the steps by target."""
+    """Group steps that share ops on any target, so that no group splits a step; return each group's steps by target."""
     leader: dict[str, str] = {}
 
     def find(name: str) -> str:

@@ -1,4 +1,4 @@
-"""An explanation as plain data: steps, what is left out of cuDNN, what was declined; and its printed form."""
+"""Hold an explanation as plain data: steps, what is left out of cuDNN, what was declined; and print it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NODES_WIDTH = 18  # at least
 
 @dataclass(frozen=True)
 class Edge:
-    """A value of 16 bits that one op of a cuDNN step hands to another."""
+    """A value of 16 bits that one op of a cuDNN step passes to another."""
 
     value: str
     made_by: str
@@ -72,7 +72,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Cause:
-    """A refusal boiled down: the smallest body still refused, what was said of it, and what it would take."""
+    """A refusal reduced: the smallest body still refused, the message for it, and a change that cuDNN accepts."""
 
     ops: str
     graph: str  # in fusec's text form
@@ -87,8 +87,8 @@ class Cause:
 class Decline:
     """Something that is not one cuDNN step. Equal ones are one entry with all their places.
 
-    `op` is an op left out, or empty for a fusion declined beside a step that runs. `message` is said by
-    cuDNN (at stages `lower` and `fusec`: by fusec), `ours` is what it means.
+    `op` is an op left out, or empty for a fusion declined next to a step that runs.
+    `message` is cuDNN's (at stages `lower` and `fusec`: fusec's), and `ours` says what it means.
     """
 
     op: str
@@ -105,7 +105,8 @@ class Decline:
 class Explanation:
     """The steps of a program for one target, the ops left out of cuDNN, the fusions declined.
 
-    asked: whether cuDNN was; else its steps are what fusec's rules propose."""
+    asked: cuDNN was asked; otherwise the steps are what fusec's rules propose.
+    """
 
     target: str
     steps: tuple[Step, ...]
@@ -115,12 +116,12 @@ class Explanation:
 
     @property
     def note(self) -> str:
-        """What the explanation is labelled with; empty if cuDNN was asked."""
+        """Return the note that goes with the explanation; empty if cuDNN was asked."""
         return label(self.asked, self.target)
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts and sums over the steps."""
+        """Return counts and sums over the steps."""
         return {
             "steps": len(self.steps),
             "launches": sum(s.kind != "view" for s in self.steps),
@@ -136,13 +137,13 @@ class Explanation:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, ready for json.dumps."""
+        """Return plain data, ready for json.dumps."""
         data = asdict(self)
         return {"target": data.pop("target"), "totals": self.totals, "cudnn_asked": data.pop("asked"), **data}
 
     @property
     def summary(self) -> str:
-        """The totals in words."""
+        """Return the totals in words."""
         t = self.totals
         cublaslt = f"{t['cublaslt']} steps of cuBLASLt, " if t["cublaslt"] else ""
         steps = f"cuDNN steps ({t['precompiled']} precompiled, {t['runtime']} compiled at run time)"
@@ -154,7 +155,7 @@ class Explanation:
         )
 
     def reasons(self) -> str:
-        """What is not cuDNN's or not fused, and why."""
+        """Return the ops that cuDNN does not run and the fusions declined, each with its reason."""
         parts: list[str] = []
         for title, declines in (("Not in a cuDNN step:", self.left_out), ("Fusions declined:", self.declined)):
             if declines:
@@ -196,7 +197,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
 
 
 def _edges(steps: Sequence[Step]) -> list[str]:
-    """What happens to values inside the steps, equal edges together."""
+    """Return what happens to values inside the steps, equal cases together."""
     counts: dict[str, Counter[str]] = {}
     for edge in (edge for step in steps for edge in step.edges):
         words = KEPT[edge.kept].format(dtype=edge.dtype)

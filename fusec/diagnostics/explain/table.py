@@ -1,4 +1,4 @@
-"""Text tables and numbers for people: columns aligned, long cells cut or wrapped to the width there is."""
+"""Format text tables and numbers for people: columns aligned, long cells shortened or wrapped to the width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ELLIPSIS = "…"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Lines of a table: a header, a rule, the rows. Columns in `right` are aligned to the right."""
+    """Return the lines of a table: a header, a rule, the rows. Columns in `right` are aligned to the right."""
     rows = [list(map(printable, cells)) for cells in rows]
     widths = [max(len(cells[i]) for cells in (header, *rows)) for i in range(len(header))]
 
@@ -24,12 +24,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` characters."""
+    """Shorten a text to at most `width` characters."""
     return text if len(text) <= width else text[: width - 1] + ELLIPSIS
 
 
 def listed(names: Sequence[str], width: int) -> str:
-    """As many of the names as fit, and how many more there are."""
+    """Return as many of the names as fit, and how many more there are."""
     names = list(map(printable, names))
     best = ""
     for count in range(1, len(names) + 1):
@@ -45,7 +45,7 @@ def listed(names: Sequence[str], width: int) -> str:
 
 
 def wrapped(text: str, indent: str, width: int) -> list[str]:
-    """Lines of at most `width`, all but the first indented two characters more."""
+    """Wrap a text to lines of at most `width`, all but the first indented two characters more."""
     return textwrap.wrap(
         printable(text),
         width,
@@ -57,7 +57,7 @@ def wrapped(text: str, indent: str, width: int) -> list[str]:
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes with a unit: 0, 512 B, 1.5 KiB, 3.2 MiB."""
+    """Return a number of bytes with a unit: 0, 512 B, 1.5 KiB, 3.2 MiB."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -1,7 +1,7 @@
-"""Why is a body refused? The smallest refused core, and the nearest variant of it that is accepted.
+"""Reduce a refused body to the smallest core that is still refused, and find the nearest accepted variant of it.
 
-Delta debugging: ops, outputs, dims and dtypes are taken away while the same refusal stays. The judge is
-asked in batches and a bounded number of times; what it has said is not asked again.
+Delta debugging: ops, outputs, dims and dtypes are removed while the same refusal stays. The judge is asked in batches,
+a bounded number of times, and never twice about the same body.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ SPARE = 16  # questions kept back for the variants
 
 @dataclass(frozen=True)
 class Variant:
-    """A change to the core that makes it accepted; `whole`: whether the refused body is too, with the
-    same change (None where it was not asked)."""
+    """A change to the core that makes it accepted.
+
+    whole: the refused body is accepted with the same change, too (None: not asked).
+    """
 
     change: str
     body: Graph
@@ -35,8 +37,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Core:
-    """A body from which nothing more can be taken (within the bound on questions) without the refusal
-    going away or changing, the refusal, and the nearest accepted variant that was found."""
+    """A smallest refused body, its refusal, and the nearest accepted variant that was found.
+
+    Nothing more can be removed without changing the refusal, as far as the bound on questions allows to say.
+    """
 
     body: Graph
     verdict: Refused
@@ -45,8 +49,10 @@ class Core:
 
 
 class CoreSearch:
-    """Searches cores for one judge. `loose`, if given, is the judge with tensor cores allowed: one of the
-    variants asks it. Refusals of equal bodies are searched once."""
+    """Finds the cores of refused bodies for one judge. Equal bodies are searched once.
+
+    loose: the judge with tensor cores allowed, which one of the variants asks.
+    """
 
     def __init__(self, judge: Oracle, loose: Oracle | None = None, questions: int = QUESTIONS):
         self.judge = judge
@@ -56,14 +62,14 @@ class CoreSearch:
         self._cores: dict[str, Core] = {}
 
     def find(self, body: Graph, refusal: Refused, asked: Callable[[int], None] | None = None) -> Core:
-        """The core of a refused body. `asked` is told how many questions were put so far."""
+        """Return the core of a refused body. `asked` is told how many questions were asked so far."""
         key = canonical_key(body)
         if key not in self._cores:
             self._cores[key] = _Search(self, refusal, asked or (lambda count: None)).run(body)
         return self._cores[key]
 
     def ask(self, bodies: Sequence[Graph], judge: Oracle | None = None) -> list[Verdict]:
-        """One verdict per body: legal if any of its spellings is, as the partitioner sees it."""
+        """Return one verdict per body: legal if any of its spellings is, as the partitioner sees it."""
         spelled = [[body for _, body in spellings(body)] for body in bodies]
         prefix = "" if judge is None else "loose "
         keys = [[prefix + canonical_key(form) for form in forms] for forms in spelled]
@@ -98,7 +104,7 @@ class _Search:
         return Core(core, verdict, variant, self.owner.questions - self.left)
 
     def _shrink(self, core: Graph) -> tuple[Graph, Refused] | None:
-        """The first smaller body that is refused in the same way."""
+        """Return the first smaller body that is refused in the same way."""
         ops = _ops(core)
         new = (s for s in smaller_bodies(core) if (ops, s.what, s.where) not in self.tried)
         while batch := list(islice(new, max(0, min(BATCH, self.left - self.spare)))):
@@ -112,7 +118,7 @@ class _Search:
         return None
 
     def _variant(self, body: Graph, whole: Graph | None) -> Variant | None:
-        """The nearest variant of a body that is accepted, ops and all; and whether it serves the whole."""
+        """Return the nearest accepted variant of a body, and tell if its change helps the whole body."""
         changes = variants(body, strict=self.owner.loose is not None)
         while batch := list(islice(changes, max(0, min(BATCH, self.left)))):
             for change, verdict in zip(batch, self._ask_each(batch), strict=True):
@@ -122,7 +128,7 @@ class _Search:
         return None
 
     def _whole(self, body: Graph, words: str) -> bool | None:
-        """Whether the same change makes the whole refused body accepted."""
+        """Tell if the same change makes the whole refused body accepted."""
         same = [c for c in variants(body, strict=self.owner.loose is not None) if c.words == words]
         return isinstance(self._ask_each(same[:1])[0], Legal) if same and self.left > 0 else None
 
@@ -143,13 +149,16 @@ class _Search:
 
 
 def _best(verdicts: Sequence[Verdict]) -> Verdict:
-    """Legal if any spelling is; else the refusal of the body as it is, which is spelled last."""
+    """Return a legal spelling's verdict, or the refusal of the body as it is, which is the last spelling."""
     return next((v for v in verdicts if isinstance(v, Legal)), verdicts[-1])
 
 
 def _same(a: Refused, b: Refused) -> bool:
-    """The same kind of refusal. Messages name engines and sizes, so only those of fusec are compared; which
-    of the NOT_SUPPORTED codes comes first depends on the engines that looked at the graph."""
+    """Tell if two refusals are of the same kind.
+
+    Only fusec's messages are compared, because cuDNN's name engines and sizes. NOT_SUPPORTED codes count as one,
+    because the first to come depends on the engines that looked at the graph.
+    """
     if a.stage == "lower" and b.stage == "lower":
         return _without_names(a.message) == _without_names(b.message)
     return a.stage == b.stage and _status(a.code) == _status(b.code)
@@ -160,13 +169,13 @@ def _status(code: str) -> str:
 
 
 def _without_names(message: str) -> str:
-    """A message of lowering less the names, shapes and numbers in it."""
+    """Remove names, shapes and numbers from a message of lowering."""
     words = message.split()
     return " ".join(w for w in words if not w.startswith("%") and not any(c.isdigit() for c in w))
 
 
 def _worth(body: Graph) -> tuple[bool, int]:
-    """How much of a body is left: an anchor first, then how many ops."""
+    """Measure how much of a body is left: an anchor first, then how many ops."""
     ops = [node.op for node in body.nodes if not isinstance(node.op, Constant)]
     return any(isinstance(op, ANCHORS) for op in ops), len(ops)
 

@@ -1,4 +1,4 @@
-"""Copies of a body with other types or less wiring; None where the change makes no sound graph."""
+"""Copy bodies with other types or less wiring; None if the change makes no valid graph."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Retype = Callable[[Value], TensorType]
 
 
 def retyped(body: Graph, retype: Retype, numbers: Mapping[int, int] | None = None) -> Graph | None:
-    """The body with inputs and constants of other types and everything inferred anew from them, in the
-    memory order `retype` gives; `numbers` replaces sizes inside attributes (the shape of a reshape)."""
+    """Return the body with inputs and constants of other types, and all other types inferred from them.
+
+    retype: gives the new types and layouts. numbers: replaces sizes inside attributes (the shape of a reshape).
+    """
     copy = Graph(body.name)
     mapped: dict[Value, Value] = {v: copy.add_input(v.name, retype(v)) for v in body.inputs}
     try:
@@ -54,7 +56,7 @@ def _op(node: Node, retype: Retype, numbers: Mapping[int, int]) -> Op:
 
 
 def _literal(literal: Literal, type: TensorType) -> Literal:
-    """The constant in another type: its numbers if the shape stays, else ones (cuDNN does not see them)."""
+    """Return the constant in another type: its numbers if the shape stays, else ones (cuDNN does not see them)."""
     if literal.type.shape != type.shape:
         return Literal(type, lambda: np.ones(type.shape, type.dtype.numpy), literal.label)
     if literal.type.dtype is type.dtype:
@@ -63,17 +65,17 @@ def _literal(literal: Literal, type: TensorType) -> Literal:
 
 
 def with_dtype(body: Graph, dtype: DType) -> Graph | None:
-    """All floating-point tensors in one type."""
+    """Return the body with all floating-point tensors in one type."""
     return retyped(body, lambda v: v.type.with_dtype(dtype) if v.type.dtype.is_float else v.type)
 
 
 def with_order(body: Graph, order: Callable[[TensorType], tuple[int, ...]]) -> Graph | None:
-    """Every tensor stored in the memory order chosen for its type."""
+    """Return the body with every tensor in the layout chosen for its type."""
     return retyped(body, lambda v: v.type.with_order(order(v.type)))
 
 
 def with_sizes(body: Graph, numbers: Mapping[int, int]) -> Graph | None:
-    """Every dim of a size in `numbers` gets the other size, wherever it occurs."""
+    """Return the body with other sizes: `numbers` maps each old size to the new one, wherever it occurs."""
 
     def resized(value: Value) -> TensorType:
         t = value.type
@@ -83,7 +85,7 @@ def with_sizes(body: Graph, numbers: Mapping[int, int]) -> Graph | None:
 
 
 def with_outputs(body: Graph, outputs: Sequence[Value], new_inputs: Sequence[Value] = ()) -> Graph | None:
-    """What of the body makes `outputs`, with the computed values `new_inputs` given from outside."""
+    """Return the part of the body that makes `outputs`, with `new_inputs` given instead of computed."""
     given = set(new_inputs)
     needed: dict[Node, None] = {}
     stack = [v for v in outputs if v not in given]
@@ -110,7 +112,7 @@ def with_outputs(body: Graph, outputs: Sequence[Value], new_inputs: Sequence[Val
 
 
 def bypassed(body: Graph, node: Node, operand: int) -> Graph | None:
-    """The body without one op: what used its result uses an operand of the same type."""
+    """Return the body without one op, whose users use an operand of the same type."""
     value = node.operands[operand]
     if len(node.results) != 1 or not value.type.same_value_type(node.result.type):
         return None

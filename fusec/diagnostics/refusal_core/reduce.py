@@ -1,4 +1,4 @@
-"""What can be taken from a refused body: outputs, ops, dims, dtypes; the largest bites first."""
+"""Remove one thing from a refused body: an output, an op, a dim, a dtype; the largest first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = (1, 2, 8)  # what a dim is reduced to; 8 where cuDNN wants 16-byte align
 
 @dataclass(frozen=True)
 class Smaller:
-    """A body with one thing less: words for what is gone, and where (two relus are two things)."""
+    """A body with one thing less, with words for what is removed, and where (two relus are two things)."""
 
     what: str
     where: str
@@ -24,7 +24,7 @@ class Smaller:
 
 
 def smaller_bodies(body: Graph) -> Iterator[Smaller]:
-    """Every body with one thing less. Each weighs less than what it comes from, so a search ends."""
+    """Return every body with one thing less. Each is smaller than the original, so a search ends."""
     weight = _weight(body)
     for takes in (_fewer_outputs, _small_dims, _fewer_ops, _smaller_dims, _plain_dtype):
         for what, where, smaller in takes(body):
@@ -71,7 +71,7 @@ def _computed(node: Node) -> list[Value]:
 
 
 def _small_dims(body: Graph) -> _Taken:
-    """All large dims at once: later questions are then about a small body, and quickly answered."""
+    """Shrink all large dims in one step, because questions about a small body are answered quickly."""
     largest = SMALL[-1]
     numbers = {d: largest for v in body.values() for d in v.type.shape if d > largest}
     if len(numbers) > 1:
@@ -87,7 +87,7 @@ def _smaller_dims(body: Graph) -> _Taken:
 
 
 def _plain_dtype(body: Graph) -> _Taken:
-    """One floating-point type for all: a refusal that stays is not about the mixture."""
+    """Use one floating-point type for all tensors: a refusal that stays is not about the mixture."""
     floats = _floats(body)
     if len(floats) > 1:
         for dtype, _ in floats.most_common():

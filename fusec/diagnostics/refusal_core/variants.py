@@ -1,4 +1,4 @@
-"""Bodies near a refused one that cuDNN may accept, nearest first, each with the words for the change."""
+"""Make bodies near a refused one that cuDNN may accept, nearest first, each with words for the change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _ALIGNED = 8  # elements of 16 bits that make the 16 bytes cuDNN's vector loads 
 
 @dataclass(frozen=True)
 class Change:
-    """Words for a change, the body with it, and whether it lets operands be rounded: then a judge that
-    allows tensor cores is to be asked."""
+    """Words for a change, and the body with it.
+
+    It may let operands be rounded; then a judge that allows tensor cores is asked.
+    """
 
     words: str
     body: Graph
@@ -25,7 +27,7 @@ class Change:
 
 
 def variants(body: Graph, strict: bool = False) -> Iterator[Change]:
-    """Changes of outputs, layout, precision, operands, sizes. `strict`: the refusal is about true fp32."""
+    """Return changes of outputs, layout, precision, operands, sizes. `strict`: the refusal is about true fp32."""
     for words, changed in (*_edges(body), *_layouts(body)):
         if changed is not None:
             yield Change(words, changed)
@@ -62,7 +64,7 @@ def _floats(body: Graph) -> set[DType]:
 
 
 def _operands(body: Graph) -> Iterator[tuple[str, Graph | None]]:
-    """A broadcast operand in the full shape, or as one number per channel."""
+    """Give a broadcast operand the full shape, or one number per channel."""
     for value in body.values():
         users = [node for node, _ in value.uses if node.results]
         if (value.node is not None and value.literal is None) or len(users) != 1 or value.type.size == 1:
@@ -91,7 +93,7 @@ def _same_results(a: Graph, b: Graph) -> bool:
 
 
 def _reductions(body: Graph) -> Iterator[tuple[str, Graph | None]]:
-    """A mean as a sum, which wants a factor after it; over the dims that are last in memory."""
+    """Replace a mean by a sum, which needs a factor afterwards; reduce over the dims that are last in memory."""
     if any(isinstance(n.op, Reduce) and n.op.kind == "mean" for n in body.nodes):
         changed = body.clone()
         for node in changed.nodes:
@@ -105,7 +107,7 @@ def _reductions(body: Graph) -> Iterator[tuple[str, Graph | None]]:
 
 
 def _sizes(body: Graph) -> Iterator[tuple[str, Graph | None]]:
-    """Dims made multiples of 8, which half of cuDNN's kernels on older GPUs ask for."""
+    """Round dims up to multiples of 8, which half of cuDNN's kernels on older GPUs require."""
     sizes = {
         d
         for v in body.values()

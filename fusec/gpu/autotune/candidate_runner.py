@@ -1,11 +1,11 @@
-"""The steps of a form run one behind the other, as they will be: what one leaves in the cache the next one finds."""
+"""Run the steps of a candidate one after the other, so that a step finds in the L2 cache what the step before wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.step_candidates import Form
+from fusec.gpu.autotune.step_candidates import Candidate
 from fusec.gpu.launch.kernel_launcher import Launcher
 from fusec.gpu.measure.random_inputs import random_array, random_data
 from fusec.ir import Array, TensorType, Value
@@ -16,8 +16,8 @@ from fusec.schedule.program import Kind, outputs_of
 Bind = Callable[[CudnnGraph, Mapping[int, Array]], Callable[[], None]]
 
 
-def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
-    """What runs a form of cuDNN graphs and kernels over memory of its own, filled with random numbers."""
+def bind_candidate(candidate: Candidate, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Callable[[], None]:
+    """Return a function that runs the steps of a candidate over memory of its own, filled with random numbers."""
     held: dict[str, Array] = {}
     constants: dict[tuple[Value, TensorType], Array] = {}
 
@@ -31,14 +31,14 @@ def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Cal
         return held[value.name]
 
     runs: list[Callable[[], None]] = []
-    for part in form:
-        if part.kind is Kind.KERNEL:
-            kernel = kernels.find(part.nodes, outputs_of(part.nodes))
-            assert kernel is not None, f"no kernel for {part.signature}"
+    for step in candidate:
+        if step.kind is Kind.KERNEL:
+            kernel = kernels.find(step.nodes, outputs_of(step.nodes))
+            assert kernel is not None, f"no kernel for {step.signature}"
             runs.append(launcher.bind(kernel, memory))
             continue
-        lowered = lower(part.body, tensor_cores)
-        by_name = {v.name: v for v in (*part.inputs, *part.outputs)}  # a spelling may call those of its body otherwise
+        lowered = lower(step.body, tensor_cores)
+        by_name = {v.name: v for v in (*step.inputs, *step.outputs)}  # values of the body, which a spelling copies
         named = {uid: by_name[name] for uid, name in (*lowered.inputs, *lowered.outputs)}
         buffers = {uid: lowered.part(uid, memory(value, value.type)) for uid, value in named.items()}
         for binding in lowered.constants:
@@ -52,7 +52,7 @@ def bound(form: Form, tensor_cores: bool, bind: Bind, launcher: Launcher) -> Cal
     return run
 
 
-def graphs_of(forms: Sequence[Form], tensor_cores: bool) -> dict[str, CudnnGraph]:
-    """The cuDNN graphs of forms, by key."""
-    graphs = (lower(part.body, tensor_cores).graph for form in forms for part in form if part.kind is Kind.CUDNN)
+def graphs_of(candidates: Sequence[Candidate], tensor_cores: bool) -> dict[str, CudnnGraph]:
+    """Return the cuDNN graphs of candidates, by key."""
+    graphs = (lower(step.body, tensor_cores).graph for each in candidates for step in each if step.kind is Kind.CUDNN)
     return {graph.key: graph for graph in graphs}

@@ -1,7 +1,7 @@
-"""Which of plans or kernels that are about as fast alone is fastest within the whole: coordinate descent, measured.
+"""Choose by coordinate descent among plans and kernels that are about as fast alone, timed within the whole model.
 
-By itself a plan runs on a rested chip and finds the cache swept; within the model it finds what the step before left
-there, and its first blocks run beside the last ones of that.
+Timed alone, a plan runs on an idle GPU with an empty L2 cache. Within the model it finds in the cache what the step
+before it wrote, and its first blocks run while the last blocks of that step still run.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-NEAR = (
-    1.25  # of the best, how long a plan may take by itself: there operands come from memory, here often from the cache
-)
-MOST = 4  # ways to run one graph or kernel
-TURNS = 9  # of the whole with one plan and with another
-FIRST = 3  # turns after which one that is clearly slower is let go
-SLOWER = 1.01
-GAIN = 0.998  # of the time that is left: less is noise
-WINS = 7  # of the turns
-LEAST_SHARE = 0.01  # of all steps: what graphs take that are tried
+# Options are tried that take at most this many times the best alone. Operands come from memory there, and within the
+# model often from the cache.
+NEAR = 1.25
+MAX_OPTIONS = 4  # for one graph or kernel
+ROUNDS = 9  # runs of the whole model with each of two options
+FIRST_ROUNDS = 3  # after these a clearly slower option is dropped
+SLOWER = 1.01  # relative time that is clearly slower
+GAIN = 0.998  # relative time that is faster: a smaller gain is noise
+WINS = 7  # rounds that a faster option must win
+MIN_SHARE = 0.01  # of the time of all steps: options for less are not tried
 SECONDS: Mapping[str, float] = {"quick": 2.0, "full": 20.0}  # by tuning level
 
 Run = Callable[[], None]
@@ -28,8 +28,10 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True)
 class Contest:
-    """A graph or kernel with so many ways to run it that are about as fast, the one in use first; `share_us` of the
-    steps that do."""
+    """Options for one graph or kernel that are about as fast alone; option 0 is in use.
+
+    share_us: time of all steps that run it
+    """
 
     key: str
     share_us: float
@@ -37,9 +39,8 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Found:
-    """By place, the plans of graphs and the ways of kernels that have another one now; how long the whole took before
-    and after, and how many wholes were tried."""
+class DescentResult:
+    """Options that make the whole model faster, by key, its times before and after, and how many were tried."""
 
     options: Mapping[str, int]
     before_us: float
@@ -48,34 +49,39 @@ class Found:
 
 
 class Whole(Protocol):
-    """The steps of a model as one call runs them, with any plans."""
+    """A model that can be recorded and timed with any options."""
 
     def recorded(self, options: Mapping[str, int]) -> Run | None:
-        """With these plans, by graph, and the first one of others; None if it cannot be recorded in one piece."""
+        """Record the model with these options, by key, and option 0 elsewhere; None if it is not one CUDA graph."""
         ...
 
     def time_us(self, run: Run) -> float:
-        """One run."""
+        """Time one run."""
         ...
 
 
 def contests(times_us: Mapping[str, Sequence[float]], counts: Mapping[str, int]) -> list[Contest]:
-    """What is worth a try, the heaviest first. times_us: of the ways to run a graph or kernel by themselves, the one in
-    use first, then as fast as they are; counts: how many steps run it."""
+    """List the graphs and kernels with options worth trying, the largest share of time first.
+
+    times_us: times alone of the options of a graph or kernel; option 0 is in use, the others are sorted
+    counts: number of steps that run it
+    """
     shares_us = {key: times[0] * counts[key] for key, times in times_us.items() if times}
-    least_us = LEAST_SHARE * sum(shares_us.values())
+    least_us = MIN_SHARE * sum(shares_us.values())
     found: list[Contest] = []
     for key, share_us in sorted(shares_us.items(), key=lambda item: -item[1]):
         first, *rest = times_us[key]
-        options = 1 + sum(time <= NEAR * first for time in rest[: MOST - 1])
+        options = 1 + sum(time <= NEAR * first for time in rest[: MAX_OPTIONS - 1])
         if share_us >= least_us and options > 1:
             found.append(Contest(key, share_us, options))
     return found
 
 
-def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> Found | None:
-    """Try the plans of one graph after the other within the whole, and keep what makes that faster; None if it cannot
-    be recorded."""
+def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], bool]) -> DescentResult | None:
+    """Try the options of each contest within the whole model, and take those that make it faster.
+
+    Returns None if the model cannot be recorded as one CUDA graph.
+    """
     first = whole.recorded({})
     if first is None:
         return None
@@ -92,29 +98,29 @@ def descend(contests: Sequence[Contest], whole: Whole, goes_on: Callable[[], boo
             tried += 1
             if _is_faster(other, best, whole):
                 options[contest.key], best = option, other
-    rounds = _rounds((first, best), whole, TURNS)
+    rounds = _rounds((first, best), whole, ROUNDS)
     before_us, after_us = (statistics.median(times) for times in zip(*rounds, strict=True))
-    if not options or after_us >= before_us:  # what seemed faster was noise
-        return Found({}, before_us, before_us, tried)
-    return Found(options, before_us, after_us, tried)
+    if not options or after_us >= before_us:  # the gains were noise
+        return DescentResult({}, before_us, before_us, tried)
+    return DescentResult(options, before_us, after_us, tried)
 
 
 def _is_faster(other: Run, best: Run, whole: Whole) -> bool:
-    rounds = _rounds((best, other), whole, FIRST)
+    rounds = _rounds((best, other), whole, FIRST_ROUNDS)
     if _relative(rounds) > SLOWER:
         return False
-    rounds += _rounds((best, other), whole, TURNS - FIRST)
+    rounds += _rounds((best, other), whole, ROUNDS - FIRST_ROUNDS)
     wins = sum(b < a for a, b in rounds)
     return wins >= WINS and _relative(rounds) <= GAIN
 
 
 def _relative(rounds: Sequence[tuple[float, float]]) -> float:
-    """What the second takes for each unit of the first; a first too short for the clock says nothing."""
+    """Return the median time of the second relative to the first; 1 where the first is too short for the clock."""
     return statistics.median(b / a if a else 1.0 for a, b in rounds)
 
 
 def _rounds(pair: tuple[Run, Run], whole: Whole, count: int) -> list[tuple[float, float]]:
-    """Both in turns, since clocks change, and now the one first, now the other; one run warms up."""
+    """Time both alternately, because GPU clocks change, and swap their order each round; one run warms up."""
     whole.time_us(pair[1])
     rounds: list[tuple[float, float]] = []
     for number in range(count):

@@ -1,6 +1,4 @@
-"""Which steps one kernel could do together though cuDNN could do each, or its product: proposals, which measured times
-accept or not (`step_candidates`).
-"""
+"""Propose groups of steps that one kernel could run together; measured times accept or reject them."""
 
 from __future__ import annotations
 
@@ -14,18 +12,20 @@ from fusec.ir import Node
 from fusec.ops import Conv, MatMul, Reduce
 
 
-def is_union(nodes: Sequence[Node]) -> bool:
-    """Whether a kernel's nodes are the work of several such steps: a depthwise convolution with the mean of what it
-    gives, a chain of products, or a product with pointwise ops in front."""
+def is_joint_work(nodes: Sequence[Node]) -> bool:
+    """Return True if a kernel's nodes could be several steps.
+
+    They are a depthwise convolution and the mean of its result, several products, or pointwise ops and then a product.
+    """
     products = [i for i, node in enumerate(nodes) if isinstance(node.op, (Conv, MatMul))]
     if len(products) != 1:
         return len(products) > 1
-    front = nodes[: products[0]]
-    return any(isinstance(node.op, Reduce) for node in nodes) if not front else all(takes(node) for node in front)
+    prologue = nodes[: products[0]]
+    return any(isinstance(node.op, Reduce) for node in nodes) if not prologue else all(takes(node) for node in prologue)
 
 
-def begins(nodes: Sequence[Node]) -> bool:
-    """Whether nodes may be the beginning of such work."""
+def may_begin(nodes: Sequence[Node]) -> bool:
+    """Return True if nodes may be the beginning of such a group."""
     first = nodes[0]
     if takes(first):
         product = next((node for node in nodes if isinstance(node.op, (Conv, MatMul))), None)

@@ -1,8 +1,9 @@
-"""A GPU to measure plans on: cuDNN's offers for a graph, built, timed and compared on random data."""
+"""Build plans on a GPU, time them, and compare their results on random data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import cudnn
@@ -12,7 +13,7 @@ import numpy as np
 from fusec.errors import ExecutionError
 from fusec.gpu.autotune.plan_search import Offer
 from fusec.gpu.cublaslt.algorithms import Blas, BlasPlan, is_algorithm
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.built_plan import BuiltPlan
 from fusec.gpu.cudnn.emit import emit
 from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, knobs_of
@@ -26,46 +27,59 @@ from fusec.lowering.simulator import extent, simulate
 from fusec.plans.plan_record import BLAS, Choice
 from fusec.system.compile_timer import spent_on
 
-SIMULATED_WORK = 3e7  # multiplications: some tenths of a second in NumPy
-SPARE_BYTES = 1 << 28  # of the free memory, left to the rest
-
-
+MAX_SIMULATED = 3e7  # multiplications: some tenths of a second in NumPy
+SPARE_BYTES = 1 << 28  # free memory that plans leave to others
 AnyPlan = BuiltPlan | BlasPlan
 
 
-class GpuLaboratory:
-    """Measures on the device and stream of a cuDNN handle.
+@dataclass(frozen=True)
+class CudnnContext:
+    """What building and timing plans on a GPU needs.
 
-    stopwatch: of that stream. footprint_bytes: what the whole model touches, which decides whether a plan finds in the
-    cache what it reads. quarantined:
-    reason by (graph key, engine, knobs), consulted and added to by `note`. kernels: cuDNN's cache of what it compiles
-    at run time; graphs for which it has nothing precompiled are planned for all sizes and share it. blas: cuBLASLt,
-    whose plans follow cuDNN's, if it is there. deterministic: plans that cuDNN says give other bits from run to run do
-    not build. builders: other processes, which build plans that are compiled at run time.
+    handle, stream: of cuDNN; plans run on that stream
+    stopwatch: times work on that stream
+    kernel_cache: cuDNN's cache of kernels compiled at run time; with it, graphs without a precompiled plan are planned
+        for all input shapes and share kernels
+    deterministic: plans that cuDNN marks as not deterministic do not build
+    build_pool: worker processes that build the plans compiled at run time
+    """
+
+    handle: Any
+    stream: Any
+    stopwatch: Stopwatch
+    kernel_cache: Any = None
+    deterministic: bool = False
+    build_pool: BuildPool | None = None
+
+
+@dataclass(frozen=True)
+class Quarantine:
+    """Access to the plans never to use, by graph key: `reason` tells why one is in quarantine, `add` puts one there."""
+
+    reason: Callable[[str, Choice], str | None] = lambda graph, choice: None
+    add: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None
+
+
+class GpuPlanBench:
+    """Bench on the GPU of a cuDNN handle.
+
+    footprint_bytes: memory that the whole model touches; it decides if a plan finds its operands in the L2 cache
+    blas: cuBLASLt, whose plans are offered after cuDNN's; None for cuDNN alone
     """
 
     def __init__(
         self,
-        handle: Any,
-        stream: Any,
-        stopwatch: Stopwatch,
+        context: CudnnContext,
         footprint_bytes: int,
-        quarantined: Callable[[str, Choice], str | None] = lambda graph, choice: None,
-        note: Callable[[str, Choice, str], None] = lambda graph, choice, reason: None,
-        kernels: Any = None,
+        quarantine: Quarantine | None = None,
         blas: Blas | None = None,
-        deterministic: bool = False,
-        builders: Builders | None = None,
     ):
-        self._deterministic = deterministic
-        self._builders = builders
-        self._handle, self._stream, self._blas = handle, stream, blas
-        self._quarantined, self._note = quarantined, note
-        self._kernels = kernels
-        self._stopwatch = stopwatch
+        self._context, self._blas = context, blas
+        self._handle, self._stream = context.handle, context.stream
+        self._quarantine = quarantine or Quarantine()
         self._footprint_bytes = footprint_bytes
         self._graph: CudnnGraph | None = None
-        self._pygraphs: dict[str, Any] = {}  # an offer's place is one in the list of this very object
+        self._pygraphs: dict[str, Any] = {}  # by graph key; an offer's place is an index into the plans of this object
         self._data: dict[int, Array] = {}
         self._reference: dict[CudnnTensor, Array] | None = None
 
@@ -77,27 +91,31 @@ class GpuLaboratory:
         for place in range(pygraph.get_execution_plan_count()):
             engine, knobs = pygraph.get_engine_and_knobs_at_index(place)
             choice = Choice(int(engine), tuple(sorted(knobs_of(knobs).items())))
-            reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantined(graph.key, choice)
+            reason = wrong_plan(graph, choice.engine, dict(choice.knobs)) or self._quarantine.reason(graph.key, choice)
             if reason is not None or choice.engine >= PYTHON_ENGINES:
                 wrong = reason or wrong
                 continue
             offers.append(Offer(place, choice, note not in pygraph.get_behavior_notes_for_plan_at_index(place)))
         others = [] if self._blas is None else self._blas.offers(graph)
-        sound = [choice for choice in others if self._quarantined(graph.key, choice) is None]
+        sound = [choice for choice in others if self._quarantine.reason(graph.key, choice) is None]
         offers += [Offer(place, choice, True) for place, choice in enumerate(sound)]
         if not offers:
             raise ExecutionError(f"cuDNN has no plan on this GPU for\n{graph}\n{wrong}")
         return offers
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
-        if self._builders is not None:
-            self._builders.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
+        if self._context.build_pool is not None:
+            self._context.build_pool.expect([(graph, offer.choice) for graph, offer in orders if not offer.precompiled])
 
     @spent_on("plans are built")
     def build(self, graph: CudnnGraph, offer: Offer) -> AnyPlan:
         if offer.choice.engine == BLAS:
             return self._library().build(graph, offer.choice)
-        blob = None if self._builders is None or offer.precompiled else self._builders.plan(graph, offer.choice)
+        blob = (
+            None
+            if self._context.build_pool is None or offer.precompiled
+            else self._context.build_pool.plan(graph, offer.choice)
+        )
         if blob is not None:
             return self.revive(graph, blob)
         pygraph = self._asked(graph)
@@ -111,12 +129,14 @@ class GpuLaboratory:
 
     def _library(self) -> Blas:
         if self._blas is None:
-            raise ExecutionError("cuBLASLt is not there")
+            raise ExecutionError("cuBLASLt is not available")
         return self._blas
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> AnyPlan:
-        """A serialized plan of the graph, in milliseconds. ExecutionError if cuDNN does not take it. Only for a blob
-        that is trusted."""
+        """Read a serialized plan of a graph, which takes milliseconds. Only for a blob that is trusted.
+
+        Raises ExecutionError if cuDNN does not accept it.
+        """
         if is_algorithm(blob):
             return self._library().revive(graph, blob)
         plan = revive(blob, self._handle)
@@ -125,10 +145,10 @@ class GpuLaboratory:
         return BuiltPlan(plan, 0, workspace_bytes, _scalars(graph), blob)
 
     def serialized(self, plan: AnyPlan) -> bytes | None:
-        """A plan as cuDNN serializes it; one whose kernel is for all sizes holds that, too."""
+        """Serialize a plan, with its kernel if that serves all input shapes."""
         if isinstance(plan, BlasPlan) or plan.blob is not None:
             return plan.blob
-        plan.pygraph.build_plan_at_index(plan.index)  # built before: this selects it, and takes no time
+        plan.pygraph.build_plan_at_index(plan.index)  # selects the plan, which is built already
         return bytes(plan.pygraph.serialize())
 
     def is_revived(self, plan: AnyPlan) -> bool:
@@ -136,21 +156,21 @@ class GpuLaboratory:
 
     @spent_on("plans are timed")
     def time_us(self, graph: CudnnGraph, plan: AnyPlan) -> float:
-        self._turn_to(graph)
+        self._load_data(graph)
         addresses, scratch = self._bound(plan, self._data)
-        return self._stopwatch.within_us(lambda: self._run(plan, addresses, scratch), self._footprint_bytes)
+        return self._context.stopwatch.within_us(lambda: self._run(plan, addresses, scratch), self._footprint_bytes)
 
     @spent_on("plans are compared")
     def error(self, graph: CudnnGraph, plan: AnyPlan, other: AnyPlan | None) -> float | None:
-        self._turn_to(graph)
+        self._load_data(graph)
         want = self._simulated() if other is None else self._results(other)
         return None if want is None else distance(self._results(plan), want)
 
     def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
-        self._note(graph.key, choice, reason)
+        self._quarantine.add(graph.key, choice, reason)
 
-    def _turn_to(self, graph: CudnnGraph) -> None:
-        """Lay out data for a graph; what was there for the last one is let go."""
+    def _load_data(self, graph: CudnnGraph) -> None:
+        """Draw random data for a graph, and free that of the graph before."""
         if self._graph is not None and self._graph.key == graph.key:
             return
         self._graph, self._reference, self._data = None, None, {}
@@ -159,22 +179,22 @@ class GpuLaboratory:
         self._graph = graph
 
     def _asked(self, graph: CudnnGraph) -> Any:
-        """The frontend's graph, with what cuDNN offers for it."""
+        """Return the frontend graph with cuDNN's list of plans."""
         if graph.key not in self._pygraphs:
             self._pygraphs[graph.key] = self._planned(graph)
         return self._pygraphs[graph.key]
 
     def _planned(self, graph: CudnnGraph) -> Any:
-        pygraph = self._planned_for(graph, None)
-        if self._kernels is None or _has_precompiled(pygraph):
+        pygraph = self._plan(graph, None)
+        if self._context.kernel_cache is None or _has_precompiled(pygraph):
             return pygraph
         try:
-            return self._planned_for(graph, self._kernels)
-        except ExecutionError:  # pointwise graphs, of cuDNN 9.19: not every engine can do without sizes
+            return self._plan(graph, self._context.kernel_cache)
+        except ExecutionError:  # cuDNN 9.19 has no engine for pointwise graphs of all sizes
             return pygraph
 
-    def _planned_for(self, graph: CudnnGraph, kernels: Any) -> Any:
-        pygraph = emit(graph, handle=self._handle, kernels=kernels)
+    def _plan(self, graph: CudnnGraph, kernel_cache: Any) -> Any:
+        pygraph = emit(graph, handle=self._handle, kernels=kernel_cache)
         try:
             pygraph.validate()
             pygraph.build_operation_graph()
@@ -183,7 +203,7 @@ class GpuLaboratory:
             raise ExecutionError(f"cuDNN declines on this GPU\n{graph}\n{error}") from error
         if not graph.tensor_cores:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.TENSOR_CORE])
-        if self._deterministic:
+        if self._context.deterministic:
             pygraph.deselect_numeric_notes([cudnn.numerical_note.NONDETERMINISTIC])
         return pygraph
 
@@ -199,7 +219,7 @@ class GpuLaboratory:
             raise ExecutionError(f"cuDNN failed to run it: {error}") from error
 
     def _results(self, plan: AnyPlan) -> dict[CudnnTensor, Array]:
-        """The outputs, in memory that was poisoned before."""
+        """Run a plan and return its outputs, in memory that was poisoned before."""
         assert self._graph is not None
         data = dict(self._data)
         with self._stream:
@@ -213,7 +233,7 @@ class GpuLaboratory:
     def _simulated(self) -> dict[CudnnTensor, Array] | None:
         assert self._graph is not None
         if self._reference is None:
-            if work(self._graph) > SIMULATED_WORK:
+            if multiplications(self._graph) > MAX_SIMULATED:
                 return None
             host = {t.uid: _typed(self._data[t.uid].get(), t) for t in self._graph.inputs}
             host |= {t.uid: _poison(t) for t in self._graph.outputs}
@@ -239,8 +259,8 @@ def _has_precompiled(pygraph: Any) -> bool:
     return any(note not in pygraph.get_behavior_notes_for_plan_at_index(place) for place in range(count))
 
 
-def work(graph: CudnnGraph) -> float:
-    """Multiplications of a graph, about."""
+def multiplications(graph: CudnnGraph) -> float:
+    """Estimate the multiplications of a graph."""
     total = float(sum(np.prod(t.dims) for t in graph.tensors))
     for call in graph.calls:
         if call.op in ("conv_fprop", "conv_dgrad"):
@@ -259,7 +279,7 @@ def work(graph: CudnnGraph) -> float:
 
 
 def _poison(tensor: CudnnTensor) -> np.ndarray[Any, Any]:
-    """What `_results` fills memory with: a tensor with gaps has to leave it there."""
+    """Fill a buffer as `_results` does, because a tensor with gaps must leave the gaps alone."""
     return _typed(np.full(extent(tensor) * tensor.dtype.itemsize, 0xFF, np.uint8), tensor)
 
 

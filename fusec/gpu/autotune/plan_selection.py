@@ -1,229 +1,205 @@
-"""Which plan runs each cuDNN graph on this GPU: one that is kept or was named, else built, and measured."""
+"""Choose the plan that runs each cuDNN graph on this GPU: a stored or named one, or one that is built and timed."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_bench import AnyPlan, GpuLaboratory
-from fusec.gpu.autotune.plan_search import Tuned, tune
-from fusec.gpu.autotune.tuning_cache import Carried, Kept
+from fusec.gpu.autotune.plan_bench import AnyPlan, CudnnContext, GpuPlanBench, Quarantine
+from fusec.gpu.autotune.plan_search import RankedPlans, TuningOptions, rank_plans
+from fusec.gpu.autotune.tuning_cache import SuggestedPlansBench, TuningCache
 from fusec.gpu.cublaslt.algorithms import Blas
-from fusec.gpu.cudnn.build_pool import Builders
 from fusec.gpu.launch.stream_calls import out_of_memory
-from fusec.gpu.measure.timer import Stopwatch
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import BLAS, Choice, Entry
 from fusec.system.compile_timer import spent_on
 
 
-class Plans:
-    """Of each graph the plans that were built, by `CudnnGraph.key`, the best first: `tuned`.
+class PlanSelector:
+    """Plans that were built for each graph, by `CudnnGraph.key`, the best first: `ranked`.
 
-    handle, stream: of cuDNN; all is built and measured on that stream. level, budget_s: see `plan_search`. progress:
-    told the number of graphs whose plan is chosen. kept: what is known beforehand, and remembered. blas: a competitor,
-    from the time that something is measured or one of its plans is named. kernels, deterministic, builders: see
-    `plan_bench`.
+    cache: choices known before, and where new ones are stored
+    blas: cuBLASLt; its plans compete when plans are timed, or when the cache names one of them
     """
 
-    def __init__(
-        self,
-        handle: Any,
-        stream: Any,
-        stopwatch: Stopwatch,
-        kept: Kept,
-        level: str,
-        budget_s: float,
-        progress: Callable[[str, int, int], None] | None,
-        blas: Blas | None,
-        named: bool,
-        kernels: Any,
-        deterministic: bool,
-        builders: Builders | None,
-    ):
-        self.kept, self.tuned = kept, dict[str, Tuned]()
+    def __init__(self, context: CudnnContext, cache: TuningCache, options: TuningOptions, blas: Blas | None):
+        self.context, self.cache, self.options = context, cache, options
+        self.ranked = dict[str, RankedPlans]()
         self.footprint_bytes = 0  # of the model whose graphs came last
-        self._handle, self._stream, self._stopwatch = handle, stream, stopwatch
-        self._tune, self._budget_s, self._progress = level, budget_s, progress
-        self._blas, self._competes = blas, level != "none" or named
-        self._kernels, self._deterministic, self._builders = kernels, deterministic, builders
+        self._level = options.level
+        self._blas = blas
+        self._blas_competes = options.level != "none" or cache.names_cublaslt
         self._chosen_again: set[str] = set()
 
-    def unkept(self, graphs: Mapping[str, CudnnGraph]) -> dict[str, CudnnGraph]:
-        """Those of the graphs for which no serialized plan is kept."""
-        entries = {key: self.kept.entry(key) for key in graphs}
+    def without_blob(self, graphs: Mapping[str, CudnnGraph]) -> dict[str, CudnnGraph]:
+        """Select the graphs without a serialized plan in the cache."""
+        entries = {key: self.cache.entry(key) for key in graphs}
         return {key: graph for key, graph in graphs.items() if (entry := entries[key]) is None or entry.blob is None}
 
     def receive(self, arriving: Iterable[tuple[CudnnGraph, Entry]]) -> dict[str, Entry]:
-        """Take plans that another process of this machine just built, where no others are known: revived as they come,
-        then kept, all at once."""
+        """Use plans that another process of this machine built, where no others are known, and store them."""
         received: dict[str, Entry] = {}
-        with out_of_memory("reviving plans"), self._stream:
-            lab = self._laboratory(0)
+        with out_of_memory("reviving plans"), self.context.stream:
+            bench = self._bench(0)
             for graph, entry in arriving:
                 received[graph.key] = entry
-                known = self.kept.entry(graph.key)
+                known = self.cache.entry(graph.key)
                 other = known is not None and known.choice.identity != entry.choice.identity
-                wrong = self.kept.wrong(graph.key, entry.choice) is not None
-                if entry.blob is not None and not other and not wrong and graph.key not in self.tuned:
+                wrong = self.cache.quarantine_reason(graph.key, entry.choice) is not None
+                if entry.blob is not None and not other and not wrong and graph.key not in self.ranked:
                     try:
-                        plan = lab.revive(graph, entry.blob)
-                    except ExecutionError:  # it is tried once more, and then built, when its turn comes
+                        plan = bench.revive(graph, entry.blob)
+                    except ExecutionError:  # when the graph is chosen it is read again, and then built
                         continue
-                    self.tuned[graph.key] = Tuned(graph, [(entry.choice, plan)], revived=True)
-        self.kept.take(received)
+                    self.ranked[graph.key] = RankedPlans(graph, [(entry.choice, plan)], revived=True)
+        self.cache.store_received(received)
         return received
 
     def suggest(self, choices: Mapping[str, Choice]) -> None:
-        """Take these plans of graphs, with `tune` none, where they are offered."""
-        self.kept.suggest(choices)
-        self._competes = self._competes or any(choice.engine == BLAS for choice in choices.values())
+        """Name plans of graphs; with level `none` they are used where cuDNN offers them."""
+        self.cache.suggest(choices)
+        self._blas_competes = self._blas_competes or any(choice.engine == BLAS for choice in choices.values())
 
     def times_us(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> dict[str, float]:
-        """How long graphs take; those without a plan are left out. What is known from before is not built."""
-        self.kept.distrust(graphs)
+        """Time graphs, in microseconds; without those that have no plan. A graph with a stored time is not built."""
+        self.cache.quarantine_known_wrong(graphs)
         known: dict[str, float] = {}
         for key in graphs:
-            entry = self.kept.entry(key) if self._tune != "none" else None
-            if entry is not None and self.kept.enough(entry) and entry.choice.time_us is not None:
+            entry = self.cache.entry(key) if self._level != "none" else None
+            if entry is not None and self.cache.is_enough(entry) and entry.choice.time_us is not None:
                 known[key] = entry.choice.time_us
         self.choose({key: graph for key, graph in graphs.items() if key not in known}, footprint_bytes)
-        found = {key: self.tuned[key].time_us for key in graphs if key in self.tuned and self.tuned[key].plans}
+        found = {key: self.ranked[key].time_us for key in graphs if key in self.ranked and self.ranked[key].plans}
         return {**known, **found}
 
     def choose(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """Revive or build plans of those graphs that have none yet, and time what has to be."""
+        """Read or build plans of the graphs that have none yet, and time those whose choice is open."""
         self.footprint_bytes = footprint_bytes
-        missing = {key: graph for key, graph in graphs.items() if key not in self.tuned}
+        missing = {key: graph for key, graph in graphs.items() if key not in self.ranked}
         if not missing:
             return
-        self.kept.distrust(missing)
+        self.cache.quarantine_known_wrong(missing)
 
-        def report(done: int, total: int) -> None:
-            if self._progress is not None:
-                self._progress("plans", done, total)
-
-        with out_of_memory("choosing plans"), self._stream:
-            lab = self._laboratory(footprint_bytes)
-            self.tuned.update(self.kept.revived(missing, lab))
-            missing = {key: graph for key, graph in missing.items() if key not in self.tuned}
-            entries = {key: entry for key in missing if (entry := self.kept.entry(key)) is not None}
-            tuned: dict[str, Tuned] = {}
-            if self._tune == "quick":
-                carried = {key: g for key, g in missing.items() if key not in entries and self.kept.carried(key)}
-                tuned = tune(carried, Carried(lab, self.kept), "full", self._budget_s, progress=report)
-                tuned = {key: result for key, result in tuned.items() if result.plans}
-            enough = {key: self.kept.enough(entry) for key, entry in entries.items()}
+        with out_of_memory("choosing plans"), self.context.stream:
+            bench = self._bench(footprint_bytes)
+            self.ranked.update(self.cache.revived(missing, bench))
+            missing = {key: graph for key, graph in missing.items() if key not in self.ranked}
+            entries = {key: entry for key in missing if (entry := self.cache.entry(key)) is not None}
+            ranked: dict[str, RankedPlans] = {}
+            if self._level == "quick":
+                suggested = {k: g for k, g in missing.items() if k not in entries and self.cache.suggested(k)}
+                ranked = rank_plans(
+                    suggested, SuggestedPlansBench(bench, self.cache), replace(self.options, level="full")
+                )
+                ranked = {key: result for key, result in ranked.items() if result.plans}
+            enough = {key: self.cache.is_enough(entry) for key, entry in entries.items()}
             known = {key: replace(e.choice, complete=enough[key]) for key, e in entries.items()}
-            untried = {*tuned, *(key for key, e in entries.items() if not e.choice.complete and enough[key])}
-            rest = {key: graph for key, graph in missing.items() if key not in tuned}
-            tuned |= tune(rest, lab, self._tune, self._budget_s, known, report)
-        for key, result in tuned.items():
-            if key in untried:  # there are plans that were not timed
+            untried = {*ranked, *(key for key, e in entries.items() if not e.choice.complete and enough[key])}
+            rest = {key: graph for key, graph in missing.items() if key not in ranked}
+            ranked |= rank_plans(rest, bench, self.options, known)
+        for key, result in ranked.items():
+            if key in untried:  # some of its plans were not timed
                 result.plans = [(replace(choice, complete=False), plan) for choice, plan in result.plans]
-            if result.plans and self._tune != "none":
-                self.kept.choose(key, result.plans[0][0])
-        self.tuned.update(tuned)
+            if result.plans and self._level != "none":
+                self.cache.store_choice(key, result.plans[0][0])
+        self.ranked.update(ranked)
 
     def require(self, graphs: Mapping[str, CudnnGraph], footprint_bytes: int) -> None:
-        """A plan of each graph; ExecutionError if one has none."""
+        """Choose a plan of each graph. Raises ExecutionError when a graph has none."""
         self.choose(graphs, footprint_bytes)
         for key, graph in graphs.items():
-            if not self.tuned[key].plans:
-                reasons = "\n".join(self.tuned[key].rejected)
+            if not self.ranked[key].plans:
+                reasons = "\n".join(self.ranked[key].rejected)
                 raise ExecutionError(f"cuDNN built no plan on this GPU for\n{graph}\n{reasons}")
 
     def of_each_engine(self, graph: CudnnGraph, count: int) -> Iterator[tuple[Choice, AnyPlan]]:
-        """Build the first plans of each engine that cuDNN offers for a graph; those that do not build are left out."""
-        lab, tried = self._laboratory(0), Counter[int]()
-        with self._stream:
-            offers = lab.offers(graph)
+        """Build the first `count` plans of each engine that cuDNN offers, except those that do not build."""
+        bench, tried = self._bench(0), Counter[int]()
+        with self.context.stream:
+            offers = bench.offers(graph)
         for offer in offers:
             tried[offer.choice.engine] += 1
             if tried[offer.choice.engine] > count:
                 continue
             try:
-                with self._stream:
-                    plan = lab.build(graph, offer)
+                with self.context.stream:
+                    plan = bench.build(graph, offer)
             except ExecutionError:
                 continue
             yield offer.choice, plan
 
-    def _laboratory(self, footprint_bytes: int) -> GpuLaboratory:
-        kept = self.kept
-        shared = (self._kernels, self._blas if self._competes else None, self._deterministic, self._builders)
-        return GpuLaboratory(
-            self._handle, self._stream, self._stopwatch, footprint_bytes, kept.wrong, kept.note, *shared
-        )
+    def _bench(self, footprint_bytes: int) -> GpuPlanBench:
+        quarantine = Quarantine(self.cache.quarantine_reason, self.cache.quarantine)
+        return GpuPlanBench(self.context, footprint_bytes, quarantine, self._blas if self._blas_competes else None)
 
-    @spent_on("plans are kept")
-    def keep(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
-        """Keep the plans of these graphs that were built, as cuDNN serializes them."""
-        built = [graph for graph in graphs if not self.tuned[graph.key].revived]
+    @spent_on("plans are stored")
+    def store(self, graphs: Iterable[CudnnGraph], footprint_bytes: int) -> None:
+        """Store the plans of these graphs that were built, serialized."""
+        built = [graph for graph in graphs if not self.ranked[graph.key].revived]
         if not built:
             return
-        with out_of_memory("keeping plans"), self._stream:
-            lab = self._laboratory(footprint_bytes)
+        with out_of_memory("storing plans"), self.context.stream:
+            bench = self._bench(footprint_bytes)
             for graph in built:
-                choice, plan = self.tuned[graph.key].plans[0]
-                best = self._tune == "none" and not self.kept.carried(graph.key)  # else somebody named it
-                self.kept.keep(graph, choice, plan, lab, best)
+                choice, plan = self.ranked[graph.key].plans[0]
+                best = self._level == "none" and not self.cache.suggested(graph.key)  # a suggested one was named
+                self.cache.store_plan(graph, choice, plan, bench, best)
 
     def prefer(self, key: str, option: int) -> bool:
-        """Take another plan of a graph from now on, unless it computes something else."""
-        tuned = self.tuned[key]
-        choice, plan = tuned.plans[option]
-        with self._stream:
-            error = self._laboratory(self.footprint_bytes).error(tuned.graph, plan, tuned.plans[0][1])
+        """Make another plan of a graph its first one; False if its results differ."""
+        ranked = self.ranked[key]
+        choice, plan = ranked.plans[option]
+        with self.context.stream:
+            error = self._bench(self.footprint_bytes).error(ranked.graph, plan, ranked.plans[0][1])
         if error is None or not error <= TOLERANCE:
             return False
-        tuned.plans = [(replace(choice, error=error), plan), *(p for p in tuned.plans if p[1] is not plan)]
-        self.kept.choose(key, tuned.plans[0][0])
+        ranked.plans = [(replace(choice, error=error), plan), *(p for p in ranked.plans if p[1] is not plan)]
+        self.cache.store_choice(key, ranked.plans[0][0])
         return True
 
     def give_up(self, graph: CudnnGraph, reason: str) -> bool:
-        """Turn to the next plan of a graph, whose first one failed; False if there is none."""
-        result = self.tuned[graph.key]
+        """Drop the first plan of a graph, which failed, and use the next; False if there is none."""
+        result = self.ranked[graph.key]
         choice, _ = result.plans.pop(0)
         what = choice.name
-        if result.revived:  # perhaps it is not the engine's fault
+        if result.revived:  # the serialized plan may be at fault, not the engine
             what = f"the serialized plan of {what}"
-            self.kept.drop(graph.key, choice, reason)
+            self.cache.drop(graph.key, choice, reason)
         else:
-            self.kept.note(graph.key, choice, reason)
+            self.cache.quarantine(graph.key, choice, reason)
         if not result.plans and (result.revived or graph.key not in self._chosen_again):
             if not result.revived:
                 self._chosen_again.add(graph.key)
-            del self.tuned[graph.key]
+            del self.ranked[graph.key]
             self.choose({graph.key: graph}, self.footprint_bytes)
-            result = self.tuned[graph.key]
+            result = self.ranked[graph.key]
         if result.plans:
             warnings.warn(f"{what} failed and gave way to the next plan: {reason}", stacklevel=2)
         return bool(result.plans)
 
     def plan(self, key: str) -> Any:
-        """What runs a graph."""
-        return self.tuned[key].plans[0][1]
+        """Return the plan that runs a graph."""
+        return self.ranked[key].plans[0][1]
 
     def workspace_bytes(self, graphs: Iterable[str]) -> int:
-        """The most that one of their plans needs."""
+        """Return the largest workspace that a plan of these graphs needs."""
         return max((self.plan(key).workspace_bytes for key in graphs), default=0)
 
     def choices(self) -> dict[str, Choice]:
-        """What was chosen, by `CudnnGraph.key`."""
-        return {key: result.plans[0][0] for key, result in self.tuned.items()}
+        """Return the plan chosen for each graph, by `CudnnGraph.key`."""
+        return {key: result.plans[0][0] for key, result in self.ranked.items()}
 
     def entries(self, graphs: Iterable[str]) -> dict[str, Entry]:
-        """The plans of graphs, by `CudnnGraph.key`, serialized where they can be."""
+        """Return the plans of graphs, by `CudnnGraph.key`, serialized where cuDNN can."""
         found: dict[str, Entry] = {}
         for key in graphs:
-            choice, plan = self.tuned[key].plans[0]
-            known = self.kept.entry(key)
+            choice, plan = self.ranked[key].plans[0]
+            known = self.cache.entry(key)
             same = known is not None and known.choice.identity == choice.identity
             found[key] = Entry(choice, plan.blob or (known.blob if same and known is not None else None))
         return found

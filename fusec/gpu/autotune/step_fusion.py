@@ -1,6 +1,6 @@
-"""Steps joined into one kernel: what a kernel can do behind or before another costs no launch and no trip to memory.
+"""Fuse steps into one kernel, which saves launches and memory traffic.
 
-Steps that cuDNN does not run are joined with each other and with cuDNN's pointwise ones beside them.
+Steps that cuDNN does not run are fused with each other and with neighbouring pointwise steps of cuDNN.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from fusec.passes.partition.convexity import SEARCH_LIMIT, Wiring
 from fusec.schedule.program import Kind, Partition, Program, body_of, outputs_of
 
 MAX_NODES = 48  # of one kernel: compile time grows faster than that
-# A small tensor's pointwise ops are done again for each element that it is broadcast to: cheaper than a launch, but
-# not for large tensors.
-AGAIN_ELEMENTS = 1 << 20
+# Fused, the pointwise ops of a small tensor run again for each element that it is broadcast to. Up to this size that is
+# cheaper than a launch.
+MAX_REPEATED_ELEMENTS = 1 << 20
 
 
-def grouped(program: Program, products: bool = False) -> Program:
-    """The program with such steps joined wherever a kernel runs the whole. products: steps with products, too, that a
-    kernel could run together; what cuDNN would do instead is measured (`step_candidates`)."""
+def fuse_steps(program: Program, products: bool = False) -> Program:
+    """Fuse steps wherever one kernel runs them all.
+
+    products: fuse steps with products, too; `step_candidates` times the kernel against the steps it replaces
+    """
     wiring = Wiring(program.graph)
     if not products and not any(step.kind is Kind.KERNEL for step in program.steps):
         return program
     groups = _Groups(program.steps, wiring)
     for number in range(len(program.steps)) if products else ():
-        groups.unite(number)
+        groups.extend_with_products(number)
     for number in range(len(program.steps)):
         groups.extend(number)
     steps: list[Partition] = []
@@ -40,13 +42,13 @@ def grouped(program: Program, products: bool = False) -> Program:
         elif groups.owner[number] == number:
             nodes = groups.nodes(members)
             steps.append(Partition(nodes, Kind.KERNEL, body_of(program.graph, nodes)))
-    joined = Program(program.graph, ordered(steps, wiring), program.refusals)
-    joined.verify()
-    return joined
+    fused = Program(program.graph, ordered(steps, wiring), program.refusals)
+    fused.verify()
+    return fused
 
 
 class _Groups:
-    """Steps by number, each in the group of its owner."""
+    """Groups of steps, by number; a group has the number of its first step."""
 
     def __init__(self, steps: Sequence[Partition], wiring: Wiring):
         self.steps, self.wiring = steps, wiring
@@ -56,16 +58,16 @@ class _Groups:
         self.step_of = [step_of[node] for node in wiring.nodes]
 
     def nodes(self, members: Iterable[int]) -> tuple[Node, ...]:
-        """The nodes of some steps, in graph order."""
+        """Return the nodes of some steps, in graph order."""
         return tuple(sorted((n for i in members for n in self.steps[i].nodes), key=self.wiring.index.__getitem__))
 
     def extend(self, number: int) -> None:
-        """Join a group with those that read what it makes, as long as a kernel runs the whole."""
-        if self.owner[number] != number or not self._joins(number):
+        """Fuse a group with the groups that read its results, as long as one kernel runs them all."""
+        if self.owner[number] != number or not self._may_fuse(number):
             return
         refused: set[int] = set()
         while True:
-            readers = [r for r in self._readers(number) if r not in refused and self._joins(r)]
+            readers = [r for r in self._readers(number) if r not in refused and self._may_fuse(r)]
             reader = next((r for r in readers if self._is_kernel(number, r)), None)
             if reader is None:
                 return
@@ -75,33 +77,36 @@ class _Groups:
                 self.owner[each] = number
             self.members[reader] = ()
 
-    def unite(self, number: int) -> None:
-        """Join a group with those that read what it makes into the longest chain of work with products that one kernel
-        runs."""
-        if self.owner[number] != number or not fusion_proposals.begins(self.steps[number].nodes):
+    def extend_with_products(self, number: int) -> None:
+        """Fuse a group with steps that read its results, products included, into the longest one that a kernel runs."""
+        if self.owner[number] != number or not fusion_proposals.may_begin(self.steps[number].nodes):
             return
         members, longest = (number,), ()
         while True:
             found = sorted({r for i in members for r in self._readers(i)} - set(members))
-            reader = next((r for r in found if self._follows(members, r)), None)
+            reader = next((r for r in found if self._may_follow(members, r)), None)
             if reader is None:
                 break
             members = (*members, reader)
             nodes = self.nodes(members)
-            if fusion_proposals.is_union(nodes) and find(nodes, outputs_of(nodes)) is not None:
+            if fusion_proposals.is_joint_work(nodes) and find(nodes, outputs_of(nodes)) is not None:
                 longest = members
         if longest:
             self.members[number] = longest
             for each in longest[1:]:
                 self.owner[each], self.members[each] = number, ()
 
-    def _follows(self, members: tuple[int, ...], reader: int) -> bool:
-        """Whether a step that reads what some make belongs to the same chain, and no other step stands between."""
+    def _may_follow(self, members: tuple[int, ...], reader: int) -> bool:
+        """Return True if a step that reads results of some steps may join them, and no path leaves and returns."""
         alone = self.owner[reader] == reader and len(self.members[reader]) == 1
-        return alone and fusion_proposals.begins(self.nodes((*members, reader))) and not self._leads(members, reader)
+        return (
+            alone
+            and fusion_proposals.may_begin(self.nodes((*members, reader)))
+            and not self._has_path_around(members, reader)
+        )
 
-    def _leads(self, members: tuple[int, ...], end: int) -> bool:
-        """Whether a path leads from some steps to another through a third."""
+    def _has_path_around(self, members: tuple[int, ...], end: int) -> bool:
+        """Return True if a path leads from some steps to another through a third."""
         stack = [r for i in members for r in self._readers(i) if r != end and r not in members]
         seen = set(stack)
         while stack:
@@ -115,8 +120,8 @@ class _Groups:
                     stack.append(r)
         return False
 
-    def _joins(self, number: int) -> bool:
-        """Whether a group is a kernel's, or cuDNN's pointwise work."""
+    def _may_fuse(self, number: int) -> bool:
+        """Return True if a group may be fused: it runs as kernels or as pointwise steps of cuDNN."""
         steps = [self.steps[i] for i in self.members[number]]
         return all(
             step.kind is Kind.KERNEL or (step.kind is Kind.CUDNN and all(takes(node) for node in step.nodes))
@@ -124,7 +129,7 @@ class _Groups:
         )
 
     def _readers(self, number: int) -> list[int]:
-        """The groups that read what one makes, in order."""
+        """List the groups that read a group's results, in order."""
         found = dict.fromkeys(
             self.owner[self.step_of[user]]
             for i in self.members[number]
@@ -137,21 +142,21 @@ class _Groups:
         members = (*self.members[number], *self.members[reader])
         steps = [self.steps[i] for i in members]
         if not any(step.kind is Kind.KERNEL for step in steps):
-            return False  # cuDNN's own: the partitioner left them apart, or measured times will tell
-        nodes, parts = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
-        if len(nodes) > MAX_NODES or self._repeats(*parts):
+            return False  # steps of cuDNN alone: the partitioner or measured times keep them apart
+        nodes, pair = self.nodes(members), [self.nodes(self.members[i]) for i in (number, reader)]
+        if len(nodes) > MAX_NODES or self._repeats(*pair):
             return False
-        if fusion_proposals.is_union(nodes) and not any(fusion_proposals.is_union(part) for part in parts):
-            return False  # that was proposed, and what is apart now was faster
-        return find(nodes, outputs_of(nodes)) is not None and not self._detour(number, reader)
+        if fusion_proposals.is_joint_work(nodes) and not any(fusion_proposals.is_joint_work(each) for each in pair):
+            return False  # such a kernel was proposed before, and the separate steps were faster
+        return find(nodes, outputs_of(nodes)) is not None and not self._has_detour(number, reader)
 
     @staticmethod
     def _repeats(first: Sequence[Node], second: Sequence[Node]) -> bool:
-        """Whether small results of the first would be computed over and over by the second."""
+        """Return True if the second would compute small results of the first many times."""
         made = max(v.type.size for node in first for v in node.results)
         space = max(v.type.size for node in second for v in node.results)
-        return space > AGAIN_ELEMENTS and made * 4 < space and all(takes(node) for node in first)
+        return space > MAX_REPEATED_ELEMENTS and made * 4 < space and all(takes(node) for node in first)
 
-    def _detour(self, start: int, end: int) -> bool:
-        """Whether a path leads from one group to another through a third."""
-        return self._leads((start,), end)
+    def _has_detour(self, start: int, end: int) -> bool:
+        """Return True if a path leads from one group to another through a third."""
+        return self._has_path_around((start,), end)

@@ -1,4 +1,4 @@
-"""In which form each step runs on this GPU, and by which of the kernels that do the same: measured, or kept."""
+"""Choose the candidate that runs each step on this GPU, and the variant of each kernel: timed, or from the cache."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from typing import Any
 
 from fusec.errors import ExecutionError
 from fusec.gpu import kernels
-from fusec.gpu.autotune.candidate_runner import Bind, bound, graphs_of
-from fusec.gpu.autotune.concat_choice import Prices, copied, families, placed, worthwhile
-from fusec.gpu.autotune.epilogue_split import taken_along
-from fusec.gpu.autotune.plan_selection import Plans
-from fusec.gpu.autotune.prologue_split import given_back
-from fusec.gpu.autotune.step_candidates import (
-    Decided,
-    Form,
-    Parts,
-    arrange,
-    arranged,
-    canonical_of,
-    decide,
-    has_forms,
-    prices_us,
-    runs_as_kernel,
+from fusec.gpu.autotune.candidate_runner import Bind, bind_candidate, graphs_of
+from fusec.gpu.autotune.concat_choice import (
+    TimeSteps,
+    concat_choices,
+    concats_in_place,
+    copy_concats,
+    keep_faster_concats,
 )
-from fusec.gpu.autotune.step_fusion import grouped
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.autotune.plan_selection import PlanSelector
+from fusec.gpu.autotune.step_candidates import (
+    Candidate,
+    StepChoice,
+    StepTuning,
+    Timers,
+    TunedChoices,
+    apply_choices,
+    can_run_as_kernel,
+    choose_steps,
+    has_candidates,
+    replace_steps,
+    step_key,
+    step_times_us,
+)
+from fusec.gpu.autotune.step_fusion import fuse_steps
+from fusec.gpu.autotune.step_split import split_epilogues, split_prologues
 from fusec.gpu.kernels import Kernel
-from fusec.gpu.launch.kernel_launcher import Launcher, ways
+from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import out_of_memory
-from fusec.gpu.measure.timer import Stopwatch
 from fusec.ir import Graph
-from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.partition.concat_in_place import Family
 from fusec.plans.plan_record import Part
 from fusec.schedule.memory_plan import plan_memory
@@ -44,127 +48,118 @@ from fusec.system.compile_timer import spent_on
 KERNEL_RUNS = 7
 
 
-class Forms:
-    """The forms of a program's steps.
+class StepSelector:
+    """Choices for the steps of a program.
 
-    plans: of cuDNN graphs. launcher: of kernels. stream: what is measured runs there. level: see `plan_search`. ways:
-    for the key of a kernel, that of the one to take of those that do the same. builders: compile kernels beforehand.
-    `decided`: what `improve` found.
+    plans: chooses the plans of cuDNN graphs
+    launcher: compiles and times kernels
+    variants: for the key of a kernel, the key of the variant to run
+    tuned: what `tune_steps` chose; None before
     """
 
-    def __init__(
-        self,
-        plans: Plans,
-        launcher: Launcher,
-        stream: Any,
-        stopwatch: Stopwatch,
-        level: str,
-        ways: Mapping[str, str],
-        builders: Builders | None,
-    ):
-        self.decided: Decided | None = None
-        self._plans, self._kept, self._launcher = plans, plans.kept, launcher
-        self._stream, self._stopwatch = stream, stopwatch
-        self._tune, self._ways, self._builders = level, ways, builders
+    def __init__(self, plans: PlanSelector, launcher: Launcher, variants: Mapping[str, str]):
+        self.tuned: TunedChoices | None = None
+        self._plans, self._cache, self._launcher = plans, plans.cache, launcher
+        self._level, self._variants = plans.options.level, variants
+        self._stream, self._stopwatch = plans.context.stream, plans.context.stopwatch
+        self._build_pool = plans.context.build_pool
 
-    @spent_on("forms are compared")
-    def improve(
-        self,
-        program: Program,
-        tensor_cores: bool,
-        launch_us: float,
-        bind: Bind,
-        kept: bool = False,
-        own_kernels: bool = False,
+    @spent_on("candidates are compared")
+    def tune_steps(
+        self, program: Program, tuning: StepTuning, bind: Bind, as_source: bool = False, prefer_kernels: bool = False
     ) -> Program:
-        """The program with each step in the form that is fastest on this GPU, or in one that runs, and kernels joined
-        with what is beside them. bind: what runs a graph over memory. kept: what would round otherwise is not tried.
-        own_kernels: fusec's kernels run what is pointwise."""
+        """Replace each step by its fastest candidate on this GPU, and fuse kernels with their neighbours.
+
+        bind: returns a function that runs a cuDNN graph over memory
+        as_source: try nothing that rounds otherwise than the model
+        prefer_kernels: run pointwise steps as kernels, without timing that
+        """
         constants = sum(v.type.nbytes for v in program.graph.values() if v.literal is not None)
         footprint_bytes = plan_memory(program).nbytes + constants
+        tuning = replace(tuning, level="none" if as_source else self._level)
+        is_timed = tuning.level != "none"
+        timers = Timers(
+            lambda graphs: self._plans.times_us(graphs, footprint_bytes),
+            lambda asked: self._kernels_us(asked, footprint_bytes),
+            self._compile_soon,
+        )
 
-        def time_us(graphs: Mapping[str, CudnnGraph]) -> Mapping[str, float]:
-            return self._plans.times_us(graphs, footprint_bytes)
+        def times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+            return step_times_us(graph, steps, tuning, timers)
 
-        def kernels_us(asked: Mapping[str, Kernel]) -> Mapping[str, float]:
-            return self._kernels_us(asked, footprint_bytes)
+        def unchanged_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+            return step_times_us(graph, steps, replace(tuning, level="none"), replace(timers, compile_soon=None))
 
-        def prices(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-            return prices_us(graph, steps, tensor_cores, launch_us, level, time_us, kernels_us, self._kernels_soon)
+        def sequence_us(asked: Sequence[Candidate]) -> Sequence[float]:
+            return self._sequence_us(asked, tuning.tensor_cores, bind, footprint_bytes)
 
-        level = "none" if kept else self._tune
-        concats = families(program)
-        partitioned = self._with_concats(program, concats, launch_us, prices) if level != "none" else program
-        where = placed(concats, partitioned)
-        program = partitioned if kept else grouped(partitioned, products=True)
-        known = self._known_forms(program, tensor_cores, launch_us) if level != "none" else {}
-        if own_kernels:
-            flat = [step for step in program.steps if runs_as_kernel(step)]
-            known |= {canonical_of(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in flat}
-
-        def together_us(asked: Sequence[Form]) -> Sequence[float]:
-            return self._together_us(asked, tensor_cores, bind, footprint_bytes)
-
-        soon = self._kernels_soon
-        decided = decide(program, tensor_cores, launch_us, level, time_us, kernels_us, known, together_us, soon)
-        best = [result.plans[0][0] for result in self._plans.tuned.values() if result.plans]
-        if level != "none" and all(choice.complete for choice in best):  # nothing was left for the next time
-            for work, parts in decided.items():
-                self._kept.keep_form(_name(work, tensor_cores), launch_us, parts)
-            for work, place in where.items():
-                self._kept.keep_form(work, launch_us, [Part(0, "in place" if place.in_place else "copy")])
-        forms = {**known, **decided}
-        if level != "none":
-
-            def alone_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
-                return prices_us(graph, steps, tensor_cores, launch_us, "none", time_us, kernels_us)
-
-            forms |= taken_along(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
-            forms |= given_back(program, forms, lambda tried: arrange(partitioned, tried), alone_us)
-        program = arrange(partitioned, forms, kept)
-        found = {k.key: k for k in self.found(program.steps) if k.others}
-        if self._tune != "none":
-            kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
-        ways = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
-        self.decided = Decided(partitioned, forms, ways, where)
+        concats = concats_in_place(program)
+        partitioned = self._with_concats(program, concats, tuning.launch_us, times_us) if is_timed else program
+        concat_choice = concat_choices(concats, partitioned)
+        program = partitioned if as_source else fuse_steps(partitioned, products=True)
+        known = self._stored_choices(program, tuning) if is_timed else {}
+        if prefer_kernels:
+            pointwise = [step for step in program.steps if can_run_as_kernel(step)]
+            known |= {step_key(program.graph, step): (Part(len(step.nodes), "kernel"),) for step in pointwise}
+        new = choose_steps(program, tuning, timers, known, sequence_us)
+        best = [ranked.plans[0][0] for ranked in self._plans.ranked.values() if ranked.plans]
+        if is_timed and all(choice.complete for choice in best):  # an incomplete search goes on the next time
+            for key, choice in new.items():
+                self._cache.store_step_choice(_cache_name(key, tuning.tensor_cores), tuning.launch_us, choice)
+            for key, place in concat_choice.items():
+                runs = "in place" if place.in_place else "copy"
+                self._cache.store_step_choice(key, tuning.launch_us, [Part(0, runs)])
+        chosen = {**known, **new}
+        if is_timed:
+            for split in (split_epilogues, split_prologues):
+                chosen |= split(program, chosen, lambda tried: apply_choices(partitioned, tried), unchanged_us)
+        program = apply_choices(partitioned, chosen, as_source)
+        found = {k.key: k for k in self.kernels_of(program.steps) if k.others}
+        if self._level != "none":
+            timers.kernels_us({key: k for key, k in found.items() if not self._launcher.is_measured(k)})
+        variants = {key: self._launcher.fastest(k).key for key, k in found.items() if self._launcher.is_measured(k)}
+        self.tuned = TunedChoices(partitioned, chosen, variants, concat_choice)
         return program
 
     def _with_concats(
-        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, prices_us: Prices
+        self, program: Program, concats: Mapping[str, Sequence[Family]], launch_us: float, times_us: TimeSteps
     ) -> Program:
-        """The program with those of its concats as copies that are faster so, measured or as it is known."""
-        known = {work: self._kept.form(work, launch_us) for work in concats}
-        if all(form is not None for form in known.values()):
-            return copied(program, {work for work, form in known.items() if form and form[0].runs == "copy"})
-        return worthwhile(program, prices_us)
+        """Replace concats in place by copies where those are faster, by the cache or by time."""
+        known = {key: self._cache.step_choice(key, launch_us) for key in concats}
+        if all(choice is not None for choice in known.values()):
+            return copy_concats(program, {key for key, choice in known.items() if choice and choice[0].runs == "copy"})
+        return keep_faster_concats(program, times_us)
 
-    def found(self, steps: Iterable[Partition]) -> list[Kernel]:
-        """The kernels of steps that cuDNN does not run; of several that do the same, those named are taken."""
+    def kernels_of(self, steps: Iterable[Partition]) -> list[Kernel]:
+        """Return the kernels of steps that cuDNN does not run, each as its named variant.
+
+        Raises ExecutionError when a kernel has no variant of that name.
+        """
         found = (kernels.find(step.nodes, step.outputs) for step in steps if step.kind is Kind.KERNEL)
         wanted = [kernel for kernel in found if kernel is not None]
         for kernel in wanted:
-            if kernel.key in self._ways and not self._launcher.take(kernel, self._ways[kernel.key]):
-                raise ExecutionError(f"{kernel.name}: there is no kernel {self._ways[kernel.key]}")
+            if kernel.key in self._variants and not self._launcher.take(kernel, self._variants[kernel.key]):
+                raise ExecutionError(f"{kernel.name}: it has no variant {self._variants[kernel.key]}")
         return wanted
 
-    def _known_forms(self, program: Program, tensor_cores: bool, launch_us: float) -> dict[str, Parts]:
-        """The forms that were found to be the fastest earlier, of those steps where they still fit."""
-        known: dict[str, Parts] = {}
-        for work in {canonical_of(program.graph, step) for step in program.steps if has_forms(step)}:
-            parts = self._kept.form(_name(work, tensor_cores), launch_us)
-            if parts is not None:
-                known[work] = parts
+    def _stored_choices(self, program: Program, tuning: StepTuning) -> dict[str, StepChoice]:
+        """Return the choices that the cache has for a program; none if one of them does not fit."""
+        known: dict[str, StepChoice] = {}
+        for key in {step_key(program.graph, step) for step in program.steps if has_candidates(step)}:
+            choice = self._cache.step_choice(_cache_name(key, tuning.tensor_cores), tuning.launch_us)
+            if choice is not None:
+                known[key] = choice
         try:
-            arranged(program, known)
+            replace_steps(program, known)
         except ValueError:
             return {}
         return known
 
     def _kernels_us(self, asked: Mapping[str, Kernel], footprint_bytes: int) -> dict[str, float]:
-        """How long kernels take, by key, each as it is fastest; infinite for what does not compile."""
+        """Time kernels, by key, each as its fastest variant; infinite for one that does not compile."""
         times: dict[str, float] = {}
         for key, kernel in asked.items():
-            known = self._known_way(kernel)
+            known = self._measured(kernel)
             if known is not None and self._launcher.take(kernel, known["fastest"]):
                 times[key] = float(known["time_us"])
         asked = {key: kernel for key, kernel in asked.items() if key not in times}
@@ -176,59 +171,63 @@ class Forms:
             for key, kernel in asked.items():
                 times[key] = self._launcher.measure(kernel, time_us)
                 if times[key] < float("inf"):
-                    fastest, keys = self._launcher.fastest(kernel).key, [way.key for way in ways(kernel)]
-                    self._kept.keep_ways(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
+                    fastest, keys = self._launcher.fastest(kernel).key, [variant.key for variant in variants_of(kernel)]
+                    self._cache.store_kernel_variant(key, {"ways": keys, "fastest": fastest, "time_us": times[key]})
         return times
 
-    def _known_way(self, kernel: Kernel) -> Mapping[str, Any] | None:
-        """What was measured of a kernel earlier, if that was among the same."""
-        known = self._kept.ways(kernel.key)
-        return known if known.get("ways") == [way.key for way in ways(kernel)] else None
+    def _measured(self, kernel: Kernel) -> Mapping[str, Any] | None:
+        """Return what the cache has on a kernel's variants, if they are the same as now."""
+        known = self._cache.kernel_variant(kernel.key)
+        return known if known.get("ways") == [variant.key for variant in variants_of(kernel)] else None
 
-    def _kernels_soon(self, asked: Mapping[str, Kernel]) -> None:
-        """Have kernels compiled in other processes while plans are timed: NVRTC in this one would disturb that."""
-        unknown = [way for kernel in asked.values() if self._known_way(kernel) is None for way in ways(kernel)]
-        if self._builders is not None and unknown:
-            self._builders.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
+    def _compile_soon(self, asked: Mapping[str, Kernel]) -> None:
+        """Compile kernels in other processes while plans are timed, because NVRTC in this one would disturb that."""
+        unknown = [
+            variant for kernel in asked.values() if self._measured(kernel) is None for variant in variants_of(kernel)
+        ]
+        if self._build_pool is not None and unknown:
+            self._build_pool.expect_kernels([launch for _, launch in self._launcher.missing(unknown)])
 
     def _compile_kernels(self, asked: Iterable[Kernel]) -> None:
-        if self._builders is not None:  # what it has not begun is compiled here, on all cores
-            self._builders.expect_kernels([])
-        self._launcher.compile(each for kernel in asked for each in ways(kernel))
+        if self._build_pool is not None:  # kernels that the pool has not begun are compiled here, on all cores
+            self._build_pool.expect_kernels([])
+        self._launcher.compile(each for kernel in asked for each in variants_of(kernel))
 
-    @spent_on("forms are timed")
-    def _together_us(self, asked: Sequence[Form], tensor_cores: bool, bind: Bind, footprint_bytes: int) -> list[float]:
-        """How long forms of several steps take as a whole; infinite where one of these fails."""
+    @spent_on("candidates are timed")
+    def _sequence_us(
+        self, asked: Sequence[Candidate], tensor_cores: bool, bind: Bind, footprint_bytes: int
+    ) -> list[float]:
+        """Time candidates of several steps as a sequence; infinite where a step fails."""
         graphs = graphs_of(asked, tensor_cores)
         self._plans.choose(graphs, footprint_bytes)
         times: list[float] = []
-        with out_of_memory("timing forms"), self._stream:
-            for form in asked:
-                run = bound(form, tensor_cores, bind, self._launcher)
+        with out_of_memory("timing candidates"), self._stream:
+            for candidate in asked:
+                run = bind_candidate(candidate, tensor_cores, bind, self._launcher)
                 try:
                     times.append(self._median_us(run, footprint_bytes))
                 except ExecutionError:
                     times.append(float("inf"))
         return times
 
-    def prefer_way(self, kernel: Kernel, way: Kernel) -> bool:
-        """Take another of the kernels that do the same from now on, unless it computes something else."""
-        keys = [each.key for each in ways(kernel)]
+    def prefer_variant(self, kernel: Kernel, variant: Kernel) -> bool:
+        """Run another variant of a kernel from now on; False if its results differ."""
+        keys = [each.key for each in variants_of(kernel)]
         with self._stream:
-            if not self._launcher.agree(self._launcher.fastest(kernel), way):
+            if not self._launcher.agree(self._launcher.fastest(kernel), variant):
                 return False
-        time_us = self._launcher.times_us(kernel)[keys.index(way.key)]
-        self._launcher.take(kernel, way.key)
-        self._kept.keep_ways(kernel.key, {"ways": keys, "fastest": way.key, "time_us": time_us})
-        if self.decided is not None:
-            self.decided = replace(self.decided, ways={**self.decided.ways, kernel.key: way.key})
+        time_us = self._launcher.times_us(kernel)[keys.index(variant.key)]
+        self._launcher.take(kernel, variant.key)
+        self._cache.store_kernel_variant(kernel.key, {"ways": keys, "fastest": variant.key, "time_us": time_us})
+        if self.tuned is not None:
+            self.tuned = replace(self.tuned, variants={**self.tuned.variants, kernel.key: variant.key})
         return True
 
     def _median_us(self, run: Callable[[], None], footprint_bytes: int) -> float:
-        """Of some runs, behind one that warms up."""
+        """Return the median time of some runs, after one that warms up."""
         times = [self._stopwatch.within_us(run, footprint_bytes) for _ in range(1 + KERNEL_RUNS)]
         return statistics.median(times[1:])
 
 
-def _name(work: str, tensor_cores: bool) -> str:
-    return work + ("" if tensor_cores else "\nno tensor cores")
+def _cache_name(key: str, tensor_cores: bool) -> str:
+    return key + ("" if tensor_cores else "\nno tensor cores")

@@ -1,6 +1,6 @@
-"""What is known of plans and forms before anything is measured: kept here, or named by a lock or an artefact.
+"""Cache of tuned choices on disk, and the choices that a lock file or a compiled file names.
 
-A plan kept as cuDNN serialized it is revived in milliseconds; one that cuDNN refuses is dropped and built anew.
+A serialized plan is read in milliseconds. One that cuDNN does not read is dropped, and the plan is built again.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -16,36 +16,36 @@ from typing import Any, Protocol
 
 from fusec.errors import ExecutionError
 from fusec.gpu import autotune, cublaslt, kernels, measure
-from fusec.gpu.autotune.plan_search import Laboratory, Offer, Tuned
+from fusec.gpu.autotune.plan_search import Offer, PlanBench, RankedPlans
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.passes import partition
 from fusec.plans.plan_cache import PlanStore
-from fusec.plans.plan_record import Choice, Entry, Part, PlanKey
+from fusec.plans.plan_record import BLAS, Choice, Entry, Part, PlanKey
 
 Suggested = Mapping[str, Sequence[Entry]]  # by key of the cuDNN graph, best first
 
 
-class RevivingLaboratory(Laboratory, Protocol):
-    """A laboratory that reads serialized plans, too."""
+class RevivingPlanBench(PlanBench, Protocol):
+    """Bench that also reads serialized plans."""
 
     def revive(self, graph: CudnnGraph, blob: bytes) -> Any:
-        """The plan, ready to run. ExecutionError if cuDNN does not take it."""
+        """Read a serialized plan. Raises ExecutionError if cuDNN does not accept it."""
         ...
 
     def serialized(self, plan: Any) -> bytes | None:
-        """A plan as cuDNN serializes it; None if it cannot be."""
+        """Serialize a plan; None if cuDNN cannot."""
         ...
 
     def is_revived(self, plan: Any) -> bool:
-        """Whether a plan was read from what cuDNN serialized."""
+        """Return True if a plan was read from its serialized form."""
         ...
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where plans hold: the target, and what of the machine and its libraries they depend on."""
+class TuningEnvironment:
+    """Target, GPU and library versions that a tuned choice depends on."""
 
     target: str
     device: str
@@ -53,125 +53,148 @@ class Place:
     cudnn: str
     frontend: str
 
-    def key(self, work: str, level: str) -> PlanKey:
-        """Of a graph, or of other work, at a tuning level."""
-        return PlanKey(work, self.target, self.device, self.driver, self.cudnn, self.frontend, level)
+    def key(self, subject: str, level: str) -> PlanKey:
+        """Return the cache key of a graph, step or kernel at a tuning level."""
+        return PlanKey(subject, self.target, self.device, self.driver, self.cudnn, self.frontend, level)
 
 
-class Kept:
-    """Plans and forms for one place and tuning level. suggested: plans made elsewhere; with level `none` they come
-    first, else they are taken, if they were measured, where this machine knows nothing. settled: what is known of a
-    graph is enough, though not every plan was timed."""
+@dataclass(frozen=True)
+class KnownChoices:
+    """Choices made elsewhere, by a lock file, a compiled file or another input shape.
 
-    def __init__(
-        self, store: PlanStore, place: Place, level: str, suggested: Suggested | None = None, settled: bool = False
-    ):
-        self.store = store
-        self.place = place
+    plans: plans of cuDNN graphs, by key, the best first. With level `none` they come first. With another level a plan
+        that was timed is used where this machine has none, and plans that were not timed compete with each other alone.
+    variants: for the key of a kernel, the key of the variant to run
+    accept_incomplete: a stored choice is used even if not every plan was timed
+    side_by_side: run steps on several streams without timing that
+    """
+
+    plans: Suggested = field(default_factory=dict[str, Sequence[Entry]])
+    variants: Mapping[str, str] = field(default_factory=dict[str, str])
+    accept_incomplete: bool = False
+    side_by_side: bool = False
+
+
+class TuningCache:
+    """Choices of plans, steps and kernel variants for one environment and tuning level."""
+
+    def __init__(self, store: PlanStore, environment: TuningEnvironment, level: str, known: KnownChoices | None = None):
+        known = known or KnownChoices()
+        self.plan_store = store
+        self.environment = environment
         self.level = level
-        self.settled = settled
-        self._suggested = suggested or {}
+        self._accept_incomplete = known.accept_incomplete
+        self._suggested = known.plans
+
+    @property
+    def names_cublaslt(self) -> bool:
+        """Return True if a suggested plan is one of cuBLASLt."""
+        return any(entry.choice.engine == BLAS for entries in self._suggested.values() for entry in entries)
 
     # plans -------------------------------------------------------------------------------------------
 
     def suggest(self, choices: Mapping[str, Choice]) -> None:
-        """Know of plans made elsewhere, too."""
+        """Add plans made elsewhere."""
         self._suggested = {**self._suggested, **{key: [Entry(choice)] for key, choice in choices.items()}}
 
     def entry(self, graph: str) -> Entry | None:
-        """What is known of a graph, by its key: its choice and perhaps its plan, serialized; none in quarantine."""
-        here = self.store.get(self.place.key(graph, self.level))
+        """Return the choice for a graph, by key, with its serialized plan if there is one; never one in quarantine."""
+        here = self.plan_store.get(self.environment.key(graph, self.level))
         there = next(iter(self._suggested.get(graph, ())), None)
         if there is not None and self.level != "none" and there.choice.time_us is None:
             there = None
         entry = (there or here) if self.level == "none" else (here or there)
-        if entry is None or self.wrong(graph, entry.choice) is not None:
+        if entry is None or self.quarantine_reason(graph, entry.choice) is not None:
             return None
         if entry.blob is None:
-            named = self.store.get(self._named(graph, entry.choice))
+            named = self.plan_store.get(self._key_by_name(graph, entry.choice))
             if named is not None and named.choice.identity == entry.choice.identity:
                 entry = replace(entry, blob=named.blob)
         return entry
 
-    def carried(self, graph: str) -> tuple[Entry, ...]:
-        """The plans made elsewhere, never measured, of which the fastest is to be found."""
+    def suggested(self, graph: str) -> tuple[Entry, ...]:
+        """Return the plans made elsewhere for a graph, without those in quarantine."""
         entries = self._suggested.get(graph, ())
-        return tuple(entry for entry in entries if self.wrong(graph, entry.choice) is None)
+        return tuple(entry for entry in entries if self.quarantine_reason(graph, entry.choice) is None)
 
-    def enough(self, entry: Entry) -> bool:
-        """Whether a known plan is taken without measuring."""
-        return entry.choice.complete or self.settled or self.level == "none"
+    def is_enough(self, entry: Entry) -> bool:
+        """Return True if a stored choice is used without timing others."""
+        return entry.choice.complete or self._accept_incomplete or self.level == "none"
 
-    def revived(self, graphs: Mapping[str, CudnnGraph], lab: RevivingLaboratory) -> dict[str, Tuned]:
-        """Those of the graphs whose plan is kept serialized, and can be had from that."""
-        found: dict[str, Tuned] = {}
+    def revived(self, graphs: Mapping[str, CudnnGraph], bench: RevivingPlanBench) -> dict[str, RankedPlans]:
+        """Read the serialized plans of graphs, where there are some that cuDNN accepts."""
+        found: dict[str, RankedPlans] = {}
         for key, graph in graphs.items():
             entry = self.entry(key)
-            if entry is None or entry.blob is None or not self.enough(entry):
+            if entry is None or entry.blob is None or not self.is_enough(entry):
                 continue
             try:
-                found[key] = Tuned(graph, [(entry.choice, lab.revive(graph, entry.blob))], revived=True)
+                found[key] = RankedPlans(graph, [(entry.choice, bench.revive(graph, entry.blob))], revived=True)
             except ExecutionError as error:
                 self.drop(key, entry.choice, str(error))
         return found
 
-    def keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool = False) -> None:
-        """Keep a plan serialized, if what comes of that computes the same; one that was revived does. best: it is the
-        one to take, which is remembered in any case."""
-        kept = self._keep(graph, choice, plan, lab, best)
-        if best and not kept:
-            self.choose(graph.key, choice)
+    def store_plan(
+        self, graph: CudnnGraph, choice: Choice, plan: Any, bench: RevivingPlanBench, best: bool = False
+    ) -> None:
+        """Store a plan serialized, if the plan read back computes the same.
 
-    def _keep(self, graph: CudnnGraph, choice: Choice, plan: Any, lab: RevivingLaboratory, best: bool) -> bool:
-        at = self.place.key(graph.key, self.level) if best else self._where(graph.key, choice)
-        known = self.store.get(at)
+        best: the plan is the choice for its graph, which is stored in any case
+        """
+        stored = self._store_blob(graph, choice, plan, bench, best)
+        if best and not stored:
+            self.store_choice(graph.key, choice)
+
+    def _store_blob(self, graph: CudnnGraph, choice: Choice, plan: Any, bench: RevivingPlanBench, best: bool) -> bool:
+        at = self.environment.key(graph.key, self.level) if best else self._key_of(graph.key, choice)
+        known = self.plan_store.get(at)
         if known is not None and known.blob is not None and known.choice == choice:
             return True
-        blob = lab.serialized(plan)
+        blob = bench.serialized(plan)
         if blob is None:
             return False
         try:
-            error = 0.0 if lab.is_revived(plan) else lab.error(graph, lab.revive(graph, blob), plan)
+            error = 0.0 if bench.is_revived(plan) else bench.error(graph, bench.revive(graph, blob), plan)
         except ExecutionError as reason:
-            warnings.warn(f"{choice.name} cannot be kept serialized: {reason}", stacklevel=4)
+            warnings.warn(f"{choice.name} cannot be stored serialized: {reason}", stacklevel=4)
             return False
         if error is not None and error <= TOLERANCE:
-            self.store.put(at, Entry(choice, blob))
+            self.plan_store.put(at, Entry(choice, blob))
             return True
-        warnings.warn(f"{choice.name} is not kept: revived, its results are off by {error}", stacklevel=4)
+        warnings.warn(f"{choice.name} is not stored: read back, its results are off by {error}", stacklevel=4)
         return False
 
     def drop(self, graph: str, choice: Choice, reason: str) -> None:
-        """Forget a plan as it was serialized, though not that it is the one to take."""
+        """Drop a serialized plan, but not the choice of that plan."""
         for level in (self.level, self._name(choice)):
-            self.store.drop_blob(self.place.key(graph, level), reason)
+            self.plan_store.drop_blob(self.environment.key(graph, level), reason)
         entries = list(self._suggested.get(graph, ()))
         for place, entry in enumerate(entries):
             if entry.blob is not None and entry.choice.identity == choice.identity:
-                warnings.warn(f"{choice.name}: its serialized plan does not serve ({reason})", stacklevel=3)
+                warnings.warn(f"{choice.name}: cuDNN does not read its serialized plan ({reason})", stacklevel=3)
                 entries[place] = replace(entry, blob=None)
         self._suggested = {**self._suggested, graph: entries}
 
-    def choose(self, graph: str, choice: Choice) -> None:
-        """Remember which plan was found to be the best."""
-        known = self.store.get(self.place.key(graph, self.level))
+    def store_choice(self, graph: str, choice: Choice) -> None:
+        """Store the best plan of a graph."""
+        known = self.plan_store.get(self.environment.key(graph, self.level))
         if known is None or known.choice != choice:
-            self.store.put(self.place.key(graph, self.level), Entry(choice))
+            self.plan_store.put(self.environment.key(graph, self.level), Entry(choice))
 
-    def take(self, entries: Mapping[str, Entry]) -> None:
-        """Remember plans as those to take, unless others are known."""
-        places = {self.place.key(graph, self.level): entry for graph, entry in entries.items()}
-        self.store.put_all({place: entry for place, entry in places.items() if self.store.get(place) is None})
+    def store_received(self, entries: Mapping[str, Entry]) -> None:
+        """Store plans as choices of their graphs, unless others are stored."""
+        keys = {self.environment.key(graph, self.level): entry for graph, entry in entries.items()}
+        self.plan_store.put_all({key: entry for key, entry in keys.items() if self.plan_store.get(key) is None})
 
-    def _where(self, graph: str, choice: Choice) -> PlanKey:
-        """Of the choice of this level, if that is the one; else of a plan that somebody named."""
-        at = self.place.key(graph, self.level)
-        known = self.store.get(at)
+    def _key_of(self, graph: str, choice: Choice) -> PlanKey:
+        """Return the key of the graph's choice if this is it, else the key of a plan by its name."""
+        at = self.environment.key(graph, self.level)
+        known = self.plan_store.get(at)
         chosen = known is not None and known.choice.identity == choice.identity
-        return at if chosen else self._named(graph, choice)
+        return at if chosen else self._key_by_name(graph, choice)
 
-    def _named(self, graph: str, choice: Choice) -> PlanKey:
-        return self.place.key(graph, self._name(choice))
+    def _key_by_name(self, graph: str, choice: Choice) -> PlanKey:
+        return self.environment.key(graph, self._name(choice))
 
     @staticmethod
     def _name(choice: Choice) -> str:
@@ -179,60 +202,60 @@ class Kept:
 
     # quarantine --------------------------------------------------------------------------------------
 
-    def distrust(self, graphs: Mapping[str, CudnnGraph]) -> None:
-        """Put plans in quarantine that were kept, or named, before `known_bugs` knew that they are wrong."""
+    def quarantine_known_wrong(self, graphs: Mapping[str, CudnnGraph]) -> None:
+        """Put stored or suggested plans in quarantine that `known_bugs` lists as wrong."""
         for key, graph in graphs.items():
-            known = self.store.get(self.place.key(key, self.level))
+            known = self.plan_store.get(self.environment.key(key, self.level))
             for entry in (*([known] if known is not None else []), *self._suggested.get(key, ())):
                 choice = entry.choice
                 reason = wrong_plan(graph, choice.engine, dict(choice.knobs))
-                if reason is not None and self.wrong(key, choice) is None:
-                    self.note(key, choice, reason)
+                if reason is not None and self.quarantine_reason(key, choice) is None:
+                    self.quarantine(key, choice, reason)
 
-    def wrong(self, graph: str, choice: Choice) -> str | None:
-        """Why a plan is in quarantine; None if it is not."""
-        found = self.store.quarantined(graph, self.place.target, self.place.cudnn)
+    def quarantine_reason(self, graph: str, choice: Choice) -> str | None:
+        """Tell why a plan is in quarantine; None if it is not."""
+        found = self.plan_store.quarantined(graph, self.environment.target, self.environment.cudnn)
         return next((why for engine, knobs, why in found if (engine, knobs) == choice.identity), None)
 
-    def note(self, graph: str, choice: Choice, reason: str) -> None:
+    def quarantine(self, graph: str, choice: Choice, reason: str) -> None:
         """Put a plan in quarantine."""
-        target, cudnn = self.place.target, self.place.cudnn
-        self.store.quarantine(graph, target, cudnn, choice.engine, choice.knobs, reason)
+        target, cudnn = self.environment.target, self.environment.cudnn
+        self.plan_store.quarantine(graph, target, cudnn, choice.engine, choice.knobs, reason)
 
-    # forms -------------------------------------------------------------------------------------------
+    # steps and kernels -------------------------------------------------------------------------------
 
-    def form(self, work: str, launch_us: float) -> tuple[Part, ...] | None:
-        """The form found to be the fastest for a step of that work (`forms.canonical_of`)."""
-        found = self.store.form(self._form_key(work, launch_us))
+    def step_choice(self, step: str, launch_us: float) -> tuple[Part, ...] | None:
+        """Return the stored choice for a step, by `step_candidates.step_key`."""
+        found = self.plan_store.form(self._step_key(step, launch_us))
         try:
             return None if found is None else tuple(map(Part.from_json, found["parts"]))
         except (KeyError, TypeError, ValueError):
-            return None  # of another version: it is measured again
+            return None  # of another version: it is timed again
 
-    def keep_form(self, work: str, launch_us: float, parts: Sequence[Part]) -> None:
-        """Remember the fastest form."""
-        self.store.put_form(self._form_key(work, launch_us), {"parts": [part.to_json() for part in parts]})
+    def store_step_choice(self, step: str, launch_us: float, choice: Sequence[Part]) -> None:
+        """Store the choice for a step."""
+        self.plan_store.put_form(self._step_key(step, launch_us), {"parts": [part.to_json() for part in choice]})
 
-    def ways(self, kernel: str) -> Mapping[str, Any]:
-        """What was measured of a kernel, by its key: see `Launcher.recall`."""
-        return self.store.form(self.place.key(f"kernel {kernel}", self.level)) or {}
+    def kernel_variant(self, kernel: str) -> Mapping[str, Any]:
+        """Return what was measured of a kernel's variants, by the kernel's key."""
+        return self.plan_store.form(self.environment.key(f"kernel {kernel}", self.level)) or {}
 
-    def keep_ways(self, kernel: str, measured: Mapping[str, Any]) -> None:
-        """Remember what was measured of a kernel."""
-        self.store.put_form(self.place.key(f"kernel {kernel}", self.level), measured)
+    def store_kernel_variant(self, kernel: str, measured: Mapping[str, Any]) -> None:
+        """Store what was measured of a kernel's variants."""
+        self.plan_store.put_form(self.environment.key(f"kernel {kernel}", self.level), measured)
 
-    def _form_key(self, work: str, launch_us: float) -> PlanKey:
-        return self.place.key(f"form {work_digest(work)} {launch_us} {contenders()}", self.level)
+    def _step_key(self, step: str, launch_us: float) -> PlanKey:
+        return self.environment.key(f"form {digest_of(step)} {launch_us} {candidate_code_digest()}", self.level)
 
 
-def work_digest(work: str) -> str:
-    """Short and of one line."""
-    return hashlib.sha256(work.encode()).hexdigest()
+def digest_of(text: str) -> str:
+    """Return a short key for a long text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @cache
-def contenders() -> str:
-    """What competes with cuDNN's plans, as a digest: a form is the fastest among what there was."""
+def candidate_code_digest() -> str:
+    """Return a digest of the code that makes candidates, because a choice holds only among the same candidates."""
     digest = hashlib.sha256()
     for package in (autotune, cublaslt, kernels, measure, partition):
         for source in _sources(resources.files(package)):
@@ -241,7 +264,7 @@ def contenders() -> str:
 
 
 def _sources(folder: Traversable) -> Iterator[bytes]:
-    """Read the code below a folder in the order of names, whatever files there are."""
+    """Yield the source files below a folder, in the order of their names."""
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         if entry.is_dir():
             yield from _sources(entry)
@@ -249,43 +272,46 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
             yield entry.read_bytes()
 
 
-class Carried:
-    """A laboratory in which only plans made elsewhere compete: revived where they may be, else built by name if they
-    are precompiled; nothing is simulated, they vote."""
+class SuggestedPlansBench:
+    """Bench on which only suggested plans compete.
 
-    def __init__(self, lab: RevivingLaboratory, kept: Kept):
-        self._lab, self._kept = lab, kept
+    A plan is read if it is serialized, else built by name if it is precompiled. Plans are compared with each other, not
+    with the reference.
+    """
+
+    def __init__(self, bench: RevivingPlanBench, cache: TuningCache):
+        self._bench, self._cache = bench, cache
 
     def offers(self, graph: CudnnGraph) -> Sequence[Offer]:
-        entries = self._kept.carried(graph.key)
+        entries = self._cache.suggested(graph.key)
         if all(entry.blob is not None for entry in entries):
             return [Offer(place, entry.choice, True) for place, entry in enumerate(entries)]
         named = [entry.choice.identity for entry in entries]
-        offered = [o for o in self._lab.offers(graph) if o.choice.identity in named]
+        offered = [o for o in self._bench.offers(graph) if o.choice.identity in named]
         ready = [o for o in offered if o.precompiled] or offered[:1]
         return sorted(ready, key=lambda o: named.index(o.choice.identity))
 
     def expect(self, orders: Sequence[tuple[CudnnGraph, Offer]]) -> None:
-        self._lab.expect(orders)
+        self._bench.expect(orders)
 
     def build(self, graph: CudnnGraph, offer: Offer) -> Any:
         wanted = offer.choice.identity
-        blob = next((e.blob for e in self._kept.carried(graph.key) if e.choice.identity == wanted), None)
+        blob = next((e.blob for e in self._cache.suggested(graph.key) if e.choice.identity == wanted), None)
         if blob is not None:
             try:
-                return self._lab.revive(graph, blob)
+                return self._bench.revive(graph, blob)
             except ExecutionError as error:
-                self._kept.drop(graph.key, offer.choice, str(error))
-        here = next((o for o in self._lab.offers(graph) if o.choice.identity == wanted), None)
+                self._cache.drop(graph.key, offer.choice, str(error))
+        here = next((o for o in self._bench.offers(graph) if o.choice.identity == wanted), None)
         if here is None:
-            raise ExecutionError("cuDNN does not offer it here")
-        return self._lab.build(graph, here)
+            raise ExecutionError("cuDNN does not offer this plan on this GPU")
+        return self._bench.build(graph, here)
 
     def time_us(self, graph: CudnnGraph, plan: Any) -> float:
-        return self._lab.time_us(graph, plan)
+        return self._bench.time_us(graph, plan)
 
     def error(self, graph: CudnnGraph, plan: Any, other: Any | None) -> float | None:
-        return None if other is None else self._lab.error(graph, plan, other)
+        return None if other is None else self._bench.error(graph, plan, other)
 
     def quarantine(self, graph: CudnnGraph, choice: Choice, reason: str) -> None:
-        self._lab.quarantine(graph, choice, reason)
+        self._bench.quarantine(graph, choice, reason)

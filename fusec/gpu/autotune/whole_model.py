@@ -1,5 +1,4 @@
-"""A whole model on the GPU with one plan or kernel and with another: where `coordinate_descent` measures, what it may
-try."""
+"""Record and time a whole model on the GPU with other plans or kernels, for `coordinate_descent`."""
 
 from __future__ import annotations
 
@@ -9,88 +8,94 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.gpu.autotune.coordinate_descent import Contest, Run, contests
-from fusec.gpu.autotune.plan_search import Tuned
+from fusec.gpu.autotune.plan_search import RankedPlans
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.launch.cuda_graph import in_order
-from fusec.gpu.launch.kernel_launcher import Launcher, ways
+from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.gpu.launch.stream_calls import Streams
 from fusec.lowering.cudnn_graph import CudnnGraph
 
-Work = CudnnGraph | Kernel
+Runnable = CudnnGraph | Kernel
 
 
 @dataclass
-class Rehearsal:
-    """Steps over their memory, `runs`, which have run before. works: by step, the graph or kernel that it runs, if any.
-    bound: binds a step to its memory anew, by the plan or kernel that is then the first."""
+class WholeModelTrial:
+    """Steps of a model, bound to memory, that can be bound again with another plan or kernel.
 
-    works: Sequence[Work | None]
+    code: the graph or kernel of each step, None for others
+    runs: the steps, which ran before
+    bind_step: binds a step again, by number, with the first plan or the fastest variant
+    steps_of: the numbers of the steps that run a graph or kernel, by key
+    """
+
+    code: Sequence[Runnable | None]
     runs: Sequence[Run]
-    bound: Callable[[int], Run]
-    tuned: Mapping[str, Tuned]
+    bind_step: Callable[[int], Run]
+    ranked: Mapping[str, RankedPlans]
     launcher: Launcher
     streams: Streams
     scratch: Callable[[], AbstractContextManager[None]]
-    timed: Callable[[Run, int], list[float]]
-    places: dict[str, list[int]] = field(default_factory=lambda: defaultdict[str, list[int]](list))
-    _others: dict[tuple[str, int, int], Run] = field(default_factory=dict[tuple[str, int, int], Run])
+    times: Callable[[Run, int], list[float]]
+    steps_of: dict[str, list[int]] = field(default_factory=lambda: defaultdict[str, list[int]](list))
+    _bound: dict[tuple[str, int, int], Run] = field(default_factory=dict[tuple[str, int, int], Run])
 
     def __post_init__(self) -> None:
-        self._kernels = {work.key: work for work in self.works if isinstance(work, Kernel)}
-        for number, work in enumerate(self.works):
-            if work is not None:
-                self.places[work.key].append(number)
+        self._kernels = {each.key: each for each in self.code if isinstance(each, Kernel)}
+        for number, each in enumerate(self.code):
+            if each is not None:
+                self.steps_of[each.key].append(number)
 
     def contests(self) -> list[Contest]:
-        """The graphs and kernels with several ways to run that were measured to take about as long."""
-        times_us = {key: self._times_us(key) for key in self.places}
-        return contests(times_us, {key: len(numbers) for key, numbers in self.places.items()})
+        """List the graphs and kernels with several options that are about as fast alone."""
+        times_us = {key: self._times_us(key) for key in self.steps_of}
+        return contests(times_us, {key: len(numbers) for key, numbers in self.steps_of.items()})
 
     def recorded(self, options: Mapping[str, int]) -> Run | None:
+        """Record the model with these options as one CUDA graph; None if that cannot be."""
         runs = list(self.runs)
         for key, option in options.items():
-            for number in self.places[key]:
-                if (key, option, number) not in self._others:
-                    self._others[key, option, number] = self._bound(key, option, number)
-                runs[number] = self._others[key, option, number]
+            for number in self.steps_of[key]:
+                if (key, option, number) not in self._bound:
+                    self._bound[key, option, number] = self._bind(key, option, number)
+                runs[number] = self._bound[key, option, number]
         replay = in_order(self.streams, runs, self.scratch)
         return replay if replay.at_once else None
 
     def time_us(self, run: Run) -> float:
-        return self.timed(run, 1)[0]
+        return self.times(run, 1)[0]
 
-    def way(self, key: str, option: int) -> tuple[Kernel, Kernel] | None:
-        """A kernel, and that of those which do the same that an option stands for; None if it is of a graph."""
+    def variant(self, key: str, option: int) -> tuple[Kernel, Kernel] | None:
+        """Return a kernel and the variant that an option stands for; None for the key of a graph."""
         kernel = self._kernels.get(key)
         return None if kernel is None else (kernel, self._in_order(kernel)[option][1])
 
     def _times_us(self, key: str) -> list[float]:
-        """Of the ways to run a work, the one in use first."""
+        """Return the times alone of the options of a graph or kernel, the one in use first."""
         if key in self._kernels:
             return [time_us for time_us, _ in self._in_order(self._kernels[key])]
-        plans = self.tuned[key].plans if key in self.tuned else []
+        plans = self.ranked[key].plans if key in self.ranked else []
         return [choice.time_us for choice, _ in plans if choice.time_us is not None]
 
     def _in_order(self, kernel: Kernel) -> list[tuple[float, Kernel]]:
-        """The ways to run a kernel that were measured, the one in use first, then as fast as they are."""
+        """Sort the variants of a kernel that were timed: the one in use first, the others by time."""
         chosen = self.launcher.fastest(kernel).key
-        times_us = zip(self.launcher.times_us(kernel), ways(kernel), strict=False)
+        times_us = zip(self.launcher.times_us(kernel), variants_of(kernel), strict=False)
         return sorted(times_us, key=lambda item: (item[1].key != chosen, item[0]))
 
-    def _bound(self, key: str, option: int, number: int) -> Run:
-        way = self.way(key, option)
-        if way is not None:
-            kernel, wanted = way
+    def _bind(self, key: str, option: int, number: int) -> Run:
+        found = self.variant(key, option)
+        if found is not None:
+            kernel, wanted = found
             before = self.launcher.fastest(kernel).key
             self.launcher.take(kernel, wanted.key)
             try:
-                return self.bound(number)
+                return self.bind_step(number)
             finally:
                 self.launcher.take(kernel, before)
-        tuned = self.tuned[key]
-        plans = tuned.plans
-        tuned.plans = [plans[option], *plans]
+        ranked = self.ranked[key]
+        plans = ranked.plans
+        ranked.plans = [plans[option], *plans]
         try:
-            return self.bound(number)
+            return self.bind_step(number)
         finally:
-            tuned.plans = plans
+            ranked.plans = plans

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.cudnn.worker_process import Died, EndedError
+from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice, Knobs
@@ -25,7 +25,7 @@ Order = tuple[str, int, Knobs]  # a graph's key, and the plan's engine and knobs
 Answer = bytes | Exception | None  # a plan; why there is none; or that it has to be built here
 
 
-class Crew(Protocol):
+class Workers(Protocol):
     """Processes that build plans: an `Oracle` for this machine's GPU."""
 
     built: dict[str, tuple[Plan, bytes]]
@@ -33,19 +33,19 @@ class Crew(Protocol):
     @property
     def workers(self) -> int: ...
 
-    def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | Died, Any]: ...
+    def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | WorkerDeath, Any]: ...
 
     def close(self) -> None: ...
 
 
-class Builders:
+class BuildPool:
     """Has plans built by a crew, several at once.
 
     deterministic: plans that cuDNN says give other bits from run to run do not build. ends: the crew's processes end
     when all is chosen: each has a context on the device.
     """
 
-    def __init__(self, crew: Crew, deterministic: bool = False, ends: bool = False):
+    def __init__(self, crew: Workers, deterministic: bool = False, ends: bool = False):
         self._crew, self._limit, self._deterministic, self._ends = crew, crew.workers, deterministic, ends
         self._changed = threading.Condition()
         self._waiting: dict[Order, CudnnGraph] = {}  # in this order
@@ -168,7 +168,7 @@ class Builders:
         _, engine, knobs = order
         question = {"graph": graph.to_json(), "choice": Choice(engine, knobs).to_json(), "all_sizes": False}
         answer, _ = self._crew.exchange({**question, "deterministic": self._deterministic})
-        if isinstance(answer, Died):
+        if isinstance(answer, WorkerDeath):
             return ExecutionError(answer.words) if answer.by_own_fault else None
         if "blob" not in answer or Choice.from_json(answer["choice"]).identity != (engine, knobs):
             return None  # why, it says here

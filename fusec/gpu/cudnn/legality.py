@@ -24,8 +24,8 @@ from fusec.errors import TargetError
 from fusec.gpu.cudnn.deviceless import cudnn_version, nvrtc_libraries
 from fusec.gpu.cudnn.engine_ids import Identity
 from fusec.gpu.cudnn.legality_worker import decode, encode
-from fusec.gpu.cudnn.similar_graphs import Relatives, factor
-from fusec.gpu.cudnn.worker_process import Died, EndedError, WorkerProcess
+from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
+from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
 from fusec.lowering.known_bugs import deadly, misread
@@ -85,7 +85,7 @@ class Oracle:
         self._environment = _environment(target, device)
         self._lock = threading.Lock()
         self._proven = False
-        self._relatives = Relatives() if sizes else None
+        self._relatives = SimilarGraphs() if sizes else None
         self._farthest = sizes
         self._believed: dict[str, CudnnGraph] = {}  # by key of a graph that was not asked about: of whom it is believed
         self._doubted: set[str] = set()
@@ -238,12 +238,12 @@ class Oracle:
         with self._lock:
             self.asked += 1
             ended = self._ended if ended is None else ended
-        died: list[Died] = []
+        died: list[WorkerDeath] = []
         for _ in range(2):
             try:
                 worker = self._take(ended=ended)
             except EndedError as error:
-                died.append(Died(str(error)))
+                died.append(WorkerDeath(str(error)))
                 break
             proven = self._built.get(graph.kin, ()) if self._kin else ()
             try:
@@ -251,7 +251,7 @@ class Oracle:
             except RuntimeError:  # ours, not the worker's
                 self._give_back(worker)
                 raise
-            if not isinstance(answer, Died):
+            if not isinstance(answer, WorkerDeath):
                 if worker.blob and isinstance(answer, Legal):
                     self.built[graph.key] = (answer.plans[0], worker.blob)
                 self._give_back(worker)
@@ -266,12 +266,12 @@ class Oracle:
 
     def exchange(
         self, question: dict[str, Any], worker: WorkerProcess | None = None
-    ) -> tuple[dict[str, Any] | Died, WorkerProcess]:
+    ) -> tuple[dict[str, Any] | WorkerDeath, WorkerProcess]:
         """Put a question to a worker, to that one if one is named, and who answered. RuntimeError for a defect of
         fusec's there, EndedError if the oracle is closed meanwhile."""
         asked = self._take(worker)
         answer = asked.exchange(question)
-        if isinstance(answer, Died):
+        if isinstance(answer, WorkerDeath):
             self._lose(asked)
             return answer, asked
         self._give_back(asked)

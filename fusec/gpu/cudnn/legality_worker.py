@@ -148,10 +148,10 @@ def main(name: str, device: bool) -> int:
     """Say hello with the versions, then judge graphs until the input ends: see `serve`."""
 
     def begin(target: Target) -> tuple[Any, Answer]:
-        from fusec.gpu.cudnn.plan_worker import Maker  # which imports this
+        from fusec.gpu.cudnn.plan_worker import PlanBuilder  # which imports this
 
         judge = Judge(target, device)
-        maker = Maker(judge.cudnn, judge.handle, target)
+        maker = PlanBuilder(judge.cudnn, judge.handle, target)
 
         def respond(question: dict[str, Any]) -> dict[str, Any]:
             if "all_sizes" in question:

@@ -21,7 +21,7 @@ from fusec.gpu.cudnn.engine_ids import PYTHON_ENGINES, knobs_of
 from fusec.gpu.cudnn.error_messages import reason_of
 from fusec.gpu.cudnn.legality import most_workers
 from fusec.gpu.cudnn.legality_worker import Answer, serve
-from fusec.gpu.cudnn.worker_process import Died, EndedError, WorkerProcess
+from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.lowering.known_bugs import wrong_plan
 from fusec.plans.plan_record import BLAS, Choice, Entry, Knobs
@@ -113,7 +113,7 @@ class Tries:
             self._workers[0].wait_ready()
         question = {"graph": graph.to_json(), "choices": [choice.to_json()], "skip": [], "count": 1}
         answer = self._workers[0].exchange(question)
-        if isinstance(answer, Died):
+        if isinstance(answer, WorkerDeath):
             WorkerProcess.close_all(self._workers)
             return False
         if "defect" in answer:
@@ -175,7 +175,7 @@ def _answer(
     worker: WorkerProcess, graph: CudnnGraph, question: dict[str, Any], refusal: type[Exception] = TargetError
 ) -> dict[str, Any]:
     answer = worker.exchange(question)
-    if isinstance(answer, Died):
+    if isinstance(answer, WorkerDeath):
         raise refusal(f"no plan was built: {answer.words}; the graph is\n{graph}")
     if "defect" in answer:
         raise RuntimeError(f"fusec failed to serialize plans of\n{graph}\n{answer['defect']}")

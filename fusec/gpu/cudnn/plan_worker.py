@@ -17,7 +17,7 @@ from fusec.plans.plan_record import Choice
 from fusec.targets.target import Target
 
 
-class Maker:
+class PlanBuilder:
     """Builds plans on this machine's GPU, or devicelessly for a target, and keeps what was compiled for all sizes."""
 
     def __init__(self, cudnn: Any, handle: Any, target: Target):

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from fusec.lowering.cudnn_graph import CudnnGraph
 
 
-class Relatives:
+class SimilarGraphs:
     """Graphs, and for another one that of them which it is in another size, if any: the same but for dims that are all
     larger, or all smaller, by one factor, as those are that a batch size is part of."""
 

@@ -37,7 +37,7 @@ _START = (
 
 
 @dataclass(frozen=True)
-class Died:
+class WorkerDeath:
     """A worker ended, or was ended for its silence, instead of answering."""
 
     words: str
@@ -96,18 +96,20 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False) -> Verdict | Died:
+    def ask(
+        self, graph: CudnnGraph, proven: Collection[Identity] = (), hand_over: bool = False
+    ) -> Verdict | WorkerDeath:
         """The verdict. proven: see `legality_worker.Judge`. hand_over: `blob` is cuDNN's first plan then, serialized,
         if it was built. RuntimeError for a defect of fusec in the worker: no answer."""
         answer = self.exchange({**graph.to_json(), "proven": sorted(proven), "hand_over": hand_over})
-        if isinstance(answer, Died):
+        if isinstance(answer, WorkerDeath):
             return answer
         if "defect" in answer:
             raise RuntimeError(f"fusec failed to put this graph to cuDNN:\n{graph}\n{answer['defect']}")
         self.blob = base64.b64decode(answer.get("blob", ""))
         return decode(answer)
 
-    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | Died:
+    def exchange(self, question: dict[str, Any]) -> dict[str, Any] | WorkerDeath:
         """One question and its answer, both JSON."""
         assert self._process.stdin is not None
         with self._reading:
@@ -128,17 +130,17 @@ class WorkerProcess:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             return self._process.stdout.readline() if selector.select(TIMEOUT_S) else ""
 
-    def _death(self) -> Died:
+    def _death(self) -> WorkerDeath:
         try:
             code = self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
-            return Died(f"cuDNN gave no answer in {TIMEOUT_S:.0f} s", timeout=True)
+            return WorkerDeath(f"cuDNN gave no answer in {TIMEOUT_S:.0f} s", timeout=True)
         if code >= 0:
-            return Died(f"the cuDNN worker ended with status {code}: {self._last_words()}")
+            return WorkerDeath(f"the cuDNN worker ended with status {code}: {self._last_words()}")
         name = signal.Signals(-code).name
         by_own_fault = -code in OWN_FAULT
         words = f"cuDNN killed its process with {name}" if by_own_fault else f"the cuDNN worker was ended by {name}"
-        return Died(words, name, by_own_fault)
+        return WorkerDeath(words, name, by_own_fault)
 
     def _last_words(self) -> str:
         if self._errors.closed:

@@ -74,7 +74,7 @@ def dependencies(stream: int) -> int:
     return count.value if status.value == CAPTURED else 0
 
 
-class EarlyFunction:
+class DependentFunction:
     """A function of a module, called as CuPy's are; launched plainly where it cannot begin early.
 
     It cannot where the driver refuses it, and where it has several launches in front in a graph, in two lanes: on an

@@ -16,7 +16,7 @@ import cupy
 import numpy as np
 
 from fusec.gpu.kernels.codegen.kernel import Kernel, Launch, prelude
-from fusec.gpu.launch.dependent_launch import EarlyFunction, driver
+from fusec.gpu.launch.dependent_launch import DependentFunction, driver
 from fusec.gpu.measure.random_inputs import Samples, kernels_apart
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import Array, TensorType, Value
@@ -53,7 +53,7 @@ class Launcher:
     def measure(self, kernel: Kernel, time_us: Callable[[Callable[[], None]], float]) -> float:
         """The least time of a kernel and its others, of which the fastest is taken from now on; one that computes
         something else than the others is not, with a warning. Infinite if none is left: the kernel does not run."""
-        every, samples = ways(kernel), Samples()
+        every, samples = variants_of(kernel), Samples()
         times = [time_us(self.bind(each, samples.memory)) if self.runs(each) else math.inf for each in every]
         self._times_us[kernel.key] = times
         live = sorted((i for i, took in enumerate(times) if took < math.inf), key=times.__getitem__)
@@ -86,7 +86,7 @@ class Launcher:
 
     def take(self, kernel: Kernel, key: str) -> bool:
         """Take the kernel or that of its others which has this key from now on; False if none has."""
-        keys = [way.key for way in ways(kernel)]
+        keys = [way.key for way in variants_of(kernel)]
         if key in keys:
             self._fastest[kernel.key] = keys.index(key)
         return key in keys
@@ -168,7 +168,7 @@ class Launcher:
         return self.bind(kernel, Samples().memory)
 
 
-def ways(kernel: Kernel) -> tuple[Kernel, ...]:
+def variants_of(kernel: Kernel) -> tuple[Kernel, ...]:
     """The kernel by itself, and its others."""
     return (replace(kernel, others=()), *kernel.others)
 
@@ -186,7 +186,7 @@ def _compiled(item: tuple[Kernel, Launch]) -> Any:
     if (launch.resident_bytes or launch.meets) and not _has_room(function, launch):
         return None
     begin = driver() if launch.early else None
-    return function if begin is None else EarlyFunction(function, begin)
+    return function if begin is None else DependentFunction(function, begin)
 
 
 def function_of(source: str, entry: str, meets: bool, architecture: str = "") -> Any:

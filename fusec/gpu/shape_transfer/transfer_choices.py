@@ -1,4 +1,4 @@
-"""What was decided by measuring for one size, as decisions for another whose program is cut alike."""
+"""What was tuned by measuring for one size, as decisions for another whose program is cut alike."""
 
 from __future__ import annotations
 
@@ -6,80 +6,87 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import Decided, arrange, canonical_of, has_forms, parts_of, runs_as_kernel
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import (
+    TunedChoices,
+    apply_choices,
+    can_run_as_kernel,
+    has_candidates,
+    step_key,
+    steps_of_choice,
+)
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.plans.plan_record import Part
 from fusec.schedule.program import Kind, Partition, Program
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
-    """A program as it runs, what was decided of it, and for the keys of kernels those of the ones to take."""
+class TransferredChoices:
+    """A program as it runs, what was tuned of it, and for the keys of kernels those of the ones to take."""
 
     program: Program
-    decided: Decided
-    ways: Mapping[str, str]
+    tuned: TunedChoices
+    variants: Mapping[str, str]
 
 
-def follow(decided: Decided, ran: Program, program: Program, as_source: bool) -> Followed | None:
+def transfer(tuned: TunedChoices, ran: Program, program: Program, as_source: bool) -> TransferredChoices | None:
     """The program in the forms of another size, step by step; types of its graph change where concats are copies there.
     None if it is not cut into the same steps.
 
-    decided: of the other size, which ran as `ran`.
+    tuned: of the other size, which ran as `ran`.
     """
     types = {value: value.type for value in program.graph.values()}
-    followed = _followed(decided, ran, program, as_source)
-    if followed is None:
+    transferred = _transferred(tuned, ran, program, as_source)
+    if transferred is None:
         for value, type in types.items():
             program.graph.set_type(value, type)
-    return followed
+    return transferred
 
 
-def _followed(decided: Decided, ran: Program, program: Program, as_source: bool) -> Followed | None:
-    concats = families(program)
-    if len(concats) != len(decided.concats):
+def _transferred(tuned: TunedChoices, ran: Program, program: Program, as_source: bool) -> TransferredChoices | None:
+    concats = concats_in_place(program)
+    if len(concats) != len(tuned.concats):
         return None
-    before = zip(concats, decided.concats.values(), strict=True)
-    partitioned = copied(program, {work for work, each in before if not each.in_place})
-    pairs = _pairs(_first(decided.partitioned, as_source), _first(partitioned, as_source))
+    before = zip(concats, tuned.concats.values(), strict=True)
+    partitioned = copy_concats(program, {work for work, each in before if not each.in_place})
+    pairs = _pairs(_first(tuned.partitioned, as_source), _first(partitioned, as_source))
     if pairs is None:
         return None
     forms: dict[str, tuple[Part, ...]] = {}
     for old, new in pairs:
-        if has_forms(new):
-            form = decided.forms.get(canonical_of(decided.partitioned.graph, old))
+        if has_candidates(new):
+            form = tuned.steps.get(step_key(tuned.partitioned.graph, old))
             if form is not None:
-                forms[canonical_of(partitioned.graph, new)] = tuple(form)
+                forms[step_key(partitioned.graph, new)] = tuple(form)
     try:
-        arranged = arrange(partitioned, forms, as_source)
+        arranged = apply_choices(partitioned, forms, as_source)
     except ValueError:  # a kernel that there is not for this size
         return None
     same = _pairs(ran, arranged)
     if same is None:
         return None
-    ways = dict(way for old, new in same if new.kind is Kind.KERNEL and (way := _way(decided, old, new)) is not None)
+    ways = dict(way for old, new in same if new.kind is Kind.KERNEL and (way := _way(tuned, old, new)) is not None)
     for _, new in pairs:
-        work = canonical_of(partitioned.graph, new)
-        if work in forms or runs_as_kernel(new):
+        work = step_key(partitioned.graph, new)
+        if work in forms or can_run_as_kernel(new):
             forms[work] = _own_kernels(partitioned, new, forms.get(work, (Part(0, "cudnn", new.spelling),)))
-    arranged = arrange(partitioned, forms, as_source)
-    where = placed(concats, partitioned)
-    return Followed(arranged, Decided(partitioned, forms, ways, where, decided.side_by_side), ways)
+    arranged = apply_choices(partitioned, forms, as_source)
+    where = concat_choices(concats, partitioned)
+    return TransferredChoices(arranged, TunedChoices(partitioned, forms, ways, where, tuned.side_by_side), ways)
 
 
 def _own_kernels(program: Program, step: Partition, form: tuple[Part, ...]) -> tuple[Part, ...]:
     """A form whose pointwise parts are kernels of fusec's, which cuDNN would compile for each size."""
     if any(part.runs == "ops" for part in form):
         return form
-    made = zip(form, parts_of(program.graph, step, form), strict=True)
-    return tuple(Part(part.nodes, "kernel") if runs_as_kernel(each) else part for part, each in made)
+    made = zip(form, steps_of_choice(program.graph, step, form), strict=True)
+    return tuple(Part(part.nodes, "kernel") if can_run_as_kernel(each) else part for part, each in made)
 
 
 def _first(program: Program, as_source: bool) -> Program:
-    """The program whose steps are given forms: see `forms.arrange`."""
-    return program if as_source else grouped(program, products=True)
+    """The program whose steps are given forms: see `forms.apply_choices`."""
+    return program if as_source else fuse_steps(program, products=True)
 
 
 def _pairs(old: Program, new: Program) -> list[tuple[Partition, Partition]] | None:
@@ -94,13 +101,13 @@ def _work(step: Partition) -> tuple[Kind, list[str]]:
     return step.kind, [node.op.name for node in step.nodes]
 
 
-def _way(decided: Decided, old: Partition, new: Partition) -> tuple[str, str] | None:
+def _way(tuned: TunedChoices, old: Partition, new: Partition) -> tuple[str, str] | None:
     """The key of a step's kernel, and of that one of its kind which was the fastest in the other size."""
     first, second = (kernels.find(step.nodes, step.outputs) for step in (old, new))
-    if first is None or second is None or first.key not in decided.ways:
+    if first is None or second is None or first.key not in tuned.variants:
         return None
     keys, others = _keys(first), _keys(second)
-    taken = decided.ways[first.key]
+    taken = tuned.variants[first.key]
     if taken not in keys or len(keys) != len(others):
         return None
     return second.key, others[keys.index(taken)]

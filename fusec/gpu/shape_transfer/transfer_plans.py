@@ -15,8 +15,8 @@ from fractions import Fraction
 from typing import Any
 
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.similar_graphs import Relatives, factor
-from fusec.gpu.cudnn.worker_process import Died, WorkerProcess
+from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
+from fusec.gpu.cudnn.worker_process import WorkerDeath, WorkerProcess
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 from fusec.plans.plan_record import BLAS, Choice, Entry
 
@@ -32,14 +32,14 @@ class SizePlans:
 
     def __init__(self, oracle: Oracle):
         self._oracle = oracle
-        self._relatives = Relatives()
+        self._relatives = SimilarGraphs()
         self._choices: dict[str, Choice] = {}  # by key of a graph, that of its first size
         self._first: dict[str, str] = {}  # of a graph, the key in its first size
         self._ready: dict[str, Future[Ready | None]] = {}  # by that key
         self._ran: dict[str, list[tuple[tuple[int, ...], CudnnGraph]]] = {}  # by that key, in which sizes of the model
-        self._foreseen: dict[str, Future[Entry | None]] = {}  # by key of a graph
+        self._prefetched: dict[str, Future[Entry | None]] = {}  # by key of a graph
 
-    def took(self, sizes: tuple[int, ...], graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
+    def learn(self, sizes: tuple[int, ...], graphs: Iterable[CudnnGraph], choices: Mapping[str, Choice]) -> None:
         """Learn which plans a program runs, of which sizes of the model. What was compiled at run time for the first
         is compiled for all from now on, in threads that nobody waits for; they also start who makes the plans of the
         next."""
@@ -62,7 +62,7 @@ class SizePlans:
                     lambda graph=graph: self._for_all_sizes(graph), lambda graph=graph: self._compare(graph)
                 )
 
-    def foresee(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
+    def prefetch(self, sizes: tuple[int, ...], wanted: Callable[[dict[str, CudnnGraph]], Iterable[str]]) -> None:
         """Begin to make the plans that a program of these sizes will need before it is known that it does: two others
         tell which those are, and of one it can be guessed. wanted: those of them, by key, that are not there already.
         """
@@ -73,7 +73,7 @@ class SizePlans:
         chosen = [new[key] for key in wanted(new)]
         if chosen:
             pool = ThreadPoolExecutor(min(self._oracle.workers, len(chosen)), thread_name_prefix="fusec-foreseen")
-            self._foreseen = {graph.key: pool.submit(self._made, graph) for graph in chosen}
+            self._prefetched = {graph.key: pool.submit(self._made, graph) for graph in chosen}
             pool.shutdown(wait=False)
 
     def named(self, graphs: Iterable[CudnnGraph]) -> dict[str, Choice]:
@@ -95,7 +95,7 @@ class SizePlans:
         if not wanted:
             return
         with ThreadPoolExecutor(min(self._oracle.workers, len(wanted)), thread_name_prefix="fusec-sizes") as pool:
-            begun = {graph: self._foreseen.pop(graph.key, None) for graph in wanted}
+            begun = {graph: self._prefetched.pop(graph.key, None) for graph in wanted}
             self._give_up()
             making = {begun[graph] or pool.submit(self._made, graph): graph for graph in wanted}
             for future in as_completed(making):
@@ -105,9 +105,9 @@ class SizePlans:
 
     def _give_up(self) -> None:
         """What was foreseen and did not come."""
-        for future in self._foreseen.values():
+        for future in self._prefetched.values():
             future.cancel()
-        self._foreseen = {}
+        self._prefetched = {}
 
     def _made(self, graph: CudnnGraph) -> Entry | None:
         known = self._relatives.of(graph)
@@ -147,11 +147,11 @@ class SizePlans:
         worker: WorkerProcess | None = None,
         if_compiled: bool = False,
     ) -> tuple[dict[str, Any] | None, WorkerProcess]:
-        """What a worker says, if it is a plan, and who said it: see `plan_worker.Maker`."""
+        """What a worker says, if it is a plan, and who said it: see `plan_worker.PlanBuilder`."""
         question: dict[str, Any] = {"graph": graph.to_json(), "all_sizes": all_sizes, "if_compiled": if_compiled}
         question["choice"] = None if choice is None else choice.to_json()
         answer, asked = self._oracle.exchange(question, worker)
-        return (None if isinstance(answer, Died) or "blob" not in answer else answer), asked
+        return (None if isinstance(answer, WorkerDeath) or "blob" not in answer else answer), asked
 
     def _precompiled(self, graph: CudnnGraph) -> bool:
         """Whether the plan that was taken is known to be there for all sizes."""

@@ -12,7 +12,7 @@ import numpy as np
 from fusec.errors import ExecutionError, TargetError
 from fusec.execution.compilation import Compiled
 from fusec.gpu import device
-from fusec.gpu.autotune.step_candidates import arrange
+from fusec.gpu.autotune.step_candidates import apply_choices
 from fusec.gpu.kernels import FAMILIES, Kernel
 from fusec.ir import Graph, Node, TensorType, Value, quote
 from fusec.lowering.packing import pack, unpack
@@ -86,7 +86,7 @@ def jobs(compiled: Compiled) -> Iterator[Job]:
     Updates of state are steps that no case asks for: every output is taken for new state.
     """
     program, graph = compiled.program, compiled.graph
-    steps = arrange(program, {}, compiled.options.as_source).steps
+    steps = apply_choices(program, {}, compiled.options.as_source).steps
     state = {f" {name}": name for name in graph.output_names} | {v.name: "" for v in graph.inputs}
     for nodes in (*(step.nodes for step in steps if step.kind is not Kind.VIEW), *set_aside(graph, state)):
         outputs = outputs_of(nodes)

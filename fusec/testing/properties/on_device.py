@@ -46,7 +46,7 @@ def device_agrees(graph: Graph, case: Case = CASE) -> None:
     compiled, backend = shared.compiled, gpu_backend()
     try:
         options, goal = compiled.options, compiled.target
-        joined = backend.improve(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
+        joined = backend.tune_steps(compiled.program, options.tensor_cores, goal.launch_us, options.as_source)
         executable = Executable(replace(compiled, program=joined), backend)
         rounding = execution(case.options.tensor_cores, device=True)
         values, seen = stored_values(compiled.graph, shared.feeds), set[str]()

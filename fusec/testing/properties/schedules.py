@@ -9,7 +9,7 @@ from unittest import SkipTest
 
 import numpy as np
 
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.ir import Constant, Graph, Value, quote
 from fusec.passes.partition import alone, kernels_only, ordered
 from fusec.passes.partition.convexity import Wiring
@@ -85,7 +85,7 @@ def state_is_read_in_time(graph: Graph, case: Case = CASE) -> None:
     computed when all others are replaced already are the same."""
     shared = prepared(graph, case)
     optimised = shared.optimised
-    for program in (shared.compiled.program, grouped(kernels_only(optimised)), _in_lists(optimised)):
+    for program in (shared.compiled.program, fuse_steps(kernels_only(optimised)), _in_lists(optimised)):
         found = in_place(program, _updates(program.graph))
         with np.errstate(all="ignore"):
             _in_time(program, found, stored_values(program.graph, shared.feeds), np.random.default_rng(case.seed))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from passes.partition.test_concat_in_place import BLOCK, LAST, check, joins, place
 
-from fusec.gpu.autotune.concat_choice import worthwhile
+from fusec.gpu.autotune.concat_choice import keep_faster_concats
 from fusec.ir import Graph
 from fusec.passes.partition.concat_in_place import apart, joined
 from fusec.schedule.memory_plan import plan_memory
@@ -49,7 +49,7 @@ def test_a_block_stays_if_its_steps_lose_less_than_the_copies_take(
     rng: np.random.Generator, gap_us: float, copy_us: float, kind: str
 ) -> None:
     """Three parts are written, two copies saved."""
-    program = worthwhile(place(BLOCK), prices(gap_us, copy_us))  # type: ignore[arg-type]  # a function
+    program = keep_faster_concats(place(BLOCK), prices(gap_us, copy_us))  # type: ignore[arg-type]  # a function
     assert joins(program) == [f"c1 {kind}", f"c2 {kind}"]
     assert any(v.type.within for v in program.graph.values()) == (kind == "view")
     check(program, BLOCK, rng)
@@ -58,13 +58,13 @@ def test_a_block_stays_if_its_steps_lose_less_than_the_copies_take(
 def test_what_a_step_has_in_common_goes_with_it(rng: np.random.Generator) -> None:
     program = place(LINKED)
     assert joins(program) == ["c view", "f view", "i view"]
-    families = {sorted(v.name for v in family.types)[0]: family for family in joined(program)}
-    assert {name: sorted(v.name for v in f.types) for name, f in families.items()} == {
+    concats_in_place = {sorted(v.name for v in family.types)[0]: family for family in joined(program)}
+    assert {name: sorted(v.name for v in f.types) for name, f in concats_in_place.items()} == {
         "a": ["a", "b"],
         "d": ["d", "e"],
         "g": ["g", "h"],
     }
-    left = apart(program, [families["g"]])
+    left = apart(program, [concats_in_place["g"]])
     assert joins(left) == ["c view", "f view", "i kernel"]
     plan_memory(left)
     check(left, LINKED, rng)
@@ -82,4 +82,4 @@ def test_without_concats_nothing_is_priced() -> None:
     def never(graph: Graph, steps: Sequence[Partition]) -> list[float]:
         raise AssertionError("nothing to ask")
 
-    assert worthwhile(program, never) is program
+    assert keep_faster_concats(program, never) is program

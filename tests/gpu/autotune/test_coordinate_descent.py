@@ -15,9 +15,9 @@ from gpu.kernels.emulator import needs_compiler
 from gpu.stand_in_gpu import Machine
 from gpu.test_backend import build, check, compiled, fresh
 
-from fusec.gpu.autotune.coordinate_descent import MOST, NEAR, Contest, contests, descend
+from fusec.gpu.autotune.coordinate_descent import MAX_OPTIONS, NEAR, Contest, contests, descend
 from fusec.gpu.cudnn import build_pool
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.kernels import find
 
 pytest.importorskip("cupy")
@@ -135,7 +135,7 @@ def test_heavy_works_with_ways_that_come_close_are_tried() -> None:
         "none": [],
     }
     counts = {**dict.fromkeys(known, 1), "many": 4}
-    assert contests(known, counts) == [Contest("many", 40.0, MOST), Contest("few", 20.0, 2)]
+    assert contests(known, counts) == [Contest("many", 40.0, MAX_OPTIONS), Contest("few", 20.0, 2)]
 
 
 # on the stand-in -----------------------------------------------------------------------------------
@@ -147,9 +147,9 @@ SOFTMAX = """graph "g" (%x: f32[64,96]) {
 }"""
 
 
-def rehearsed(path: Path, tune: str = "quick") -> Any:
+def descent(path: Path, tune: str = "quick") -> Any:
     net = build(path, tune)
-    net.rehearse(net.backend.rehearse)
+    net.rehearse(net.backend.tune_whole_model)
     return net
 
 
@@ -160,30 +160,30 @@ def engines(net: Any) -> list[int]:
 def test_a_plan_that_is_faster_within_the_whole_is_taken_and_kept(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 10.0, 4: 10.5, 3: 30.0}
     machine.within_us = {7: 10.0, 4: 6.0, 3: 1.0}
-    net = rehearsed(tmp_path)
-    found = net.backend.rehearsed
+    net = descent(tmp_path)
+    found = net.backend.descent
     assert engines(net) == [4], "3 is no match by itself"
     assert found.tried == 1 and found.after_us < found.before_us
     for seed in range(3):
         check(net, seed)
     machine.built.clear()
-    again = rehearsed(tmp_path)
-    assert (engines(again), machine.built, again.backend.rehearsed) == ([4], [], None), "it was kept, serialized"
+    again = descent(tmp_path)
+    assert (engines(again), machine.built, again.backend.descent) == ([4], [], None), "it was kept, serialized"
     check(again, 5)
 
 
 def test_nothing_changes_where_the_first_is_the_fastest_there_too(machine: Machine, tmp_path: Path) -> None:
     machine.times_us = {7: 10.0, 4: 10.5, 3: 11.0}
-    net = rehearsed(tmp_path)
+    net = descent(tmp_path)
     assert engines(net) == [7]
-    assert net.backend.rehearsed.options == {}
+    assert net.backend.descent.options == {}
     check(net, 1)
 
 
 def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_path: Path) -> None:
     machine.times_us, machine.wrong = {7: 10.0, 4: 10.5, 3: 30.0}, {4}
     machine.within_us = {7: 10.0, 4: 6.0}
-    net = rehearsed(tmp_path)
+    net = descent(tmp_path)
     assert engines(net) == [7]
     check(net, 2)
 
@@ -192,7 +192,7 @@ def test_a_plan_that_computes_something_else_is_not_taken(machine: Machine, tmp_
 def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, ways
+    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 
     monkeypatch.setattr(build_pool, "LEAST", 1)
 
@@ -201,17 +201,17 @@ def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
     backend = net.backend
-    backend.forms._builders, backend.forms._launcher = Builders(shop), Launcher()
+    backend.steps._build_pool, backend.steps._launcher = BuildPool(shop), Launcher()
     asked = {kernel.key: kernel}
-    missing = {launch.entry for _, launch in backend.forms._launcher.missing(ways(kernel))}
+    missing = {launch.entry for _, launch in backend.steps._launcher.missing(variants_of(kernel))}
     assert len(missing) > 1
-    backend.forms._kernels_soon(asked)
+    backend.steps._compile_soon(asked)
     with shop.lock:
         assert shop.lock.wait_for(lambda: set(shop.kernels) == missing, 10)
     before = len(machine.compiled)
-    times = backend.forms._kernels_us(asked, 0)
+    times = backend.steps._kernels_us(asked, 0)
     assert times[kernel.key] < float("inf") and len(machine.compiled) == before + len(missing), "CuPy has them on disk"
-    backend.forms._kernels_soon(asked)
+    backend.steps._compile_soon(asked)
     assert len(shop.kernels) == len(missing), "what was measured is not compiled again"
 
 
@@ -220,14 +220,16 @@ def test_kernels_that_will_be_timed_are_compiled_elsewhere_meanwhile(
 def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_computes_the_same(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agrees: bool
 ) -> None:
-    from fusec.gpu.launch.kernel_launcher import Launcher, ways
+    from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 
     net = build(tmp_path, text=SOFTMAX)
     (step,) = net.compiled.program.steps
     kernel = find(step.nodes, step.outputs)
     assert kernel is not None and kernel.others
-    net.backend.forms._kernels_us({kernel.key: kernel}, 0)
-    monkeypatch.setattr(Launcher, "times_us", lambda self, each: [10.0] * len(ways(each)) if each == kernel else [])
+    net.backend.steps._kernels_us({kernel.key: kernel}, 0)
+    monkeypatch.setattr(
+        Launcher, "times_us", lambda self, each: [10.0] * len(variants_of(each)) if each == kernel else []
+    )
     slow, launched = net.backend._launcher.fastest(kernel), Launcher.bind
 
     def bind(self: Any, each: Any, memory: Any) -> Any:
@@ -242,10 +244,10 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
     monkeypatch.setattr(Launcher, "bind", bind)
     if not agrees:
         monkeypatch.setattr(Launcher, "agree", lambda *ways: False)
-    net.rehearse(net.backend.rehearse)
-    assert list(net.backend.rehearsed.options) == [kernel.key]
+    net.rehearse(net.backend.tune_whole_model)
+    assert list(net.backend.descent.options) == [kernel.key]
     assert (net.backend._launcher.fastest(kernel).key != slow.key) == agrees
-    assert net.backend.plans.kept.ways(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
+    assert net.backend.plans.cache.kernel_variant(kernel.key)["fastest"] == net.backend._launcher.fastest(kernel).key
     x = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
     want = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     np.testing.assert_allclose(net(x), want, rtol=1e-4)
@@ -253,12 +255,12 @@ def test_a_kernel_that_is_faster_within_the_whole_is_taken_and_kept_if_it_comput
 
 def test_without_tuning_or_time_nothing_is_tried(machine: Machine, tmp_path: Path) -> None:
     machine.within_us = {7: 10.0, 4: 6.0}
-    net = rehearsed(tmp_path, "none")
-    assert (net.backend.rehearsed, machine.captured) == (None, 0)
+    net = descent(tmp_path, "none")
+    assert (net.backend.descent, machine.captured) == (None, 0)
     net = build(tmp_path)
-    net.backend.budget_s = 0.0
-    net.rehearse(net.backend.rehearse)
-    assert (net.backend.rehearsed, machine.captured) == (None, 0)
+    net.backend._budget_s = 0.0
+    net.rehearse(net.backend.tune_whole_model)
+    assert (net.backend.descent, machine.captured) == (None, 0)
 
 
 def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) ->
     made = compiled()
     with_state = replace(made, options=replace(made.options, state=(("x", ""),)))
     net = Executable(with_state, CudnnBackend("quick", store=PlanStore(tmp_path)))
-    net.rehearse(net.backend.rehearse)
+    net.rehearse(net.backend.tune_whole_model)
     assert machine.captured == 0
     net.bind(x=fresh(0))
     assert len(net.run(None, {})) == 2
@@ -278,15 +280,15 @@ def test_programs_with_state_are_left_alone(machine: Machine, tmp_path: Path) ->
 def test_a_step_that_fails_is_left_to_the_first_call(machine: Machine, tmp_path: Path) -> None:
     net = build(tmp_path)
     machine.failing = {engines(net)[0]}
-    net.rehearse(net.backend.rehearse)
-    assert net.backend.rehearsed is None
+    net.rehearse(net.backend.tune_whole_model)
+    assert net.backend.descent is None
     with pytest.warns(UserWarning, match="gave way"):
         check(net, 3)
 
 
 @pytest.mark.parametrize("wrong", [True, False])
 def test_the_plan_in_use_is_verified(machine: Machine, tmp_path: Path, wrong: bool) -> None:
-    net = rehearsed(tmp_path)
+    net = descent(tmp_path)
     net(fresh(0))
     machine.wrong = set(engines(net)) if wrong else set()
     assert net.verify().ok != wrong

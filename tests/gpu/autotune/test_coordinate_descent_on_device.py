@@ -101,7 +101,7 @@ def test_what_is_found_within_the_whole_computes_the_same(
             assert_close(np.asarray(exe(**feeds)).astype(np.float64), want, 5e-3)
         backend = exe.backend
         found.append({key: choice.identity for key, choice in backend.choices().items()})  # type: ignore[attr-defined]
-        rehearsed = backend.rehearsed  # type: ignore[attr-defined]
-        assert rehearsed is None or rehearsed.after_us <= rehearsed.before_us
+        descent = backend.descent  # type: ignore[attr-defined]
+        assert descent is None or descent.after_us <= descent.before_us
     ran = {key for key in found[1] if key in found[0]}
     assert ran and all(found[0][key] == found[1][key] for key in ran)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.epilogue_split import taken_along
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_split import split_epilogues
 from fusec.ir import Graph
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -43,26 +43,26 @@ def test_the_norm_takes_the_relus_gradient_along_where_that_is_faster(apart_us: 
         "relu_backward+batch_norm_backward": 5.0,
     }
 
-    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = taken_along(found, {}, lambda tried: arrange(found, tried), prices_us)
+    forms = split_epilogues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
     assert sorted(asked) == sorted(known)
-    work = canonical_of(found.graph, found.steps[0])
+    work = step_key(found.graph, found.steps[0])
     assert forms == ({work: (Part(2), Part(1, "kernel"))} if apart_us < 10.0 else {})
-    steps = [step.signature for step in arrange(found, forms).steps]
+    steps = [step.signature for step in apply_choices(found, forms).steps]
     assert steps == sorted(known, key=list(known).index)[2:] if forms else steps == list(known)[:2]
 
 
 def test_what_runs_otherwise_already_is_left_alone() -> None:
     found = program()
-    work = canonical_of(found.graph, found.steps[0])
+    work = step_key(found.graph, found.steps[0])
 
-    def arranged(tried: object) -> Program:
+    def replace_steps(tried: object) -> Program:
         raise AssertionError("nothing is to be tried")
 
-    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         raise AssertionError("nothing is to be timed")
 
-    assert taken_along(found, {work: (Part(1), Part(0, "kernel"))}, arranged, prices_us) == {}
+    assert split_epilogues(found, {work: (Part(1), Part(0, "kernel"))}, replace_steps, step_times_us) == {}

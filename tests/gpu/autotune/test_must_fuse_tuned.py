@@ -58,7 +58,7 @@ def test_a_chain_that_one_kernel_runs_is_fused(
     graph, target, judge = block(32, 32, 4), load("h200"), LowersJudge()
     of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
     backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     assert [step.kind.value for step in program.steps] == ["kernel"], "the stand-in's kernels take no time"
     net = Executable(Compiled(graph, program, target, Options(), judge), backend)
     net.assert_fused(PATTERN)

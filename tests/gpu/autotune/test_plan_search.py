@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import QUICK_COMPILED, QUICK_PRECOMPILED, Offer, Tuned, tune
+from fusec.gpu.autotune.plan_search import (
+    QUICK_COMPILED,
+    QUICK_PRECOMPILED,
+    Offer,
+    RankedPlans,
+    TuningOptions,
+    rank_plans,
+)
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.ir import DType
 from fusec.lowering.cudnn_graph import CudnnCall, CudnnGraph, CudnnTensor
@@ -83,12 +90,15 @@ class Table:
         self.noted.append(f"{choice.engine}: {reason}")
 
 
-def best(tuned: Tuned) -> int:
+def best(tuned: RankedPlans) -> int:
     return tuned.plans[0][0].engine
 
 
-def one(table: Table, level: str = "full", **options: Any) -> Tuned:
-    return tune({"a": graph(1)}, table, level, clock=lambda: table.now, **options)["a"]
+def one(table: Table, level: str = "full", **options: Any) -> RankedPlans:
+    known, budget_s = options.pop("known", None), options.pop("budget_s", float("inf"))
+    assert not options
+    given = TuningOptions(level, budget_s)
+    return rank_plans({"a": graph(1)}, table, given, known, clock=lambda: table.now)["a"]
 
 
 def test_the_fastest_wins_whatever_the_noise() -> None:
@@ -128,15 +138,15 @@ def test_quick_leaves_the_long_end_of_the_list() -> None:
 def test_what_will_be_built_is_told_beforehand() -> None:
     """First what each graph begins with, then what that is compared with, the slowest graph first; at last nothing."""
     table = Table({1: [10.0, 5.0, 9.0], 2: [100.0, 50.0]}, noise=0.0, compiled=frozenset({0, 1}))
-    tune({str(n): graph(n) for n in (1, 2)}, table, "quick", clock=lambda: table.now)
+    rank_plans({str(n): graph(n) for n in (1, 2)}, table, TuningOptions("quick"), clock=lambda: table.now)
     *_, first, rest, last = table.expected
     assert first == [(1, 0), (2, 0), (1, 2), (1, 1), (2, 1)] and rest == [(2, 1), (1, 2), (1, 1)] and last == []
     table.expected.clear()
     known = {"1": Choice(2, ((2, 2),), 0, 9.0, 1e-4)}
-    tune({"1": graph(1), "2": graph(2)}, table, "quick", known=known, clock=lambda: table.now)
+    rank_plans({"1": graph(1), "2": graph(2)}, table, TuningOptions("quick"), known=known, clock=lambda: table.now)
     assert table.expected[-3] == [(1, 2), (2, 0), (2, 1)], "what is known is compared with nothing"
     table.expected.clear()
-    tune({"1": graph(1)}, table, "none", clock=lambda: table.now)
+    rank_plans({"1": graph(1)}, table, TuningOptions("none"), clock=lambda: table.now)
     assert table.expected[0] == [(1, 0)]
 
 
@@ -145,14 +155,14 @@ def test_graphs_whose_first_plan_is_compiled_meanwhile_come_last() -> None:
     one, two = (Offer(0, Choice(0, ((2, 0),)), precompiled) for precompiled in (False, True))
     table.offers = lambda graph: {1: [one], 2: [two], 3: []}[graph.tensors[0].dims[-1]]  # type: ignore[method-assign]
     table.times = {1: [5.0], 2: [3.0], 3: []}
-    tune({str(n): graph(n) for n in (1, 2, 3)}, table, "none", clock=lambda: table.now)
+    rank_plans({str(n): graph(n) for n in (1, 2, 3)}, table, TuningOptions("none"), clock=lambda: table.now)
     assert table.built == [(2, 0), (1, 0)]
 
 
 def test_a_budget_gives_each_graph_a_plan_and_the_rest_to_the_slowest() -> None:
     table = Table({1: [10.0, 5.0], 2: [100.0, 50.0], 3: [30.0, 15.0]}, cost_s=1.0, noise=0.0)
     graphs = {str(n): graph(n) for n in (1, 2, 3)}
-    tuned = tune(graphs, table, "full", budget_s=3.5, clock=lambda: table.now)
+    tuned = rank_plans(graphs, table, TuningOptions("full", 3.5), clock=lambda: table.now)
     assert {key: best(t) for key, t in tuned.items()} == {"1": 0, "2": 1, "3": 0}
     assert {key: t.plans[0][0].complete for key, t in tuned.items()} == {"1": False, "2": True, "3": False}
 
@@ -213,27 +223,33 @@ def test_a_graph_without_plans_comes_back_with_none() -> None:
 def test_progress_counts_up() -> None:
     seen: list[tuple[int, int]] = []
     table = Table({1: [10.0, 5.0], 2: [10.0]})
-    tune({"a": graph(1), "b": graph(2)}, table, "full", progress=lambda done, total: seen.append((done, total)))
+    rank_plans(
+        {"a": graph(1), "b": graph(2)},
+        table,
+        TuningOptions("full", progress=lambda stage, done, total: seen.append((done, total))),
+    )
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1]
 
 
 def test_another_library_competes_and_is_found_again() -> None:
-    lab = Table({1: [10.0] * 40}, library=[9.0, 5.0])
-    tuned = tune({"a": graph(1)}, lab, "quick")["a"]
+    bench = Table({1: [10.0] * 40}, library=[9.0, 5.0])
+    tuned = rank_plans({"a": graph(1)}, bench, TuningOptions("quick"))["a"]
     assert tuned.plans[0][0].identity == (BLAS, ((0, 1),))
-    assert len(lab.built) == 1 + QUICK_PRECOMPILED + 2, "it takes no place of cuDNN's"
+    assert len(bench.built) == 1 + QUICK_PRECOMPILED + 2, "it takes no place of cuDNN's"
     again = Table({1: [10.0] * 40}, library=[9.0, 5.0])
     for level in ("quick", "none"):
         known = {"a": tuned.plans[0][0]}
-        assert tune({"a": graph(1)}, again, level, known=known)["a"].plans[0][0] == tuned.plans[0][0]
+        assert (
+            rank_plans({"a": graph(1)}, again, TuningOptions(level), known=known)["a"].plans[0][0] == tuned.plans[0][0]
+        )
     assert again.built == [(1, 41), (1, 41)]
 
 
 def test_a_tie_goes_to_cudnn() -> None:
     for theirs, engine in ((9.9, 1), (9.0, BLAS)):
-        lab = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
-        assert best(tune({"a": graph(1)}, lab, "quick")["a"]) == engine
+        bench = Table({1: [12.0, 10.0]}, library=[theirs], noise=0.0)
+        assert best(rank_plans({"a": graph(1)}, bench, TuningOptions("quick"))["a"]) == engine
 
 
 def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
@@ -245,7 +261,7 @@ def test_plans_of_one_library_do_not_vouch_for_each_other() -> None:
                 return None
             return 1e-4 if (plan[1] >= 2) == (other[1] >= 2) else 0.5
 
-    lab = Lenient({1: [10.0, 11.0]}, library=[5.0, 6.0, 7.0])
-    tuned = tune({"a": graph(1)}, lab, "full")["a"]
+    bench = Lenient({1: [10.0, 11.0]}, library=[5.0, 6.0, 7.0])
+    tuned = rank_plans({"a": graph(1)}, bench, TuningOptions("full"))["a"]
     assert tuned.plans[0][0].engine == 0
-    assert lab.noted == ["1048576: its results are off by 0.5"] * 3
+    assert bench.noted == ["1048576: its results are off by 0.5"] * 3

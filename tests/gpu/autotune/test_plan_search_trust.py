@@ -8,7 +8,7 @@ import pytest
 from gpu.autotune.test_plan_search import Table, best, graph, one
 
 from fusec.errors import ExecutionError
-from fusec.gpu.autotune.plan_search import Offer, tune
+from fusec.gpu.autotune.plan_search import Offer, TuningOptions, rank_plans
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_record import Choice
 
@@ -54,7 +54,7 @@ class Kin(Table):
 
 def test_engines_vote_on_each_others_plans() -> None:
     table = Kin({1: [10.0, 12.0, 30.0, 40.0]}, noise=0.0)
-    found = tune({"a": graph(1)}, table, "full", clock=lambda: 0.0)["a"]
+    found = rank_plans({"a": graph(1)}, table, TuningOptions("full"), clock=lambda: 0.0)["a"]
     assert best(found) == 1, "of the two engines that which others agree with, though it is slower"
     assert len(table.noted) == 2
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.prologue_split import given_back
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_split import split_prologues
 from fusec.ir import DType, Graph, TensorType, Value
 from fusec.ops import MatMul, Slice, pw
 from fusec.passes.partition import partition
@@ -36,7 +36,7 @@ def program() -> Program:
 def forms_of(found: Program) -> dict[str, tuple[Part, ...]]:
     """What is multiplied in front of the second product is a kernel's."""
     step = next(s for s in found.steps if s.kind is Kind.CUDNN and s.nodes[0].op.name == "mul")
-    return {canonical_of(found.graph, step): (Part(1, "kernel"), Part(1))}
+    return {step_key(found.graph, step): (Part(1, "kernel"), Part(1))}
 
 
 @pytest.mark.parametrize("apart_us", [9.0, 11.0])
@@ -44,11 +44,11 @@ def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -
     found, asked = program(), list[str]()
     known = {"slice": 2.0, "slice+gelu": 2.0, "mul+matmul": 6.0, "slice+slice+gelu+mul": apart_us - 5.0, "matmul": 5.0}
 
-    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         asked.extend(step.signature for step in steps)
         return [known[step.signature] for step in steps]
 
-    forms = given_back(found, {}, lambda tried: arrange(found, tried), prices_us)
+    forms = split_prologues(found, {}, lambda tried: apply_choices(found, tried), step_times_us)
     assert sorted(asked) == sorted(known)
     assert forms == (forms_of(found) if apart_us < 10.0 else {})
 
@@ -56,10 +56,10 @@ def test_the_kernel_of_a_gate_multiplies_where_that_is_faster(apart_us: float) -
 def test_what_is_cut_already_is_left_alone() -> None:
     found = program()
 
-    def arranged(tried: object) -> Program:
+    def replace_steps(tried: object) -> Program:
         raise AssertionError("nothing is to be tried")
 
-    def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
+    def step_times_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         raise AssertionError("nothing is to be timed")
 
-    assert given_back(found, forms_of(found), arranged, prices_us) == {}
+    assert split_prologues(found, forms_of(found), replace_steps, step_times_us) == {}

@@ -1,4 +1,4 @@
-"""Forms of a step mean the same, and the program takes the fastest of each."""
+"""Candidates of a step mean the same, and the program takes the fastest of each."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune.step_candidates import (
-    Form,
-    arrange,
-    arranged,
-    canonical_of,
-    decide,
-    forms,
-    has_forms,
-    lowered,
-    parts_of,
+    Candidate,
+    StepTuning,
+    Timers,
+    apply_choices,
+    candidates,
+    choose_steps,
+    has_candidates,
+    replace_steps,
+    runnables,
+    step_key,
+    steps_of_choice,
 )
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.passes.base import Options
@@ -64,9 +66,12 @@ def compiled(groups: int = 1) -> Compiled:
     return Compiled(graph, partition(graph, judge, target), target, Options(), judge)
 
 
-def rewrite(program: Program, *given: Any, **more: Any) -> Program:
-    """The program with each step in the form that is decided on."""
-    return arranged(program, decide(program, *given, **more))
+def rewrite(
+    program: Program, tensor_cores: bool, launch_us: float, level: str, time_us: Any, *timers: Any, **more: Any
+) -> Program:
+    """Replace each step by the candidate that these times choose."""
+    tuning = StepTuning(tensor_cores, launch_us, level)
+    return replace_steps(program, choose_steps(program, tuning, Timers(time_us, *timers), **more))
 
 
 def signatures(program: Program) -> list[str]:
@@ -82,13 +87,13 @@ def outputs(of: Compiled) -> list[np.ndarray]:
 def test_forms_of_a_fused_convolution() -> None:
     of = compiled()
     (step, *_) = of.program.steps
-    assert [tuple(p.signature for p in form) for form in forms(of.graph, step, "none")] == [(step.signature,)]
-    quick = [tuple(p.spelling for p in form) for form in forms(of.graph, step, "quick")]
+    assert [tuple(p.signature for p in form) for form in candidates(of.graph, step, "none")] == [(step.signature,)]
+    quick = [tuple(p.spelling for p in form) for form in candidates(of.graph, step, "quick")]
     assert len(quick) == len(set(quick)) >= 2 and all(len(form) == 1 for form in quick)
-    full = {tuple(p.signature for p in form) for form in forms(of.graph, step, "full")}
+    full = {tuple(p.signature for p in form) for form in candidates(of.graph, step, "full")}
     assert ("conv", "bias+add+relu") in full and ("conv+bias", "add+relu") in full
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    assert forms(of.graph, softmax, "full") == [(softmax,)]
+    assert candidates(of.graph, softmax, "full") == [(softmax,)]
 
 
 @pytest.mark.parametrize("level", ["quick", "full"])
@@ -140,7 +145,7 @@ def test_two_products_may_run_by_themselves_before_what_joins_them(level: str) -
     of = Compiled(graph, partition(graph, judge, target), target, Options(), judge)
     (step,) = of.program.steps
     slow = replace(step, verdict=None if step.verdict is None else Legal((Plan(4, (), False, 0, True),)))
-    found = {tuple(p.signature for p in form) for form in forms(graph, slow, level)}
+    found = {tuple(p.signature for p in form) for form in candidates(graph, slow, level)}
     assert {("matmul", "matmul+swish+mul"), ("matmul", "matmul", "swish+mul")} <= found
 
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
@@ -170,7 +175,7 @@ def test_what_stands_before_a_product_may_be_cut_off() -> None:
     graph = parse(text, {"w": np.ones((8, 8, 1, 1), np.float16)})
     nodes = [node for node in graph.nodes if node.op.name != "constant"]
     step = Partition(tuple(nodes), Kind.CUDNN, body_of(graph, nodes))
-    found = {tuple((p.kind, p.signature) for p in form) for form in forms(graph, step, "full")}
+    found = {tuple((p.kind, p.signature) for p in form) for form in candidates(graph, step, "full")}
     assert ((Kind.CUDNN, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
     assert ((Kind.KERNEL, "mul+relu"), (Kind.CUDNN, "conv+relu")) in found
 
@@ -189,7 +194,7 @@ def test_depthwise_convolutions_may_be_cut_at_the_quick_level_too() -> None:
     of = compiled(groups=4)
     step = next(s for s in of.program.steps if any(n.op.name == "conv" for n in s.nodes))
     if len(step.nodes) > 1:
-        assert any(len(form) == 2 for form in forms(of.graph, step, "quick"))
+        assert any(len(form) == 2 for form in candidates(of.graph, step, "quick"))
 
 
 @pytest.mark.parametrize("level", ["none", "quick"])
@@ -205,14 +210,14 @@ def test_where_nothing_runs_ops_run_one_by_one(level: str) -> None:
 
 def test_lowered_is_none_where_a_part_does_not_lower() -> None:
     of = compiled()
-    form = forms(of.graph, of.program.steps[0], "none")[0]
-    assert lowered(form, True) is not None
+    form = candidates(of.graph, of.program.steps[0], "none")[0]
+    assert runnables(form, True) is not None
     softmax = next(s for s in of.program.steps if s.kind is Kind.KERNEL)
-    (kernel,) = lowered((softmax,), True) or [None]
+    (kernel,) = runnables((softmax,), True) or [None]
     assert isinstance(kernel, Kernel) and kernel.name == "softmax"
-    assert lowered((replace(softmax, kind=Kind.CUDNN),), True) is None
+    assert runnables((replace(softmax, kind=Kind.CUDNN),), True) is None
     conv = alone(of.graph, of.program.steps[0].nodes[0])
-    assert lowered((conv,), True) is None, "there is no kernel of a dense convolution"
+    assert runnables((conv,), True) is None, "there is no kernel of a dense convolution"
 
 
 def test_kernels_compete() -> None:
@@ -243,31 +248,31 @@ def test_what_is_fast_behind_the_step_before_it_is_timed_there() -> None:
     def time_us(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
         return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 6.5 for key, g in graphs.items()}
 
-    def taking(us: float) -> Callable[[Sequence[Form]], list[float]]:
-        def together_us(found: Sequence[Form]) -> list[float]:
+    def taking(us: float) -> Callable[[Sequence[Candidate]], list[float]]:
+        def together_us(found: Sequence[Candidate]) -> list[float]:
             asked.extend(tuple(part.signature for part in form) for form in found)
             return [us] * len(found)
 
         return together_us
 
-    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(11.0)).steps) == 3
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, sequence_us=taking(11.0)).steps) == 3
     assert ("conv", "bias+add+relu") in asked
-    assert len(rewrite(of.program, True, 1.0, "full", time_us, together_us=taking(9.0)).steps) == 5
+    assert len(rewrite(of.program, True, 1.0, "full", time_us, sequence_us=taking(9.0)).steps) == 5
     asked.clear()
 
     def hopeless(graphs: Mapping[str, CudnnGraph]) -> dict[str, float]:
         return {key: 10.0 if "conv" in str(g) and "pointwise" in str(g) else 9.0 for key, g in graphs.items()}
 
-    assert len(rewrite(of.program, True, 1.0, "full", hopeless, together_us=taking(1.0)).steps) == 3
+    assert len(rewrite(of.program, True, 1.0, "full", hopeless, sequence_us=taking(1.0)).steps) == 3
     assert asked == []
 
 
 def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
-    from fusec.gpu.autotune.candidate_runner import bound, graphs_of
+    from fusec.gpu.autotune.candidate_runner import bind_candidate, graphs_of
     from fusec.gpu.launch.kernel_launcher import Launcher
 
     of = compiled()
-    form = next(f for f in forms(of.graph, of.program.steps[0], "full") if len(f) == 2 and f[1].kind is Kind.CUDNN)
+    form = next(f for f in candidates(of.graph, of.program.steps[0], "full") if len(f) == 2 and f[1].kind is Kind.CUDNN)
     assert len(graphs_of([form, form], True)) == 2
     seen: list[tuple[CudnnGraph, Mapping[int, Any]]] = []
     ran: list[int] = []
@@ -277,7 +282,7 @@ def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
         place = len(seen)
         return lambda: ran.append(place)
 
-    bound(form, True, bind, Launcher())()
+    bind_candidate(form, True, bind, Launcher())()
     (first, made), (second, read) = seen
     outputs = {id(made[t.uid]) for t in first.outputs}
     assert ran == [1, 2] and outputs & {id(read[t.uid]) for t in second.inputs}
@@ -286,7 +291,7 @@ def test_steps_timed_together_share_what_lies_between(machine: Machine) -> None:
 
 def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Machine) -> None:
     """The body of such a step calls its results by other names."""
-    from fusec.gpu.autotune.candidate_runner import bound
+    from fusec.gpu.autotune.candidate_runner import bind_candidate
     from fusec.gpu.launch.kernel_launcher import Launcher
 
     text = """graph "g" (%x: f16[16,8]) {
@@ -299,11 +304,11 @@ def test_a_product_spelled_otherwise_is_timed_with_what_follows_it(machine: Mach
     }"""
     graph = parse(text, {"w": np.ones((8, 8), np.float16)})
     nodes = tuple(node for node in graph.nodes if node.op.name != "constant")
-    found = [f for f in forms(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full") if len(f) == 2]
+    found = [f for f in candidates(graph, Partition(nodes, Kind.CUDNN, body_of(graph, nodes)), "full") if len(f) == 2]
     assert {f[0].spelling for f in found} == {("as_convolution",), ()}, "each spelling of the product"
     for form in found:
         ran: list[CudnnGraph] = []
-        bound(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
+        bind_candidate(form, True, lambda lowered, buffers, ran=ran: lambda: ran.append(lowered), Launcher())()
         assert len(ran) + sum(part.kind is Kind.KERNEL for part in form) == 2
 
 
@@ -319,10 +324,10 @@ def test_a_product_spelled_otherwise_still_writes_into_its_part_of_a_concat() ->
     (y,) = graph.outputs
     graph.set_type(y, replace(y.type, within=(16, 24)))
     step = Partition(nodes, Kind.CUDNN, body_of(graph, nodes))
-    spellings = {form[0].spelling: form[0].body for form in forms(graph, step, "quick") if len(form) == 1}
+    spellings = {form[0].spelling: form[0].body for form in candidates(graph, step, "quick") if len(form) == 1}
     assert ("as_convolution",) in {names[:1] for names in spellings}
     for names, timed in spellings.items():
-        (made,) = parts_of(graph, step, (Part(2, "cudnn", names),))
+        (made,) = steps_of_choice(graph, step, (Part(2, "cudnn", names),))
         assert str(made.body) == str(timed), "what runs is what was timed"
         assert made.body.outputs[0].type.within == (16, 24)
 
@@ -335,10 +340,10 @@ def excited() -> Compiled:
 def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_same() -> None:
     of = excited()
     want = outputs(of)
-    program = grouped(of.program, products=True)
+    program = fuse_steps(of.program, products=True)
     (step, _) = program.steps
-    assert forms(program.graph, step, "none") == [(step,)]
-    found = forms(program.graph, step, "quick")
+    assert candidates(program.graph, step, "none") == [(step,)]
+    found = candidates(program.graph, step, "quick")
     names = {tuple((p.kind.value, p.signature) for p in form) for form in found}
     chain = ("kernel", "conv+relu+conv+sigmoid")
     assert names == {
@@ -348,7 +353,7 @@ def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_s
         (("kernel", "conv+bias+swish"), ("kernel", "reduce"), chain),
     }
     (lone,) = [p for p in next(f for f in found if len(f) == 3) if p.signature == chain[1]]
-    cut = {tuple((p.kind.value, p.signature) for p in form) for form in forms(program.graph, lone, "quick")}
+    cut = {tuple((p.kind.value, p.signature) for p in form) for form in candidates(program.graph, lone, "quick")}
     assert cut == {
         (chain,),
         (("cudnn", "conv+relu"), ("cudnn", "conv+sigmoid")),
@@ -358,27 +363,26 @@ def test_what_a_kernel_does_of_several_steps_is_offered_as_these_and_means_the_s
     }
     for form in found:
         parts = tuple(Part(len(part.nodes), part.kind.value, part.spelling) for part in form)
-        arranged_so = arranged(program, {canonical_of(program.graph, step): parts})
+        arranged_so = replace_steps(program, {step_key(program.graph, step): parts})
         assert len(arranged_so.steps) == len(form) + 1
-        again = arrange(of.program, {canonical_of(program.graph, step): parts})
-        united = [p.signature for p in form if has_forms(p) and p.kind is Kind.KERNEL]
-        assert [s.signature for s in again.steps if has_forms(s) and s.kind is Kind.KERNEL] == united
+        again = apply_choices(of.program, {step_key(program.graph, step): parts})
+        united = [p.signature for p in form if has_candidates(p) and p.kind is Kind.KERNEL]
+        assert [s.signature for s in again.steps if has_candidates(s) and s.kind is Kind.KERNEL] == united
         for got, right in zip(outputs(replace(of, program=arranged_so)), want, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
 def test_the_fastest_form_of_a_kernel_for_several_steps_is_taken() -> None:
     of = excited()
-    program = grouped(of.program, products=True)
+    program = fuse_steps(of.program, products=True)
 
     def taken(kernel_us: float) -> list[str]:
         def kernels_us(asked: Mapping[str, Kernel]) -> dict[str, float]:
             return {key: kernel_us if "depthwise" in k.name and "reduce" in k.name else 1.0 for key, k in asked.items()}
 
-        decided = decide(
-            program, True, 2.0, "quick", lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us, together_us=None
-        )
-        return signatures(arranged(program, decided))
+        timers = Timers(lambda graphs: dict.fromkeys(graphs, 3.0), kernels_us)
+        tuned = choose_steps(program, StepTuning(True, 2.0, "quick"), timers)
+        return signatures(replace_steps(program, tuned))
 
     assert taken(1.0)[0] == "conv+bias+swish+reduce+conv+relu+conv+sigmoid"
     assert taken(100.0)[:2] == ["conv", "bias+swish+reduce"]

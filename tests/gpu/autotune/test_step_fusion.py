@@ -12,8 +12,8 @@ from lowering.lowers_judge import LowersJudge
 
 from fusec.execution.compilation import Compiled
 from fusec.gpu.autotune import step_fusion
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_candidates import apply_choices, step_key
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.plans.plan_record import Part
@@ -31,7 +31,7 @@ def compiled(text: str) -> Compiled:
 
 def check(text: str, want: list[str]) -> Compiled:
     of = compiled(text)
-    joined = replace(of, program=grouped(of.program))
+    joined = replace(of, program=fuse_steps(of.program))
     assert signatures(joined.program) == want
     for got, right in zip(outputs(joined), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
@@ -110,7 +110,7 @@ def test_what_cudnn_does_alone_is_left_to_it() -> None:
   return %r
 }"""
     of = compiled(text)
-    assert grouped(of.program) is of.program
+    assert fuse_steps(of.program) is of.program
 
 
 def test_no_cycle_is_closed() -> None:
@@ -136,18 +136,18 @@ def test_a_gate_is_not_computed_for_every_element_of_a_large_image(monkeypatch: 
   return %y
 }"""
     of = compiled(text)
-    small = signatures(grouped(of.program))
-    monkeypatch.setattr(step_fusion, "AGAIN_ELEMENTS", 1)
-    large = signatures(grouped(of.program))
+    small = signatures(fuse_steps(of.program))
+    monkeypatch.setattr(step_fusion, "MAX_REPEATED_ELEMENTS", 1)
+    large = signatures(fuse_steps(of.program))
     assert "softmax+sigmoid" in small and "softmax+sigmoid" in large
     assert small[-1] == large[-1] == "mul"
 
 
 def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
     of = compiled(EXCITATION)
-    apart = [step.signature for step in grouped(of.program).steps]
+    apart = [step.signature for step in fuse_steps(of.program).steps]
     assert "reduce" in " ".join(apart) and len(apart) > 3
-    united = replace(of, program=grouped(of.program, products=True))
+    united = replace(of, program=fuse_steps(of.program, products=True))
     assert signatures(united.program) == ["conv+bias+swish+reduce+conv+relu+conv+sigmoid", "mul"]
     for got, right in zip(outputs(united), outputs(of), strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
@@ -155,7 +155,7 @@ def test_a_squeeze_and_excitation_is_one_kernel_up_to_its_product() -> None:
 
 def test_what_another_step_stands_between_is_not_united() -> None:
     text = EXCITATION.replace("%a = relu(%h)", "%a = softmax(%h) {axis=1}")
-    united = grouped(compiled(text).program, products=True)
+    united = fuse_steps(compiled(text).program, products=True)
     assert signatures(united)[0] == "conv+bias+swish+reduce"
     assert sum(step.kind is Kind.CUDNN for step in united.steps) >= 2
 
@@ -188,11 +188,11 @@ def test_convolutions_that_a_kernel_runs_take_in_what_is_around_them() -> None:
 }}"""
     )
     chosen = {
-        canonical_of(of.graph, step): (Part(len(step.nodes), "kernel"),)
+        step_key(of.graph, step): (Part(len(step.nodes), "kernel"),)
         for step in of.program.steps
         if any(node.op.name in ("conv", "instance_norm") for node in step.nodes)
     }
-    joined = replace(of, program=arrange(of.program, chosen))
+    joined = replace(of, program=apply_choices(of.program, chosen))
     assert signatures(joined.program) == ["pad+conv", "instance_norm+relu+max_pool", "conv+tanh+relayout"]
     assert {step.kind for step in joined.program.steps} == {Kind.KERNEL}
     for got, right in zip(outputs(joined), outputs(of), strict=True):

@@ -23,6 +23,7 @@ from lowering.lowers_judge import LowersJudge
 from fusec import lockfile
 from fusec.errors import CheckError
 from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.ir import Graph
 from fusec.lockfile import changes
 from fusec.passes.base import Options
@@ -49,12 +50,12 @@ def engines(net: Executable) -> set[int]:
 
 
 def tuned(path: Path) -> Executable:
-    """Forms decided, too."""
+    """Choices of steps, too."""
     from fusec.gpu.backend import CudnnBackend
 
     of = compiled()
     backend = CudnnBackend("quick", store=PlanStore(path))
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     return Executable(type(of)(of.source, program, of.target, of.options, of.judge), backend)
 
 
@@ -105,7 +106,7 @@ def test_a_blob_that_cudnn_refuses_is_dropped_and_its_plan_built_by_name(machine
     machine.built.clear()
     with (
         pytest.warns(UserWarning, match=r"dropped the serialized plan in .*cuDNN does not read.*it is built anew"),
-        pytest.warns(UserWarning, match=r"engine 3 cannot be kept serialized: cuDNN does not read"),
+        pytest.warns(UserWarning, match=r"engine 3 cannot be stored serialized: cuDNN does not read"),
     ):
         net = build(tmp_path)
     assert engines(net) == engines(first) == {3}
@@ -134,11 +135,11 @@ def test_a_blob_that_this_machine_did_not_build_is_not_used(machine: Machine, tm
 
 def test_a_plan_whose_blob_computes_something_else_is_not_kept(machine: Machine, tmp_path: Path) -> None:
     machine.spoils_blobs = True
-    with pytest.warns(UserWarning, match=r"engine \d is not kept: revived, its results are off by 1"):
+    with pytest.warns(UserWarning, match=r"engine \d is not stored: read back, its results are off by 1"):
         net = build(tmp_path)
     check(net, 0)
     machine.revived.clear()
-    with pytest.warns(UserWarning, match="is not kept"):
+    with pytest.warns(UserWarning, match="is not stored"):
         check(build(tmp_path), 1)
 
 
@@ -190,7 +191,7 @@ def test_kernels_are_not_timed_twice(machine: Machine, tmp_path: Path) -> None:
         machine.launched.clear()
         of = compiled(DEPTHWISE)
         backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-        program = backend.improve(of.program, True, 1.0)
+        program = backend.tune_steps(of.program, True, 1.0)
     assert any(backend._launcher.is_measured(k) for k in _kernels(program))
     assert machine.launched == []
 
@@ -211,7 +212,7 @@ def test_plans_made_without_a_gpu_compete_and_the_winner_is_remembered(machine: 
         machine.built.clear()
         machine.revived.clear()
         store = PlanStore(tmp_path / "here")
-        return Executable(compiled(), CudnnBackend(tune, store=store, suggested=blobs, settled=True))
+        return Executable(compiled(), CudnnBackend(tune, named(blobs), store))
 
     net = loaded()
     assert (engines(net), machine.built, set(machine.revived)) == ({4}, [], {7, 4})
@@ -228,7 +229,7 @@ def test_plans_made_without_a_gpu_and_not_trusted_are_built_by_name(machine: Mac
     strange = {key: [Entry(e.choice) for e in entries] for key, entries in _carried(machine, tmp_path).items()}
     machine.built.clear()
     store = PlanStore(tmp_path / "here")
-    net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=strange, settled=True))
+    net = Executable(compiled(), CudnnBackend("quick", named(strange), store))
     assert engines(net) == {4} and set(machine.built) == {7, 4}, "others are not tried"
     check(net, 0)
 
@@ -240,19 +241,23 @@ def test_a_carried_blob_that_cudnn_refuses_is_built_by_name(machine: Machine, tm
     machine.refuses_blobs = True
     machine.times_us = {7: 30.0, 4: 5.0, 3: 1.0}
     store = PlanStore(tmp_path / "here")
-    refused = pytest.warns(UserWarning, match="engine [74]: its serialized plan does not serve")
-    with refused, pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
-        net = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
+    refused = pytest.warns(UserWarning, match="engine [74]: cuDNN does not read its serialized plan")
+    with refused, pytest.warns(UserWarning, match="engine 4 cannot be stored serialized"):
+        net = Executable(compiled(), CudnnBackend("quick", named(blobs), store))
     assert engines(net) == {4}
     check(net, 0)
     machine.built.clear()
     machine.now_us = 0.0
-    with pytest.warns(UserWarning, match="engine 4 cannot be kept serialized"):
-        again = Executable(compiled(), CudnnBackend("quick", store=store, suggested=blobs, settled=True))
+    with pytest.warns(UserWarning, match="engine 4 cannot be stored serialized"):
+        again = Executable(compiled(), CudnnBackend("quick", named(blobs), store))
     assert (engines(again), set(machine.built), machine.now_us) == ({4}, {4}, 0.0), "what was found is enough"
     machine.refuses_blobs = False
     tuned_here = Executable(compiled(), CudnnBackend("quick", store=store))
     assert engines(tuned_here) == {3}, "compiled here, all are timed"
+
+
+def named(plans: dict[str, list[Entry]]) -> KnownChoices:
+    return KnownChoices(plans, accept_incomplete=True)
 
 
 def _carried(machine: Machine, path: Path) -> dict[str, list[Entry]]:
@@ -369,16 +374,16 @@ def test_which_concats_are_in_place_is_kept_and_locked(
 
     def improved(store: Path) -> Compiled:
         of, gpu = fresh_one(), CudnnBackend("quick", store=PlanStore(store))
-        return dataclasses.replace(of, program=gpu.improve(of.program, True, 1.0), decided=gpu.decided)
+        return dataclasses.replace(of, program=gpu.tune_steps(of.program, True, 1.0), tuned=gpu.tuned)
 
     def prices(graph: Graph, steps: Sequence[Partition], *_: object) -> list[float]:
         """A gap costs more than a copy where a sine is written, and nothing elsewhere."""
         gaps = [any(v.type.within for v in s.outputs) and s.nodes[0].op.name in ("sin", "cos") for s in steps]
         return [10.0 * gap + (s.nodes[0].op.name == "concat") for s, gap in zip(steps, gaps, strict=True)]
 
-    monkeypatch.setattr(step_selection, "prices_us", prices)
+    monkeypatch.setattr(step_selection, "step_times_us", prices)
     first = improved(tmp_path)
-    monkeypatch.setattr(step_selection, "prices_us", None)  # nobody asks again
+    monkeypatch.setattr(step_selection, "step_times_us", None)  # nobody asks again
     again = improved(tmp_path)
     assert [str(step.body) for step in again.program.steps] == [str(step.body) for step in first.program.steps]
     lock = lockfile.make([first])
@@ -405,15 +410,15 @@ def test_plans_that_are_handed_over_are_taken_and_kept(machine: Machine, tmp_pat
     for given in (handed, {}):
         backend = CudnnBackend("none", store=here)
         graphs = {step.graph.key: step.graph for step in compiled().lowered if step is not None}
-        assert backend.plans.unkept(graphs).keys() == given.keys()
+        assert backend.plans.without_blob(graphs).keys() == given.keys()
         backend.plans.receive((graphs[key], entry) for key, entry in given.items())
-        assert backend.plans.unkept(graphs) == {}
+        assert backend.plans.without_blob(graphs) == {}
         net = Executable(compiled(), backend)
         assert engines(net) == engines(first)
         assert (machine.built, machine.emitted) == ([], [])
         check(net, 0)
     for key, entry in handed.items():
-        place = net.backend.plans.kept.place  # type: ignore[attr-defined]
+        place = net.backend.plans.cache.environment  # type: ignore[attr-defined]
         here.quarantine(key, place.target, place.cudnn, *entry.choice.identity, "wrong numbers")
     backend = CudnnBackend("none", store=here)
     backend.plans.receive((graphs[key], entry) for key, entry in handed.items())

@@ -10,19 +10,19 @@ from typing import Any, cast
 import pytest
 
 from fusec.gpu.autotune import tuning_cache as module
-from fusec.gpu.autotune.tuning_cache import Kept, Place
+from fusec.gpu.autotune.tuning_cache import KnownChoices, TuningCache, TuningEnvironment
 from fusec.gpu.measure.tolerance import TOLERANCE
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
 from fusec.plans.plan_record import Choice, Entry, Part
 
-HERE = Place("h200", "NVIDIA H200", "580.1", "9.19", "1.28")
+HERE = TuningEnvironment("h200", "NVIDIA H200", "580.1", "9.19", "1.28")
 CHOICE = Choice(3, ((0, 1), (2, 5)), 64, 12.5, 1e-6)
 GRAPH = CudnnGraph((), ())
 
 
-def kept(folder: Path, place: Place = HERE, **more: Any) -> Kept:
-    return Kept(PlanStore(folder), place, "quick", **more)
+def kept(folder: Path, place: TuningEnvironment = HERE, **more: Any) -> TuningCache:
+    return TuningCache(PlanStore(folder), place, "quick", KnownChoices(**more))
 
 
 @pytest.mark.parametrize(
@@ -30,46 +30,50 @@ def kept(folder: Path, place: Place = HERE, **more: Any) -> Kept:
 )
 def test_what_was_measured_elsewhere_is_not_known_here(tmp_path: Path, field: str) -> None:
     here, there = kept(tmp_path), kept(tmp_path, replace(HERE, **{field: "another"}))
-    here.choose(GRAPH.key, CHOICE)
-    here.keep_form("work", 2.0, [Part(1, "kernel", ())])
-    here.keep_ways("kernel", {"fastest": 1})
-    assert there.entry(GRAPH.key) is None and there.form("work", 2.0) is None and there.ways("kernel") == {}
+    here.store_choice(GRAPH.key, CHOICE)
+    here.store_step_choice("work", 2.0, [Part(1, "kernel", ())])
+    here.store_kernel_variant("kernel", {"fastest": 1})
+    assert (
+        there.entry(GRAPH.key) is None
+        and there.step_choice("work", 2.0) is None
+        and there.kernel_variant("kernel") == {}
+    )
     entry = here.entry(GRAPH.key)
     assert entry is not None and entry.choice == CHOICE
-    assert here.form("work", 2.0) == (Part(1, "kernel", ()),) and here.ways("kernel") == {"fastest": 1}
+    assert here.step_choice("work", 2.0) == (Part(1, "kernel", ()),) and here.kernel_variant("kernel") == {"fastest": 1}
 
 
 def test_a_plan_found_wrong_is_no_longer_known(tmp_path: Path) -> None:
     carried = {GRAPH.key: [Entry(replace(CHOICE, engine=4, time_us=None))]}
-    here = kept(tmp_path, suggested=carried)
-    here.choose(GRAPH.key, CHOICE)
-    here.note(GRAPH.key, replace(CHOICE, knobs=((0, 2),)), "another plan of the engine")
-    assert here.entry(GRAPH.key) is not None and len(here.carried(GRAPH.key)) == 1
-    here.note(GRAPH.key, CHOICE, "off by 0.3")
+    here = kept(tmp_path, plans=carried)
+    here.store_choice(GRAPH.key, CHOICE)
+    here.quarantine(GRAPH.key, replace(CHOICE, knobs=((0, 2),)), "another plan of the engine")
+    assert here.entry(GRAPH.key) is not None and len(here.suggested(GRAPH.key)) == 1
+    here.quarantine(GRAPH.key, CHOICE, "off by 0.3")
     assert here.entry(GRAPH.key) is None
-    here.note(GRAPH.key, carried[GRAPH.key][0].choice, "off by 0.4")
-    assert here.carried(GRAPH.key) == ()
+    here.quarantine(GRAPH.key, carried[GRAPH.key][0].choice, "off by 0.4")
+    assert here.suggested(GRAPH.key) == ()
 
 
 def test_a_form_is_the_fastest_among_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """New kernels, or launches that cost something else, and it is measured again."""
     here = kept(tmp_path)
-    here.keep_form("work", 2.0, [Part(1, "kernel", ())])
-    assert here.form("work", 3.0) is None and here.form("other work", 2.0) is None
-    monkeypatch.setattr(module, "contenders", lambda: "with one more kernel")
-    assert here.form("work", 2.0) is None
+    here.store_step_choice("work", 2.0, [Part(1, "kernel", ())])
+    assert here.step_choice("work", 3.0) is None and here.step_choice("other work", 2.0) is None
+    monkeypatch.setattr(module, "candidate_code_digest", lambda: "with one more kernel")
+    assert here.step_choice("work", 2.0) is None
 
 
 def test_what_competes_is_told_by_all_code_of_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that is edited, added in a new folder or taken away changes the digest; nothing else does."""
-    told = module.contenders.__wrapped__
-    assert len(told()) == 64 and told() == module.contenders()
+    told = module.candidate_code_digest.__wrapped__
+    assert len(told()) == 64 and told() == module.candidate_code_digest()
     package = Path(module.kernels.__file__).parent
     shutil.copytree(package, tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     files, real = tmp_path / "kernels", module.resources.files
     monkeypatch.setattr(module.resources, "files", lambda each: files if each is module.kernels else real(each))
     seen = [told()]
-    assert seen == [module.contenders()]
+    assert seen == [module.candidate_code_digest()]
     (files / "codegen" / "prelude.cuh").write_text("// another")
     seen.append(told())
     (files / "another").mkdir()
@@ -82,7 +86,7 @@ def test_what_competes_is_told_by_all_code_of_its_packages(tmp_path: Path, monke
     assert len({*seen}) == 4
 
 
-class Laboratory:
+class PlanBench:
     """Revives what it serialized; `off` is what the check says of the two."""
 
     def __init__(self, off: float | None):
@@ -104,12 +108,12 @@ class Laboratory:
 @pytest.mark.parametrize("off", [0.0, TOLERANCE * 2, float("nan"), None])
 def test_a_plan_is_kept_if_what_comes_of_it_was_seen_to_compute_the_same(tmp_path: Path, off: float | None) -> None:
     here = kept(tmp_path)
-    here.choose(GRAPH.key, CHOICE)
+    here.store_choice(GRAPH.key, CHOICE)
     if off == 0.0:
-        here.keep(GRAPH, CHOICE, "plan", cast("Any", Laboratory(off)))
+        here.store_plan(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
     else:
-        with pytest.warns(UserWarning, match="engine 3 is not kept: revived, its results are off by"):
-            here.keep(GRAPH, CHOICE, "plan", cast("Any", Laboratory(off)))
+        with pytest.warns(UserWarning, match="engine 3 is not stored: read back, its results are off by"):
+            here.store_plan(GRAPH, CHOICE, "plan", cast("Any", PlanBench(off)))
     entry = here.entry(GRAPH.key)
     assert entry is not None
     assert entry.blob == (b"plan" if off == 0.0 else None)

@@ -41,7 +41,7 @@ def test_a_revived_plan_computes_the_same(title: str, folder: Path, rng: np.rand
             warnings.simplefilter("error")  # a plan that is not kept says so
             machine.prepare({graph.key: graph}, 0)
             machine.run_on_host(graph, buffers)
-        assert machine.plans.tuned[graph.key].revived is revived
+        assert machine.plans.ranked[graph.key].revived is revived
         results.append(buffers)
     for tensor in graph.outputs:
         first, second = (result[tensor.uid] for result in results)
@@ -57,13 +57,13 @@ def test_a_blob_that_was_cut_is_a_clear_error_and_the_plan_is_built(folder: Path
     first.prepare({graph.key: graph}, 0)
     (entry,) = first.entries([graph.key]).values()
     assert entry.blob is not None
-    store = first.plans.kept.store
-    key = first.plans.kept.place.key(graph.key, "none")
+    store = first.plans.cache.plan_store
+    key = first.plans.cache.environment.key(graph.key, "none")
     store.put(key, type(entry)(entry.choice, entry.blob[: len(entry.blob) // 2]))  # whole, as far as the file goes
     second = backend(folder)
     with pytest.warns(UserWarning, match="dropped the serialized plan .*cuDNN does not read"):
         second.prepare({graph.key: graph}, 0)
-    assert second.plans.tuned[graph.key].revived is False
+    assert second.plans.ranked[graph.key].revived is False
 
 
 def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
@@ -92,7 +92,7 @@ def test_what_was_chosen_here_is_locked_and_comes_back_without_timing(
     assert_close(locked(x), want, 1e-3)
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "first"))
     loaded = fusec.load(tmp_path / "model.fusec")
-    assert all(result.revived for result in loaded.backend.plans.tuned.values())
+    assert all(result.revived for result in loaded.backend.plans.ranked.values())
     assert_close(loaded(x), want, 1e-3)
 
 

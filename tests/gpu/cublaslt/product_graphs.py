@@ -61,8 +61,8 @@ def product(
     def matrix(name: str, rows: int, columns: int, dtype: DType = dtype, virtual: bool = False) -> int:
         dims = (1 if name in one else batch, rows, columns)
         order = (0, 2, 1) if name in turned else (0, 1, 2)
-        placed = strides(dims, order, 0 if virtual else apart)
-        tensors.append(CudnnTensor(len(tensors) + 1, dims, placed, DType.F32 if virtual else dtype, virtual))
+        concat_choices = strides(dims, order, 0 if virtual else apart)
+        tensors.append(CudnnTensor(len(tensors) + 1, dims, concat_choices, DType.F32 if virtual else dtype, virtual))
         return len(tensors)
 
     def other(step: str) -> int:
@@ -105,8 +105,8 @@ def convolution(
     ]
 
     def image(virtual: bool) -> int:
-        placed = strides(out, order, 0 if virtual else apart)
-        tensors.append(CudnnTensor(len(tensors) + 1, out, placed, DType.F32 if virtual else dtype, virtual))
+        concat_choices = strides(out, order, 0 if virtual else apart)
+        tensors.append(CudnnTensor(len(tensors) + 1, out, concat_choices, DType.F32 if virtual else dtype, virtual))
         return len(tensors)
 
     uid = image(bool(epilogue))

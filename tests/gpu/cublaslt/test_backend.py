@@ -14,6 +14,7 @@ from helpers import assert_close
 
 from fusec.cli import step_times
 from fusec.execution.compilation import Compiled
+from fusec.gpu.autotune.tuning_cache import KnownChoices
 from fusec.gpu.cublaslt import algorithms
 from fusec.passes.partition import kernels_only
 from fusec.plans.plan_cache import PlanStore
@@ -140,7 +141,7 @@ def test_an_activation_the_library_lacks_is_a_kernel_behind_it(
     text = TEXT.replace("relu", "gelu").replace("%s = add(%a, %z)", "%s = sub(%a, %z)")
     of = compiled(text)
     backend = CudnnBackend("full", store=PlanStore(tmp_path))
-    program = backend.improve(of.program, True, 1.0)
+    program = backend.tune_steps(of.program, True, 1.0)
     net = Executable(type(of)(of.source, program, of.target, of.options, of.judge), backend)
     assert "cublaslt" in libraries(net)
     assert "gelu" not in next(step.signature for step in net.libraries())
@@ -154,7 +155,7 @@ def test_named_plans_of_the_library_are_built_without_measuring(
 
     (key,) = {lowered.graph.key for lowered in compiled(TEXT).lowered if lowered is not None}
     choice = Choice(BLAS, ((0, 52), *((i, i) for i in range(1, 9))), 2048, 6.0)
-    backend: Any = CudnnBackend("none", store=PlanStore(tmp_path), suggested={key: [Entry(choice)]})
+    backend: Any = CudnnBackend("none", store=PlanStore(tmp_path), known=KnownChoices({key: [Entry(choice)]}))
     net = Executable(compiled(TEXT), backend)
     assert backend.choices()[key].identity == choice.identity
     check(net, 0)

@@ -77,7 +77,7 @@ def changed(graph: CudnnGraph, uid: int, **changes: Any) -> CudnnGraph:
     return dataclasses.replace(graph, tensors=tensors)
 
 
-def followed(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph:
+def transferred(graph: CudnnGraph, mode: str, **attributes: float) -> CudnnGraph:
     """The graph with one more op of one operand behind its result."""
     (last,) = graph.outputs
     virtual = changed(graph, last.uid, virtual=True, dtype=DType.F32)
@@ -90,9 +90,9 @@ BIAS, BOTH = product(epilogue=("bias",)), product(epilogue=("bias", "c"))
 PADDED = tuple((k, (1, 1) if k == "pre_padding" else v) for k, v in POINTWISE)
 STRIDED = tuple((k, (2, 2) if k == "stride" else v) for k, v in POINTWISE)
 REFUSED = {
-    "erf is not the library's gelu": followed(BIAS, "gelu"),
-    "clipped relu": followed(BIAS, "relu", upper_clip=6.0),
-    "something behind the activation": followed(followed(BIAS, "relu"), "relu"),
+    "erf is not the library's gelu": transferred(BIAS, "gelu"),
+    "clipped relu": transferred(BIAS, "relu", upper_clip=6.0),
+    "something behind the activation": transferred(transferred(BIAS, "relu"), "relu"),
     "two residuals": product(epilogue=("c", "c")),
     "scaled after the bias": product(epilogue=("bias", "scale")),
     "a virtual value in 16 bits is rounded": changed(BIAS, 3, dtype=DType.F16),
@@ -134,8 +134,8 @@ def test_their_neighbours_are(bindings: Bindings) -> None:
     for graph in (
         BIAS,
         BOTH,
-        followed(BIAS, "relu"),
-        followed(BIAS, "identity"),
+        transferred(BIAS, "relu"),
+        transferred(BIAS, "identity"),
         convolution(),
         gradient("conv_wgrad"),
     ):

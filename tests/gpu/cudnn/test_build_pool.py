@@ -15,9 +15,9 @@ from gpu.stand_in_gpu import Machine
 from gpu.test_backend import check, compiled
 
 from fusec.errors import ExecutionError, TargetError
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import PROBE, Oracle
-from fusec.gpu.cudnn.worker_process import Died
+from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.gpu.kernels.codegen.kernel import Launch
 from fusec.lowering.cudnn_graph import CudnnGraph
 from fusec.plans.plan_cache import PlanStore
@@ -33,7 +33,7 @@ CHOICES = [Choice(engine, ((2, engine),)) for engine in range(6)]
 class Shop:
     """A crew that answers with the engine's number as the plan, each when it is let."""
 
-    def __init__(self, workers: int = 1, **special: Callable[[], dict[str, Any] | Died]):
+    def __init__(self, workers: int = 1, **special: Callable[[], dict[str, Any] | WorkerDeath]):
         self.workers, self.special = workers, special
         self.built: dict[str, tuple[Plan, bytes]] = {}
         self.lock = threading.Condition()
@@ -42,7 +42,7 @@ class Shop:
         self.asked: list[int] = []
         self.kernels: list[str] = []
 
-    def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | Died, Any]:
+    def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | WorkerDeath, Any]:
         if "kernel" in question:
             with self.lock:
                 self.kernels.append(question["entry"])
@@ -80,14 +80,14 @@ class Shop:
             assert self.lock.wait_for(lambda: self.closed == count, 10)
 
 
-def expect(builders: Builders, *engines: int) -> None:
+def expect(builders: BuildPool, *engines: int) -> None:
     builders.expect([(PROBE, CHOICES[engine]) for engine in engines])
 
 
 def test_several_are_built_at_once_and_no_more_than_the_limit() -> None:
     shop = Shop(2)
     shop.allowed = 0
-    builders = Builders(shop, ends=True)
+    builders = BuildPool(shop, ends=True)
     expect(builders, *range(6))
     shop.wait_until_busy(2)
     shop.let(6)
@@ -104,7 +104,7 @@ def test_several_are_built_at_once_and_no_more_than_the_limit() -> None:
 def test_what_is_waited_for_is_built_next_and_what_is_not_wanted_any_more_is_not() -> None:
     shop = Shop()
     shop.allowed = 0
-    builders = Builders(shop)
+    builders = BuildPool(shop)
     expect(builders, 0, 1, 2, 3, 4)
     shop.wait_until_busy(1)
     expect(builders, 1, 2, 3)
@@ -122,12 +122,12 @@ def test_what_is_waited_for_is_built_next_and_what_is_not_wanted_any_more_is_not
 def test_a_plan_that_kills_its_process_is_none_and_what_is_not_built_there_is_built_here() -> None:
     shop = Shop(
         e0=lambda: {"failed": "cuDNN builds no plan"},
-        e1=lambda: Died("cuDNN killed its process with SIGSEGV", "SIGSEGV", by_own_fault=True),
-        e2=lambda: Died("the worker was ended by SIGKILL", "SIGKILL"),
+        e1=lambda: WorkerDeath("cuDNN killed its process with SIGSEGV", "SIGSEGV", by_own_fault=True),
+        e2=lambda: WorkerDeath("the worker was ended by SIGKILL", "SIGKILL"),
         e3=lambda: {"choice": CHOICES[4].to_json(), "blob": base64.b64encode(b"another").decode()},
         e4=defect,
     )
-    builders = Builders(shop)
+    builders = BuildPool(shop)
     expect(builders, *range(6))
     with pytest.raises(ExecutionError, match="SIGSEGV"):
         builders.plan(PROBE, CHOICES[1])
@@ -145,7 +145,7 @@ def test_where_no_process_starts_plans_are_built_here() -> None:
     def start() -> dict[str, Any]:
         raise TargetError("no driver")
 
-    builders = Builders(Shop(2, **{f"e{engine}": start for engine in range(6)}))
+    builders = BuildPool(Shop(2, **{f"e{engine}": start for engine in range(6)}))
     expect(builders, *range(6))
     with pytest.warns(UserWarning, match="no driver"):
         assert builders.plan(PROBE, CHOICES[0]) is None
@@ -158,14 +158,14 @@ def test_where_no_process_starts_plans_are_built_here() -> None:
 
 def test_a_few_plans_are_built_here_and_what_was_built_before_is_not_built_again() -> None:
     shop = Shop(4)
-    builders = Builders(shop)
+    builders = BuildPool(shop)
     expect(builders, 0, 1)
     assert builders.plan(PROBE, CHOICES[0]) is None and shop.asked == []
     shop.built[PROBE.key] = (Plan(0, CHOICES[0].knobs, False, 0, True), b"built before")
     expect(builders, *range(4))
     assert builders.plan(PROBE, CHOICES[0]) == b"built before"
     assert builders.plan(PROBE, CHOICES[1]) == b"plan 1" and 0 not in shop.asked
-    strict = Builders(shop, deterministic=True)
+    strict = BuildPool(shop, deterministic=True)
     expect(strict, *range(4))
     assert strict.plan(PROBE, CHOICES[0]) == b"plan 0", "which may give other bits from run to run"
 
@@ -173,7 +173,7 @@ def test_a_few_plans_are_built_here_and_what_was_built_before_is_not_built_again
 def test_kernels_come_behind_plans() -> None:
     shop = Shop()
     shop.allowed = 0
-    builders = Builders(shop)
+    builders = BuildPool(shop)
     expect(builders, 0, 1, 2)
     shop.wait_until_busy(1)
     launches = [Launch(f"k{number}", "", 1, 1, (), ()) for number in range(4)]
@@ -195,7 +195,7 @@ def test_a_process_builds_the_plan_that_was_asked_for(tmp_path: Path) -> None:
     graphs = [PROBE, conv("bias", "sigmoid")]
     firsts = {key: each[0] for key, each in serialize(graphs, target, count=1, workers=1).items()}
     with Oracle(target, store=Store(tmp_path / "answers.sqlite"), workers=1) as oracle:
-        builders = Builders(oracle)
+        builders = BuildPool(oracle)
         wrong = Choice(4711, ())
         builders.expect([*((graph, firsts[graph.key].choice) for graph in graphs), (PROBE, wrong)])
         for graph in graphs:
@@ -203,7 +203,7 @@ def test_a_process_builds_the_plan_that_was_asked_for(tmp_path: Path) -> None:
             assert blob is not None
             assert reload(graph, blob, target) == firsts[graph.key].choice.workspace_bytes
         assert builders.plan(PROBE, wrong) is None
-        strict = Builders(oracle, deterministic=True)
+        strict = BuildPool(oracle, deterministic=True)
         strict.expect([*((graph, firsts[graph.key].choice) for graph in graphs), (PROBE, wrong)])
         assert strict.plan(PROBE, firsts[PROBE.key].choice) is not None
 
@@ -217,7 +217,7 @@ def test_the_backend_reads_what_another_process_built(machine: Machine, tmp_path
     asked: list[Choice] = []
 
     class Process(Shop):
-        def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | Died, Any]:
+        def exchange(self, question: dict[str, Any]) -> tuple[dict[str, Any] | WorkerDeath, Any]:
             choice = Choice.from_json(question["choice"])
             asked.append(choice)
             pygraph = machine.emit(CudnnGraph.from_json(question["graph"]))
@@ -226,7 +226,7 @@ def test_the_backend_reads_what_another_process_built(machine: Machine, tmp_path
             return {"choice": choice.to_json(), "blob": blob}, None
 
     def build() -> Executable:
-        backend = CudnnBackend("quick", store=PlanStore(tmp_path), builders=Builders(Process(2)))
+        backend = CudnnBackend("quick", store=PlanStore(tmp_path), build_pool=BuildPool(Process(2)))
         return Executable(compiled(), backend)
 
     net = build()

@@ -13,7 +13,7 @@ from gpu.autotune.test_coordinate_descent_on_device import graph_of
 from helpers import assert_close
 
 import fusec
-from fusec.gpu.cudnn.build_pool import Builders
+from fusec.gpu.cudnn.build_pool import BuildPool
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.ir import DType
 from fusec.reference import evaluate
@@ -42,9 +42,9 @@ def test_what_is_compiled_elsewhere_is_chosen_among_and_right(
     monkeypatch.setenv("FUSEC_CACHE", str(tmp_path / "fusec"))
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cupy"))
     came: Counter[str] = Counter()
-    plan, exchange = Builders.plan, Oracle.exchange
+    plan, exchange = BuildPool.plan, Oracle.exchange
 
-    def counted(self: Builders, *args: Any) -> bytes | None:
+    def counted(self: BuildPool, *args: Any) -> bytes | None:
         blob = plan(self, *args)
         came["plans" if blob else "none"] += 1
         return blob
@@ -56,7 +56,7 @@ def test_what_is_compiled_elsewhere_is_chosen_among_and_right(
         return answer, worker
 
     crew: list[Oracle] = []
-    monkeypatch.setattr(Builders, "plan", counted)
+    monkeypatch.setattr(BuildPool, "plan", counted)
     monkeypatch.setattr(Oracle, "exchange", asked)
     graph = graph_of(LAYERS, rng)
     executable = fusec.compile(graph, precision="fp16")

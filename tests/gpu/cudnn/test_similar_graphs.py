@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpu.cudnn_graphs import conv, matmul, nhwc, pointwise, rows
 
-from fusec.gpu.cudnn.similar_graphs import Relatives, factor
+from fusec.gpu.cudnn.similar_graphs import SimilarGraphs, factor
 from fusec.lowering.cudnn_graph import CudnnGraph, CudnnTensor
 
 
@@ -20,8 +20,8 @@ def batch(graph: CudnnGraph, size: int) -> CudnnGraph:
     return replace(graph, tensors=tuple(map(resized, graph.tensors)))
 
 
-def known(*graphs: CudnnGraph) -> Relatives:
-    relatives = Relatives()
+def known(*graphs: CudnnGraph) -> SimilarGraphs:
+    relatives = SimilarGraphs()
     for graph in graphs:
         relatives.add(graph)
     return relatives

@@ -19,7 +19,7 @@ from gpu.cudnn_graphs import conv
 from fusec.errors import TargetError
 from fusec.gpu.cudnn import worker_process
 from fusec.gpu.cudnn.legality import Oracle
-from fusec.gpu.cudnn.worker_process import Died, EndedError, WorkerProcess
+from fusec.gpu.cudnn.worker_process import EndedError, WorkerDeath, WorkerProcess
 from fusec.plans.sqlite_cache import Store
 from fusec.targets.target import load
 
@@ -83,8 +83,8 @@ def test_who_waits_for_an_answer_reads_the_end_and_not_a_closed_pipe(
     thread.join(SOON_S)
     assert not thread.is_alive()
     assert time.monotonic() - start < SOON_S
-    assert [type(answer) for answer in got] == [Died]
-    assert isinstance(worker.exchange({}), Died)
+    assert [type(answer) for answer in got] == [WorkerDeath]
+    assert isinstance(worker.exchange({}), WorkerDeath)
     worker.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from lowering.lowers_judge import LowersJudge
 
 from fusec.gpu import kernels
-from fusec.gpu.autotune.step_fusion import grouped
+from fusec.gpu.autotune.step_fusion import fuse_steps
 from fusec.gpu.kernels import Kernel
 from fusec.ir import Graph, Value
 from fusec.passes import PIPELINE
@@ -98,6 +98,6 @@ def test_programs() -> None:
     for number, graph in enumerate(drawn(graphs())):
         whole = run(PIPELINE, graph.clone(), Options(("fp32", "fp16", "bf16")[number % 3]))
         judge = Refuses() if number % 2 else LowersJudge()
-        found.append((whole, grouped(partition(whole, judge, load("h200"))).steps))
+        found.append((whole, fuse_steps(partition(whole, judge, load("h200"))).steps))
     assert any(len(step.nodes) > 2 for _, steps in found for step in steps if step.kind is Kind.KERNEL)
     assert check(found) > COUNT // 3

@@ -14,8 +14,8 @@ pytest.importorskip("cupy")
 
 from fusec.gpu.launch import dependent_launch
 from fusec.gpu.launch.cupy_arrays import cupy  # needs CuPy, as the next
-from fusec.gpu.launch.dependent_launch import Attribute, Config, EarlyFunction
-from fusec.gpu.launch.kernel_launcher import Launcher, ways
+from fusec.gpu.launch.dependent_launch import Attribute, Config, DependentFunction
+from fusec.gpu.launch.kernel_launcher import Launcher, variants_of
 from fusec.ir import DType, TensorType, Value
 from fusec.lowering.packing import pack, unpack
 
@@ -59,7 +59,7 @@ def test_what_cannot_begin_early_is_launched_plainly(
 
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 5}))
     monkeypatch.setattr(dependent_launch, "dependencies", lambda stream: in_front)
-    EarlyFunction(Function(), launched)((3,), (64,), (np.uint32(9),), shared_mem=16)
+    DependentFunction(Function(), launched)((3,), (64,), (np.uint32(9),), shared_mem=16)
     assert counts == [1] * asked
     assert plain == ([((3,), (64,), (np.uint32(9),), {"shared_mem": 16})] if error or not asked else [])
 
@@ -118,7 +118,7 @@ def test_an_early_launch_waits_for_what_is_in_front(front: str, rng: np.random.G
     assert x.type == y.type
     count = x.type.size
     tried = 0
-    for way in ways(case.kernel):
+    for way in variants_of(case.kernel):
         if not (way.launches[0].early and launcher.runs(way)):
             continue
         tried += 1

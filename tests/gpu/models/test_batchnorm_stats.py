@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from fusec.gpu.autotune.epilogue_split import taken_along
 from helpers import assert_close
 from lowering.lowers_judge import LowersJudge
 
 import fusec
 from fusec.builder import Builder
 from fusec.gpu import device
-from fusec.gpu.autotune.epilogue_split import taken_along
-from fusec.gpu.autotune.step_candidates import arrange, canonical_of
+from fusec.gpu.autotune.step_candidates import arrange, step_key
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.partition_oracles import CudnnJudge
 from fusec.ir import Graph
@@ -50,7 +50,7 @@ def test_the_convolution_keeps_the_sums_where_that_is_faster(with_us: float) -> 
     def prices_us(graph: Graph, steps: Sequence[Partition]) -> Sequence[float]:
         return [known[step.signature] for step in steps]
 
-    work = canonical_of(found.graph, found.steps[0])
+    work = step_key(found.graph, found.steps[0])
     cut, whole = (Part(1), Part(1, "kernel")), (Part(0),)
     forms = taken_along(found, {}, lambda tried: arrange(found, tried), prices_us)
     assert forms == ({} if with_us < 50.0 else {work: cut})

@@ -94,7 +94,7 @@ def test_models_in_the_forms_a_gpu_chooses(
     state = {parameter: b.updates.get(parameter, "") for parameter in b.parameters}
     compiled = driver.build(b.graph(), target="h200", state=state, oracle=asked_once)
     backend = CudnnBackend("quick", store=PlanStore(tmp_path))
-    program = backend.improve(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
+    program = backend.tune_steps(compiled.program, compiled.options.tensor_cores, compiled.target.launch_us)
     here = Executable(replace(compiled, program=program), backend)
     here.bind(**{name: array for name, array in b.parameters.items() if array is not None})
     there = fusec.compile(b, target="cpu")

@@ -74,7 +74,7 @@ def test_sizes_take_over_what_is_there(
     asked, lines = 0, list[str]()
     for batch in (8, 9, 16, 12, 24):
         program, seconds, whole_us = made_and_right(exe, simulated, batch)
-        oracle, tuned = program.compiled.judge.oracle, program.backend.plans.tuned.values()
+        oracle, tuned = program.compiled.judge.oracle, program.backend.plans.ranked.values()
         if batch > 8:
             assert oracle.asked == asked
             assert all(result.revived for result in tuned if result.plans[0][0].library == "cudnn")
@@ -104,6 +104,6 @@ def test_kernels_for_all_sizes_are_kept_serialized(tmp_path: Path, monkeypatch: 
             warnings.simplefilter("error")  # a plan that is not kept says so
             exe = fusec.compile_dynamic(net(), precision="fp16", tune="none", share_kernels=True)
             results.append(exe(x))
-        tuned = exe.at({"x": x.shape}).backend.plans.tuned.values()
+        tuned = exe.at({"x": x.shape}).backend.plans.ranked.values()
         assert all(result.revived or not again for result in tuned)  # at first, those that cuDNN's answers brought
     assert_close(results[1], results[0], 1e-3)

@@ -156,7 +156,7 @@ def test_what_was_measured_is_taken_over_near_by(machine: Machine, workers: list
         assert machine.emitted == [], "nothing is timed"
         assert oracle.questions
         assert {c.engine for c in program.backend.choices().values()} == {4}  # type: ignore[attr-defined]
-        assert program.compiled.decided is not None
+        assert program.compiled.tuned is not None
         assert [s.signature for s in program.compiled.program.steps] == [
             s.signature for s in first.compiled.program.steps
         ]

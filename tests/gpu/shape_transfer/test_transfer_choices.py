@@ -9,10 +9,10 @@ import numpy as np
 from gpu.autotune.test_step_candidates import CONV, TEXT
 from lowering.lowers_judge import LowersJudge
 
-from fusec.gpu.autotune.concat_choice import copied, families, placed
-from fusec.gpu.autotune.step_candidates import Decided, arrange, canonical_of, has_forms
+from fusec.gpu.autotune.concat_choice import concat_choices, concats_in_place, copy_concats
+from fusec.gpu.autotune.step_candidates import TunedChoices, apply_choices, has_candidates, step_key
 from fusec.gpu.kernels import find
-from fusec.gpu.shape_transfer.transfer_choices import Followed, follow
+from fusec.gpu.shape_transfer.transfer_choices import TransferredChoices, transfer
 from fusec.passes.base import Options
 from fusec.passes.partition import partition
 from fusec.passes.partition.concat_in_place import concat_in_place
@@ -41,11 +41,13 @@ def program(batch: int, text: str = TEXT, **replaced: str) -> Program:
     return concat_in_place(partition(graph, judge, load("h200")), judge, Options(), 16)
 
 
-def decided(before: Program, form: tuple[Part, ...], **more: Any) -> tuple[Decided, Program]:
-    """What would be decided if the first step were fastest in that form."""
-    step = next(step for step in before.steps if has_forms(step))
-    found = Decided(before, {canonical_of(before.graph, step): form}, {}, placed(families(before), before), **more)
-    return found, arrange(before, found.forms)
+def tuned(before: Program, form: tuple[Part, ...], **more: Any) -> tuple[TunedChoices, Program]:
+    """What would be tuned if the first step were fastest in that form."""
+    step = next(step for step in before.steps if has_candidates(step))
+    found = TunedChoices(
+        before, {step_key(before.graph, step): form}, {}, concat_choices(concats_in_place(before), before), **more
+    )
+    return found, apply_choices(before, found.steps)
 
 
 def shape(program: Program) -> list[tuple[Kind, int, tuple[str, ...]]]:
@@ -53,17 +55,17 @@ def shape(program: Program) -> list[tuple[Kind, int, tuple[str, ...]]]:
 
 
 def test_steps_take_the_forms_of_the_other_size() -> None:
-    found, ran = decided(program(2), (Part(2, "cudnn"), Part(0, "kernel")), side_by_side=True)
+    found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")), side_by_side=True)
     other = program(6)
     assert shape(ran) != shape(other)
-    followed = follow(found, ran, other, False)
-    assert followed is not None
-    assert shape(followed.program) == shape(ran)
-    assert followed.program.graph.inputs[0].type.shape[0] == 6
-    assert followed.decided.side_by_side
-    assert list(followed.decided.forms.values()) == list(found.forms.values())
-    assert followed.decided.forms.keys() != found.forms.keys(), "they are of another size"
-    again = follow(followed.decided, followed.program, program(8), False)
+    transferred = transfer(found, ran, other, False)
+    assert transferred is not None
+    assert shape(transferred.program) == shape(ran)
+    assert transferred.program.graph.inputs[0].type.shape[0] == 6
+    assert transferred.tuned.side_by_side
+    assert list(transferred.tuned.steps.values()) == list(found.steps.values())
+    assert transferred.tuned.steps.keys() != found.steps.keys(), "they are of another size"
+    again = transfer(transferred.tuned, transferred.program, program(8), False)
     assert again is not None and shape(again.program) == shape(ran)
 
 
@@ -71,11 +73,11 @@ def test_the_fastest_of_kernels_is_that_of_the_other_size() -> None:
     before, other = program(2), program(6)
     (kernel,) = (k for s in before.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs)) is not None)
     assert kernel.others
-    found, ran = decided(before, (Part(0, "cudnn"),))
+    found, ran = tuned(before, (Part(0, "cudnn"),))
     for way in (kernel, kernel.others[0]):
-        followed = follow(replace(found, ways={kernel.key: way.key}), ran, other, False)
-        assert isinstance(followed, Followed)
-        ((key, taken),) = followed.ways.items()
+        transferred = transfer(replace(found, variants={kernel.key: way.key}), ran, other, False)
+        assert isinstance(transferred, TransferredChoices)
+        ((key, taken),) = transferred.variants.items()
         (same,) = (k for s in other.steps if s.kind is Kind.KERNEL and (k := find(s.nodes, s.outputs)) is not None)
         keys = [same.key, *(each.key for each in same.others)]
         assert (key, taken) == (same.key, keys[[kernel.key, *(o.key for o in kernel.others)].index(way.key)])
@@ -83,29 +85,29 @@ def test_the_fastest_of_kernels_is_that_of_the_other_size() -> None:
 
 def test_concats_are_copies_where_they_are_in_the_other_size() -> None:
     before = program(2, CONCAT)
-    in_place = placed(families(before), before)
+    in_place = concat_choices(concats_in_place(before), before)
     assert [each.in_place for each in in_place.values()] == [True]
-    whole = follow(Decided(before, {}, {}, in_place), arrange(before, {}), program(6, CONCAT), False)
+    whole = transfer(TunedChoices(before, {}, {}, in_place), apply_choices(before, {}), program(6, CONCAT), False)
     assert whole is not None and any(step.kind is Kind.VIEW for step in whole.program.steps)
-    works = families(before)
-    apart = copied(before, set(works))
-    found = Decided(apart, {}, {}, placed(works, apart))
-    followed = follow(found, arrange(apart, {}), program(6, CONCAT), False)
-    assert followed is not None
-    assert not any(step.kind is Kind.VIEW for step in followed.program.steps)
-    assert [each.in_place for each in followed.decided.concats.values()] == [False]
+    works = concats_in_place(before)
+    apart = copy_concats(before, set(works))
+    found = TunedChoices(apart, {}, {}, concat_choices(works, apart))
+    transferred = transfer(found, apply_choices(apart, {}), program(6, CONCAT), False)
+    assert transferred is not None
+    assert not any(step.kind is Kind.VIEW for step in transferred.program.steps)
+    assert [each.in_place for each in transferred.tuned.concats.values()] == [False]
 
 
 def test_what_is_cut_otherwise_is_not_followed_and_left_as_it_was() -> None:
-    found, ran = decided(program(2), (Part(2, "cudnn"), Part(0, "kernel")))
+    found, ran = tuned(program(2), (Part(2, "cudnn"), Part(0, "kernel")))
     for other in (program(6, relu="tanh"), program(6, CONCAT)):
         before = [value.type for value in other.graph.values()]
-        assert follow(found, ran, other, False) is None
+        assert transfer(found, ran, other, False) is None
         assert [value.type for value in other.graph.values()] == before
         other.verify()
-    no_fit = replace(found, forms={key: (Part(9, "cudnn"), Part(0, "kernel")) for key in found.forms})
+    no_fit = replace(found, steps={key: (Part(9, "cudnn"), Part(0, "kernel")) for key in found.steps})
     other = program(6)
-    assert follow(no_fit, ran, other, False) is None
+    assert transfer(no_fit, ran, other, False) is None
     other.verify()
 
 
@@ -121,7 +123,7 @@ def test_what_is_pointwise_is_a_kernel_of_all_sizes() -> None:
     """Where cuDNN was faster, too: it would compile for each."""
     before = program(2, POINTWISE)
     assert [step.kind for step in before.steps] == [Kind.CUDNN, Kind.KERNEL, Kind.CUDNN]
-    found = Decided(before, {}, {}, {})
-    followed = follow(found, arrange(before, {}), program(6, POINTWISE), False)
-    assert followed is not None
-    assert {step.kind for step in followed.program.steps} == {Kind.KERNEL}
+    found = TunedChoices(before, {}, {}, {})
+    transferred = transfer(found, apply_choices(before, {}), program(6, POINTWISE), False)
+    assert transferred is not None
+    assert {step.kind for step in transferred.program.steps} == {Kind.KERNEL}

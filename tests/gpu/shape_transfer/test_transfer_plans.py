@@ -15,7 +15,7 @@ from gpu.cudnn_graphs import conv, image, pointwise
 
 from fusec.gpu.cudnn.legality import Oracle
 from fusec.gpu.cudnn.plan_serialization import reload
-from fusec.gpu.cudnn.worker_process import Died
+from fusec.gpu.cudnn.worker_process import WorkerDeath
 from fusec.gpu.shape_transfer import transfer_plans
 from fusec.gpu.shape_transfer.transfer_plans import SizePlans, between, guessed
 from fusec.ir import DType
@@ -102,7 +102,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
         return exchange(question, worker)
 
     monkeypatch.setattr(oracle, "exchange", heard)
-    plans.took((8,), [READY, COMPILED], choices)
+    plans.learn((8,), [READY, COMPILED], choices)
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
     assert list(plans._ready) == [COMPILED.key], "what is precompiled is there for all sizes"
@@ -124,7 +124,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
             assert entry.blob is not None
             assert reload(graph, entry.blob, load("h200")) == entry.choice.workspace_bytes
         assert entries[graphs[0].key].choice.identity == choices[READY.key].identity
-        plans.took((size,), graphs, {key: entry.choice for key, entry in entries.items()})
+        plans.learn((size,), graphs, {key: entry.choice for key, entry in entries.items()})
     assert list(plans._ready) == [COMPILED.key]
     assert made(plans, [conv("relu")]) == {}, "nothing is known of it"
 
@@ -132,7 +132,7 @@ def test_plans_are_made_by_name_and_what_is_compiled_once_for_all_sizes(
 def test_what_compiles_quickly_is_compiled_for_each_size(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer_plans, "QUICK_S", 60.0)
     choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
-    plans.took((8,), [COMPILED], choices)
+    plans.learn((8,), [COMPILED], choices)
     until(lambda: plans._ready == {})
     other = batch(COMPILED, 12)
     oracle.judge([other])
@@ -144,7 +144,7 @@ def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle)
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     other = Choice.of([plan for plan in oracle.plans(READY) if plan.precompiled][5])
     assert other.identity != choices[READY.key].identity
-    plans.took((8,), [READY], {READY.key: other})
+    plans.learn((8,), [READY], {READY.key: other})
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
     entries = made(plans, [near, far])
@@ -157,7 +157,7 @@ def test_far_sizes_and_plans_that_do_not_build_take_cudnns_first(oracle: Oracle)
 def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle) -> None:
     first(oracle, [READY])
     plans = SizePlans(oracle)
-    plans.took((8,), [READY], {READY.key: Choice(BLAS, ((1, 2),))})
+    plans.learn((8,), [READY], {READY.key: Choice(BLAS, ((1, 2),))})
     near, far = batch(READY, 16), batch(READY, 256)
     oracle.judge([near, far])
     assert made(plans, [near]) == {}
@@ -168,7 +168,7 @@ def test_other_libraries_plans_are_named_and_built_where_they_run(oracle: Oracle
 
 def test_a_worker_that_is_gone_is_replaced(oracle: Oracle) -> None:
     choices, plans = first(oracle, [COMPILED]), SizePlans(oracle)
-    plans.took((8,), [COMPILED], choices)
+    plans.learn((8,), [COMPILED], choices)
     ready = plans._ready[COMPILED.key].result()
     assert ready is not None
     ready[0]._process.kill()
@@ -202,10 +202,10 @@ def test_who_wants_one_worker_waits_for_it_and_nobody_starts_too_many(oracle: Or
 
 def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
-    plans.took((8,), [READY], choices)
+    plans.learn((8,), [READY], choices)
     other = batch(READY, 9)
     oracle.judge([other])
-    monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (Died("gone"), worker))
+    monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: (WorkerDeath("gone"), worker))
     assert list(plans.of([other])) == [(other, None)]
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "no"}, worker))
     assert list(plans.of([other])) == [(other, None)]
@@ -214,21 +214,21 @@ def test_nothing_that_dies_is_believed(oracle: Oracle, monkeypatch: pytest.Monke
 
 def test_graphs_of_sizes_in_a_row_are_foreseen(oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
-    plans.took((8, 3), [READY], choices)
-    plans.foresee((12, 3), lambda graphs: [])
-    assert plans._foreseen == {}
-    plans.foresee((12, 3), list)
-    assert list(plans._foreseen) == [batch(READY, 12).key], "a guess"
-    next(iter(plans._foreseen.values())).result()
-    plans.took((12, 3), [batch(READY, 12)], choices | {batch(READY, 12).key: choices[READY.key]})
+    plans.learn((8, 3), [READY], choices)
+    plans.prefetch((12, 3), lambda graphs: [])
+    assert plans._prefetched == {}
+    plans.prefetch((12, 3), list)
+    assert list(plans._prefetched) == [batch(READY, 12).key], "a guess"
+    next(iter(plans._prefetched.values())).result()
+    plans.learn((12, 3), [batch(READY, 12)], choices | {batch(READY, 12).key: choices[READY.key]})
     for other in ((12, 3), (8, 3), (20, 4), (16, 6)):
-        plans.foresee(other, list)
-        assert plans._foreseen == {}, "known, or another dim"
-    plans.foresee((64, 3), lambda graphs: [])
-    assert plans._foreseen == {}, "it is kept"
-    plans.foresee((64, 3), list)
-    (begun,) = plans._foreseen.values()
-    assert list(plans._foreseen) == [batch(READY, 64).key]
+        plans.prefetch(other, list)
+        assert plans._prefetched == {}, "known, or another dim"
+    plans.prefetch((64, 3), lambda graphs: [])
+    assert plans._prefetched == {}, "it is kept"
+    plans.prefetch((64, 3), list)
+    (begun,) = plans._prefetched.values()
+    assert list(plans._prefetched) == [batch(READY, 64).key]
     asked = begun.result()
     assert asked is not None and asked.blob
     monkeypatch.setattr(oracle, "exchange", lambda question, worker=None: ({"failed": "asked again"}, worker))
@@ -263,7 +263,7 @@ def test_only_so_many_sizes_are_remembered(oracle: Oracle) -> None:
     choices, plans = first(oracle, [READY]), SizePlans(oracle)
     for size in range(8, 40):
         graph = batch(READY, size)
-        plans.took((size,), [graph], {graph.key: choices[READY.key]})
+        plans.learn((size,), [graph], {graph.key: choices[READY.key]})
     assert len(plans._first) == len(plans._choices) == transfer_plans.SIZES
     assert plans.named([batch(READY, 60)]) == {batch(READY, 60).key: choices[READY.key]}
     assert plans.named([batch(READY, 61)]) == {}

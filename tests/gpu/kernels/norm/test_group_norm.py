@@ -11,7 +11,7 @@ from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels import Kernel
 from fusec.gpu.kernels.norm import group_norm
-from fusec.gpu.launch.kernel_launcher import ways
+from fusec.gpu.launch.kernel_launcher import variants_of
 from fusec.ir import DType, TensorType
 from fusec.ops import Cast, GroupNorm, pw
 
@@ -53,7 +53,7 @@ def cases() -> list[Case]:
 
 def at_once(kernel: Kernel | None) -> list[Kernel]:
     assert kernel is not None
-    return [way for way in ways(kernel) if way.launches[0].entry.startswith("group_norm_kept")]
+    return [way for way in variants_of(kernel) if way.launches[0].entry.startswith("group_norm_kept")]
 
 
 @needs_compiler
@@ -104,7 +104,7 @@ def test_a_large_mean_and_an_odd_first_pixel_cost_no_digits() -> None:
         wide = {v: a.astype(np.float64) for v, a in arrays.items()}
         (normal,) = GroupNorm(4).reference(np, *(wide[v] for v in case.nodes[0].operands))
         want = normal / (1.0 + np.exp(-normal))
-        for way in ways(case.kernel):
+        for way in variants_of(case.kernel):
             (got,) = Emulator([way]).run(way, arrays, case.outputs)
             assert np.linalg.norm(got - want) < 5e-5 * np.linalg.norm(want), (mean, way.launches[0].entry)
 

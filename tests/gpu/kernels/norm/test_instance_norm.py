@@ -10,7 +10,7 @@ from gpu.kernels.cases import Case, assert_same, build, last, rows
 from gpu.kernels.emulator import Emulator, needs_compiler
 
 from fusec.gpu.kernels.norm import instance_norm_resident
-from fusec.gpu.launch.kernel_launcher import ways
+from fusec.gpu.launch.kernel_launcher import variants_of
 from fusec.ir import DType, Op, TensorType
 from fusec.ops import InstanceNorm, MaxPool, Resize, pw
 
@@ -78,7 +78,7 @@ def cases() -> list[Case]:
 
 @needs_compiler
 def test_every_way(rng: np.random.Generator) -> None:
-    found = [(case, way) for case in cases() if case.kernel is not None for way in ways(case.kernel)]
+    found = [(case, way) for case in cases() if case.kernel is not None for way in variants_of(case.kernel)]
     assert {case.name for case, _ in found} == {case.name for case in cases()}
     emulator = Emulator([way for _, way in found])
     for case, way in found:
@@ -110,7 +110,7 @@ def test_a_large_mean_and_an_odd_first_pixel_cost_no_digits() -> None:
         x = next(v for v in arrays if v.type.rank == 4)
         arrays[x] = (arrays[x] + np.float32(mean)).astype(np.float32)
         arrays[x][:, :, 0, 0] = corner
-        got = np.stack([Emulator([way]).run(way, arrays, case.outputs)[0] for way in ways(case.kernel)[:5]])
+        got = np.stack([Emulator([way]).run(way, arrays, case.outputs)[0] for way in variants_of(case.kernel)[:5]])
         wide = {v: a.astype(np.float64) for v, a in arrays.items()}
         (want,) = InstanceNorm().reference(np, *(wide[v] for v in case.nodes[0].operands))
         assert (np.linalg.norm((got - want).reshape(5, -1), axis=1) < 3e-4 * np.linalg.norm(want)).all(), mean

@@ -1,0 +1,105 @@
+"""Print docs/architecture.md: the map of the package, made from its imports and docstrings."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import networkx as nx
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "fusec"
+ENTRY = {
+    "fusec.__main__",
+    "fusec.errors",
+    "fusec.system",
+}  # imported by nearly all, or by none: arrows would tell nothing
+
+INTRODUCTION = """# The map of fusec
+
+This page shows where each thing is decided. It is generated: the picture from the imports, the tables from the first
+line of each docstring (`python -m benchmarks.architecture > docs/architecture.md`).
+
+A model takes this way:
+
+```
+model.onnx → frontends → Graph → passes → Graph → partition → Program → lower_cudnn → cuDNN graphs → plans → run
+```
+
+Read [`fusec/driver.py`](../fusec/driver.py) first. It calls one function for each stage.
+
+## Who imports whom
+
+An arrow leads from a folder or module to what it imports. What follows from other arrows is left out. Nothing imports
+upwards; [pyproject.toml](../pyproject.toml) holds the order, and `make lint` checks it, also inside the folders.
+"""
+
+
+def summary(path: Path) -> str:
+    """Read the first line of a module's docstring; a package's is in its `__init__.py`."""
+    file = path / "__init__.py" if path.is_dir() else path
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+
+
+def children(folder: Path) -> Iterator[Path]:
+    """Yield the modules and packages of a folder, modules first."""
+    modules = sorted(p for p in folder.glob("*.py") if not p.name.startswith("__"))
+    packages = sorted(p.parent for p in folder.glob("*/__init__.py"))
+    yield from (*modules, *packages)
+
+
+def imports() -> nx.DiGraph[str]:
+    """Build the graph of imports between the parts of `fusec`, without edges that others imply."""
+    whole = grimp.build_graph("fusec", cache_dir=None, exclude_type_checking_imports=True)
+    parts = sorted(whole.find_children("fusec") - ENTRY)
+    graph = nx.DiGraph()
+    graph.add_nodes_from(parts)
+    for importer in parts:
+        for imported in parts:
+            direct = {
+                (one, other)
+                for one in whole.find_descendants(importer) | {importer}
+                for other in whole.find_modules_directly_imported_by(one)
+                if other == imported or other.startswith(f"{imported}.")
+            }
+            if importer != imported and direct:
+                graph.add_edge(importer, imported)
+    return nx.transitive_reduction(graph)
+
+
+def picture(graph: nx.DiGraph[str]) -> list[str]:
+    """Draw the graph for Mermaid, which GitHub and most Markdown viewers render."""
+    lines = ["```mermaid", "flowchart TD"]
+    for part in sorted(graph.nodes):
+        name = part.removeprefix("fusec.")
+        lines.append(f'    {name}["{name}/"]' if (PACKAGE / name).is_dir() else f'    {name}(["{name}.py"])')
+    lines += [
+        f"    {one.removeprefix('fusec.')} --> {other.removeprefix('fusec.')}" for one, other in sorted(graph.edges)
+    ]
+    return [*lines, "```"]
+
+
+def tables(folder: Path) -> Iterator[str]:
+    """Yield a table for a folder, then those of its folders."""
+    name = folder.relative_to(ROOT)
+    yield f"### {name}/"
+    if folder != PACKAGE:
+        yield f"\n{summary(folder)}"
+    yield "\n| file | what it does |\n|---|---|"
+    for path in children(folder):
+        label = f"{path.name}/" if path.is_dir() else path.name
+        yield f"| [{label}](../{path.relative_to(ROOT)}) | {summary(path).replace('|', '&#124;')} |"
+    yield ""
+    for path in children(folder):
+        if path.is_dir() and any(children(path)):
+            yield from tables(path)
+
+
+def main() -> str:
+    return "\n".join((INTRODUCTION, *picture(imports()), "\n## Files\n", *tables(PACKAGE))).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    print(main(), end="")

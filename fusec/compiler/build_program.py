@@ -1,0 +1,94 @@
+"""Build a Program from a model: read it, run the passes, partition the graph into steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fusec import frontends, passes
+from fusec.compiler.choose_judge import choose_judge
+from fusec.execution.compilation import Compiled
+from fusec.execution.compile_options import CompileOptions
+from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.partition_oracles import NoJudge
+from fusec.ir import Graph
+from fusec.lowering.virtual_rounding import HALVES
+from fusec.passes.base import Options, run
+from fusec.passes.layout.io_layout import keep
+from fusec.passes.partition import kernels_only, partition
+from fusec.passes.partition.attention_fallback import settle
+from fusec.passes.partition.concat_in_place import concat_in_place
+from fusec.passes.partition.strict_rounding import AsSource
+from fusec.schedule.program import Program
+from fusec.system.compile_timer import spent_on
+from fusec.targets.target import CPU, Target
+from fusec.targets.target import load as load_target
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+@spent_on("the model is read")
+def read_model(
+    model: str | os.PathLike[str] | bytes | ModelProto | Graph | frontends.Source,
+    shapes: Mapping[str, Sequence[int]] | None,
+) -> Graph:
+    """Return the graph of a model, every shape in it concrete. Raises ModelError for what cannot be read."""
+    return frontends.load(model, shapes)
+
+
+@spent_on("passes and partitions")
+def build_program(
+    source: Graph,
+    options: CompileOptions,
+    target: Target,
+    family: ShapeFamily | None = None,
+    oracle: Oracle | None = None,
+) -> Compiled:
+    """Run the passes on a copy of the source, then partition it for a target.
+
+    oracle: the worker processes that ask cuDNN; None: the family's, or new ones.
+    """
+    if target.name == CPU:
+        return _build_for_numpy(source, options)
+    wanted = _without_rerounding(options.for_passes(source), source)
+    if family is not None:
+        family.weights.share(source)
+    done, count = iter(range(len(passes.PIPELINE))), len(passes.PIPELINE)
+    graph = run(passes.PIPELINE, source.clone(), wanted, lambda name: options.report(f"pass {name}", next(done), count))
+    asked = choose_judge(target, wanted, oracle, family)
+    judge = AsSource(asked) if wanted.as_source else asked
+
+    def partitioned(graph: Graph) -> Program:
+        keep(graph, wanted)
+        if family is not None:
+            family.weights.share(graph)
+        return partition(
+            graph, judge, target, lambda count, total: options.report("partition", count, total), dict(options.state)
+        )
+
+    def before_layout() -> Graph:
+        return run(passes.UNLAID, source.clone(), wanted)
+
+    program = settle(partitioned(graph), before_layout, partitioned, judge, wanted)
+    return Compiled(source, concat_in_place(program, judge, wanted), target, wanted, judge)
+
+
+def _without_rerounding(options: Options, source: Graph) -> Options:
+    """Leave out the rewrites that round 16-bit values elsewhere than the model does, if the caller asked for that."""
+    halves = options.storage in HALVES or any(v.type.dtype in HALVES for v in source.values())
+    if not (options.as_source and halves):
+        return options
+    return replace(options, disable=options.disable | passes.REROUNDING)
+
+
+def _build_for_numpy(source: Graph, options: CompileOptions) -> Compiled:
+    """Build a program of kernels in the caller's layouts, because NumPy gains nothing from other ones."""
+    wanted = options.for_passes(source)
+    wanted = replace(wanted, disable=wanted.disable | {"layout"})
+    graph = run(passes.PIPELINE, source.clone(), wanted)
+    keep(graph, wanted)
+    return Compiled(source, kernels_only(graph), load_target(CPU), wanted, NoJudge())

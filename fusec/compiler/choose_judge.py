@@ -1,0 +1,74 @@
+"""Choose who judges which ops fuse: cuDNN, or fusec's rules alone if cuDNN is not installed."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from fusec.compiler.choose_target import require_cudnn
+from fusec.errors import CudnnNotAskedWarning, FusecError
+from fusec.execution.compilation import NOT_ASKED
+from fusec.execution.shape_family import ShapeFamily
+from fusec.gpu import device
+from fusec.gpu.cudnn import deviceless
+from fusec.gpu.cudnn.build_pool import BuildPool
+from fusec.gpu.cudnn.legality import Oracle
+from fusec.gpu.cudnn.partition_oracles import CudnnJudge, RulesJudge
+from fusec.passes.base import Options
+from fusec.passes.partition import Oracle as Judge
+from fusec.targets.target import Target
+
+
+@dataclass(frozen=True)
+class CudnnWorkers:
+    """Worker processes that ask cuDNN for one compilation. `borrowed`: the caller's, who keeps them for more models."""
+
+    oracle: Oracle | None = None
+    borrowed: bool = False
+
+    def builders(self, deterministic: bool) -> BuildPool | None:
+        """Return what builds plans in these processes; it ends them afterwards, unless they are borrowed."""
+        return None if self.oracle is None else BuildPool(self.oracle, deterministic, ends=not self.borrowed)
+
+    def close(self) -> None:
+        """End the processes, unless they are borrowed: each holds memory of the GPU."""
+        if self.oracle is not None and not self.borrowed:
+            self.oracle.close()
+
+
+def start_workers(
+    target: Target, on_gpu: bool, oracle: Oracle | None = None, family: ShapeFamily | None = None
+) -> CudnnWorkers:
+    """Return the workers to ask: the caller's, new ones, or none if a shape family has its own or cuDNN is absent.
+
+    Raises FusecError when the caller's workers ask about another target.
+    """
+    if oracle is not None:
+        if oracle.target != target:
+            raise FusecError(f"the oracle asks about {oracle.target.name}, not about {target.name}")
+        return CudnnWorkers(oracle, borrowed=True)
+    if family is not None or deviceless.is_absent():
+        return CudnnWorkers()
+    return CudnnWorkers(Oracle(target, device=on_gpu, hand_over=on_gpu))
+
+
+def choose_judge(target: Target, options: Options, oracle: Oracle | None, family: ShapeFamily | None) -> Judge:
+    """Return who says what fuses; programs of one shape family share it.
+
+    The rules propose the same steps as cuDNN would run, so `run` and `verify` check passes and lowered graphs
+    without cuDNN, too. Warns with CudnnNotAskedWarning in that case.
+    """
+    if family is not None and family.judge is not None:
+        return family.judge
+    if deviceless.is_absent():
+        if device.is_present(target):
+            require_cudnn()
+        warnings.warn(NOT_ASKED, CudnnNotAskedWarning, stacklevel=2)
+        judge = RulesJudge(options.tensor_cores)
+    else:
+        if oracle is None:
+            oracle = Oracle(target, device=device.is_present(target)) if family is None else family.oracle(target)
+        judge = CudnnJudge(oracle, options.tensor_cores)
+    if family is not None:
+        family.judge = judge
+    return judge

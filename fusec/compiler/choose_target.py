@@ -1,0 +1,44 @@
+"""Choose the target of a compilation, and check that this machine's GPU can run a program."""
+
+from __future__ import annotations
+
+from fusec.errors import FusecError, TargetError
+from fusec.execution.compilation import Compiled
+from fusec.gpu import device
+from fusec.gpu.cudnn import deviceless
+from fusec.ir import print_node
+from fusec.ops import Scatter
+from fusec.targets.target import DEFAULT, Target
+from fusec.targets.target import load as load_target
+
+
+def resolve_target(name: str) -> Target:
+    """Return the target of that name; `auto` is the GPU of this machine, or an H200 if there is none."""
+    if name != "auto":
+        return load_target(name)
+    return device.detect() or load_target(DEFAULT)
+
+
+def require_cudnn() -> None:
+    """Raise TargetError if cuDNN, which the GPU of this machine needs, is not installed."""
+    if deviceless.is_absent():
+        raise TargetError(
+            f"cuDNN, which runs programs on this machine's {device.device_name()}, is not installed: "
+            f"{deviceless.INSTALL}; or take --target cpu (FUSEC_DEVICE=none hides the GPU)"
+        )
+
+
+def require_runs_on_gpu(compiled: Compiled) -> None:
+    """Raise TargetError for a type that no GPU runs, FusecError for an op that cannot be deterministic there."""
+    # CuPy has no type of fewer than 8 bits, and no float of 8
+    narrow = next((v for v in compiled.graph.values() if v.type.dtype.is_narrow), None)
+    if narrow is not None:
+        raise TargetError(f"{narrow!r}: {narrow.type.dtype.value} runs in simulation only, not on a GPU")
+    if not compiled.options.deterministic:
+        return
+    for node in compiled.graph.nodes:
+        # a kernel adds updates of floats by atomics, whose order varies from run to run
+        if isinstance(node.op, Scatter) and node.op.reduction != "none" and node.result.type.dtype.is_float:
+            raise FusecError(
+                f"{print_node(node)}: a GPU adds updates of one place in no fixed order, which deterministic rules out"
+            )

@@ -1,0 +1,78 @@
+"""Prepare a program for this machine's GPU: choose plans and kernels by timing them, or take those of a lock."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fusec import lockfile
+from fusec.compiler.choose_judge import CudnnWorkers
+from fusec.errors import CheckError
+from fusec.execution.compilation import Compiled
+from fusec.execution.compile_options import CompileOptions
+from fusec.execution.shape_family import ShapeFamily
+from fusec.execution.shared_weights import SharedWeights
+from fusec.gpu.autotune.plan_search import TuningOptions
+from fusec.plans.plan_record import Entry
+from fusec.runtime import Executable
+
+if TYPE_CHECKING:
+    from fusec.gpu.backend import CudnnBackend
+
+# fusec.gpu.backend is imported within functions, because it needs cupy and cudnn, which only a GPU machine must have.
+
+
+def tuned_executable(
+    compiled: Compiled, options: CompileOptions, workers: CudnnWorkers, family: ShapeFamily | None = None
+) -> Executable:
+    """Time candidates of each step on the GPU, and prepare the fastest."""
+    from fusec.gpu.backend import CudnnBackend
+
+    deterministic = compiled.options.deterministic
+    backend = CudnnBackend(
+        TuningOptions(options.tune, options.budget_s, options.progress),
+        deterministic=deterministic,
+        kernel_cache=None if family is None else family.shared_kernels(),
+        build_pool=workers.builders(deterministic),
+    )
+    executable = autotune(compiled, backend, None if family is None else family.weights)
+    if family is None:  # of many input shapes each is wanted soon, and timing the whole takes seconds
+        executable.rehearse(backend.tune_whole_model)
+    return executable
+
+
+def locked_executable(
+    locked: lockfile.LockedProgram, path: str | os.PathLike[str], options: CompileOptions, workers: CudnnWorkers
+) -> Executable:
+    """Prepare the plans and kernels that a lock names; nothing is timed.
+
+    Raises CheckError when a plan of the lock does not build on this GPU.
+    """
+    from fusec.gpu.autotune.tuning_cache import KnownChoices
+    from fusec.gpu.backend import CudnnBackend
+
+    workers.close()
+    plans = {key: [Entry(choice)] for key, choice in locked.choices.items()}
+    backend = CudnnBackend(
+        TuningOptions(progress=options.progress),
+        KnownChoices(plans, locked.variants, side_by_side=locked.side_by_side),
+        deterministic=locked.compiled.options.deterministic,
+    )
+    executable = Executable(locked.compiled, backend)
+    for key, choice in backend.choices().items():
+        if choice.identity != locked.choices[key].identity:
+            raise CheckError(f"{os.fspath(path)}: {locked.choices[key].name} does not build on this GPU")
+    return executable
+
+
+def autotune(
+    compiled: Compiled, backend: CudnnBackend, weights: SharedWeights | None, prefer_kernels: bool = False
+) -> Executable:
+    """Let the backend replace steps by candidates that it finds faster, and prepare the result.
+
+    prefer_kernels: run a pointwise step as a kernel of fusec's without timing it.
+    """
+    tensor_cores, as_source = compiled.options.tensor_cores, compiled.options.as_source
+    program = backend.tune_steps(compiled.program, tensor_cores, compiled.target.launch_us, as_source, prefer_kernels)
+    return Executable(replace(compiled, program=program, tuned=backend.tuned), backend, weights)

@@ -1,0 +1,82 @@
+"""The options of a compilation, checked once for every entry point that compiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from fusec import passes
+from fusec.errors import FusecError
+from fusec.gpu.autotune.plan_search import LEVELS
+from fusec.ir import Graph, quote
+from fusec.passes.base import PRECISIONS, ROUNDINGS, Options, names_of
+from fusec.passes.layout.io_layout import chosen
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of a compilation; `fusec.compile` documents each field.
+
+    Input shapes are not in it, because one set of options serves every input shape of a model.
+    Raises FusecError when a field has no such value.
+    """
+
+    target: str = "auto"
+    precision: str = "fp32"
+    state: Mapping[str, str] = field(default_factory=dict[str, str])
+    tune: str = "quick"
+    budget_s: float = float("inf")
+    disable: Collection[str] = ()
+    rounding: str = "fused"
+    deterministic: bool = False
+    channels_last: bool | Collection[str] = False
+    lock: str | os.PathLike[str] | None = None
+    simulate: bool = False
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        names = frozenset(names_of("disable", self.disable))
+        object.__setattr__(self, "disable", names)  # the one write: callers may give one name, or a list
+        _require("tune", self.tune, LEVELS)
+        _require("precision", self.precision, PRECISIONS)
+        _require("rounding", self.rounding, ROUNDINGS)
+        if unknown := sorted(names - passes.names()):
+            raise FusecError(f"no pass or rule is named {', '.join(unknown)}; `python -m fusec.passes` lists them")
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Tell the caller's progress function, if there is one, how far a stage is."""
+        if self.progress is not None:
+            self.progress(stage, done, total)
+
+    def for_passes(self, source: Graph) -> Options:
+        """Return the options that the passes read, for a model as imported.
+
+        Raises FusecError when `state` or `channels_last` names what the model does not have.
+        """
+        inputs = {v.name: v.type for v in source.inputs}
+        outputs = {name: v.type for name, v in zip(source.output_names, source.outputs, strict=True)}
+        for name, output in self.state.items():
+            if name not in inputs:
+                raise FusecError(f"state {quote(name)} is no input of the model")
+            if output and output not in outputs:
+                raise FusecError(f"{quote(output)}, the update of state {quote(name)}, is no output of the model")
+            if output and not outputs[output].same_value_type(inputs[name]):
+                raise FusecError(
+                    f"{quote(output)} is {outputs[output]}, and cannot replace {quote(name)}: {inputs[name]}"
+                )
+        return Options.from_names(
+            self.precision,
+            self.disable,
+            state=tuple(self.state.items()),
+            orders=chosen(source, self.channels_last, self.state),
+            rounding=self.rounding,
+            deterministic=self.deterministic,
+        )
+
+
+def _require(option: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise FusecError(f"{option} is one of {', '.join(known)}, not {given!r}")
